@@ -4,43 +4,53 @@ VENV ?= .venv
 SEED ?= 1
 PIP_ARGS ?=
 MUTANTS ?=
+CPU_ARGS ?=
+DEFECTS ?=
 BENCH_ARGS ?=
 GPU_CHECK_ARGS ?=
 VLLM_PYTHON ?=
 VLLM_HOME ?= $(HOME)/.cache/gspo_lightning
-TEST_PROCESSES ?= 2
+TEST_PROCESSES ?= 3
 BIN := $(VENV)/bin
+NEWEST := build/newest
+EXTRAS := dev,data,lora,gguf,logic,instructions,eval
 COMPILED := PYTHONDONTWRITEBYTECODE=# of the tests' processes: where that is set, each compiles all it imports again
 SANDBOX_TESTS := tests/sandbox tests/rewards/code
+SPELLED := $(wildcard *.md) .github docs gspo_lightning benchmarks configs examples experiments plugins tools # tests misspell on purpose
 USER_TESTS := $(SANDBOX_TESTS) tests/resume tests/commands/export tests/commands/init tests/runs/test_one_writer.py \
   tests/runs/test_checkpoints.py tests/runs/test_named_faults.py tests/rollouts/vllm/test_key.py
 
-.PHONY: help install sandbox bench-install bench gpu-check device-check docs quickstart there test test-quick test-long test-sandbox test-user \
-  test-trl test-wheel test-vllm \
-  audit mutants check format lint types doctest constraints lock clean
+.PHONY: help install sandbox bench-install bench gpu-check device-check docs links quickstart there test test-quick test-durations \
+  test-long \
+  test-sandbox test-user test-trl test-newest test-wheel test-vllm \
+  audit mutants defects check format lint types doctest constraints lock clean
 
 help:
 	@echo "make quickstart [SEED=2]   cold start, then GSPO, on a tiny model: about a minute on a CPU"
 	@echo "make test                  the whole test suite"
-	@echo "make test-quick            without the tests marked slow"
+	@echo "make test-quick            in two minutes, without the files that take long (tests/durations.json)"
+	@echo "make test-durations        CPU time of the last GSPO_TEST_CPU=cpu.json make test: 15 % more than before is an error"
 	@echo "make test-long             the long forms: kills, damage, fuzzing, a soak, more seeds (30 CPU minutes)"
 	@echo "make test-sandbox          programs in bubblewrap, which is installed first; make test takes it or Landlock"
 	@echo "make test-user             tests of programs, files and permissions as an ordinary user, where root calls"
 	@echo "make test-trl              the comparisons with TRL, which is installed first; make test skips them without it"
 	@echo "make test-vllm             training through real vLLM; its environment is built once, in VLLM_HOME"
+	@echo "make test-newest           the whole suite with the newest torch, transformers, lightning and TRL"
 	@echo "make docs                  the documentation as a site, in build/site"
+	@echo "make links                 whether the links of the documentation lead somewhere (needs the network)"
 	@echo "make test-wheel            the wheel in an empty environment and an empty folder: gspo init, gspo fit (minutes)"
 	@echo "make audit                 known vulnerabilities of the pinned packages (needs the network)"
 	@echo "make mutants               break the mathematics in every place and see that the tests notice (docs/mutants.md)"
+	@echo "make defects               put proven defects back one by one and see that the tests notice (tools/defects)"
 	@echo "make sandbox               bubblewrap, which model-written programs run in, and g++ for those in C++ (docs/sandbox.md)"
 	@echo "make bench-install         TRL, for make bench and make test-trl"
 	@echo "make bench                 speed and memory beside TRL, on one CPU thread: under 10 minutes (benchmarks/README.md)"
 	@echo "make gpu-check             the same questions on a CUDA device, in 10 minutes"
 	@echo "make device-check          kernels, casts, syncs and bytes that a device would see, counted on a CPU in a minute"
-	@echo "make check                 ruff, mypy --strict, doctests, pre-commit's configuration"
+	@echo "make check                 ruff, codespell, mypy --strict, doctests, pre-commit's configuration"
 	@echo "make format                let ruff format and fix"
 	@echo "make constraints           write the installed versions to constraints.txt"
-	@echo "make lock                  the same versions with the hashes of their files, in requirements.lock"
+	@echo "make lock                  the same versions with the hashes of their files, in tools/requirements.lock"
 
 install: $(VENV)/.installed
 
@@ -48,7 +58,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: Python 3.11 or newer is needed; give one with: make PYTHON=python3.12 ..."; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev,data,lora,logic,instructions,eval]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
 bench-install: $(VENV)/.bench-installed
@@ -88,6 +98,9 @@ docs: $(VENV)/.docs-installed
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/site
 	@echo "written: build/site/index.html"
 
+links: $(VENV)/.docs-installed  # asks every site that a page links to
+	$(BIN)/sphinx-build -q -b linkcheck docs build/links
+
 $(VENV)/.docs-installed: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[docs]'
 	@touch $@
@@ -95,24 +108,29 @@ $(VENV)/.docs-installed: $(VENV)/.installed
 quickstart: install
 	$(BIN)/gspo fit --config configs/quickstart.yaml --seed_everything $(SEED)
 
-test: install  # files of tests in two processes; every test is single-threaded
+# files of tests in one process more than the two cores of CI, because some tests wait; every test is single-threaded
+test: install
 	$(COMPILED) $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 test-quick: install
-	$(BIN)/python -m pytest -m "not slow and not long"
+	$(COMPILED) $(BIN)/python -m pytest -m "not slow and not long" -n $(TEST_PROCESSES) --dist loadfile
 
-test-long: install  # tests one by one in two processes
+# what GSPO_TEST_CPU=cpu.json make test has measured, beside tests/durations.json; with CPU_ARGS=--write the table anew
+test-durations: install
+	$(BIN)/python -m tools.durations $(or $(GSPO_TEST_CPU),cpu.json) $(CPU_ARGS)
+
+test-long: install  # tests one by one
 	$(COMPILED) $(BIN)/python -m pytest tests -m long -n $(TEST_PROCESSES) --dist load
 
 # with GSPO_TESTS_EXPECT, what was installed and does not work is a failure and not a skip
 test-sandbox: install sandbox
-	GSPO_TESTS_EXPECT=bubblewrap $(BIN)/python -m pytest $(SANDBOX_TESTS)
+	GSPO_TESTS_EXPECT=bubblewrap $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(SANDBOX_TESTS)
 
 test-user: install  # root's rights hide what a user meets: closed folders, namespaces, signals
 	$(BIN)/python -m tools.ordinary_user -m pytest -n $(TEST_PROCESSES) --dist loadfile -p no:cacheprovider $(USER_TESTS)
 
 test-trl: bench-install
-	GSPO_TESTS_EXPECT=trl $(BIN)/python -m pytest tests/objectives/test_against_trl.py tests/benchmarks/test_benchmarks.py \
+	GSPO_TESTS_EXPECT=trl $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile tests/objectives/test_against_trl.py tests/benchmarks/test_benchmarks.py \
 	  tests/rewards/test_trl_functions.py tests/commands/fit/test_foreign.py \
 	  "tests/project/test_code_in_docs.py::test_python_runs[from_trl]"
 
@@ -121,6 +139,14 @@ test-vllm:
 	@python="$(VLLM_PYTHON)"; \
 	  test -n "$$python" || python=$$($(PYTHON) tools/vllm_environment.py "$(VLLM_HOME)" $(PIP_ARGS)) || exit 1; \
 	  PYTHONPATH="$(CURDIR)" "$$python" -m pytest tests/real_vllm -m "vllm and not long"
+
+# the newest releases, those beyond the bounds in pyproject.toml, too; in an environment of its own
+test-newest:
+	$(PYTHON) -m venv --clear $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -e '.[$(EXTRAS),bench]'
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --upgrade torch lightning transformers trl
+	$(NEWEST)/bin/python -m pip freeze --exclude-editable
+	$(NEWEST)/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 test-wheel: install
 	dist=$$(mktemp -d) && trap 'rm -rf "$$dist"' EXIT && \
@@ -134,12 +160,16 @@ audit: install
 mutants: install
 	$(BIN)/python -m tools.mutants $(MUTANTS)
 
+defects: install
+	$(BIN)/python -m tools.defects $(DEFECTS)
+
 check: install lint types doctest
-	$(BIN)/pre-commit validate-config .pre-commit-config.yaml
 
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell $(SPELLED)
+	$(BIN)/pre-commit validate-config .pre-commit-config.yaml
 
 types: install
 	$(BIN)/mypy
@@ -152,7 +182,7 @@ format: install
 	$(BIN)/ruff format .
 
 constraints: bench-install $(VENV)/.docs-installed
-	{ echo "# Tested versions: pip install -c constraints.txt -e '.[dev,data,lora,logic,instructions,eval,docs,bench]'. Regenerate with: make constraints"; \
+	{ echo "# Tested versions: pip install -c constraints.txt -e '.[$(EXTRAS),docs,bench]'. Regenerate with: make constraints"; \
 	  $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//'; } > constraints.txt
 
 # pip refuses editable installs with hashes, so the hashes have a file of their own; uv asks for them and is not kept
@@ -161,9 +191,9 @@ lock:
 	  "$$folder"/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) uv && \
 	  grep -v '^torch==' constraints.txt | "$$folder"/bin/uv --quiet pip compile - --universal --python-version 3.11.5 --no-deps \
 	    --generate-hashes --no-header --no-annotate --output-file "$$folder"/lock > /dev/null && \
-	  { echo "# The versions of constraints.txt with the hashes of their files: pip install --require-hashes --no-deps -r requirements.lock"; \
+	  { echo "# The versions of constraints.txt with the hashes of their files: pip install --require-hashes --no-deps -r tools/requirements.lock"; \
 	    echo "# Without torch, which is installed before: its wheel for CPUs comes from an index of its own. Regenerate with: make lock"; \
-	    cat "$$folder"/lock; } > requirements.lock
+	    cat "$$folder"/lock; } > tools/requirements.lock
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -14,7 +14,7 @@ import torch
 
 from gspo_lightning.experience.collect import Experience
 from gspo_lightning.experience.loader import ExperienceLoader
-from gspo_lightning.packing.batches import make_mini_batches
+from gspo_lightning.packing.rollout_batch import RolloutBatch
 from gspo_lightning.types import FinishReason, Prompt, Rollout
 
 PROMPTS, GROUP, BATCHES = 64, 8, 4
@@ -31,7 +31,7 @@ def roll_out(number: int) -> Experience:
             ids, mask = torch.arange(count), torch.ones(count, dtype=torch.bool)
             group.append(Rollout(prompt, k, ids, torch.zeros(count), mask, FinishReason.STOP, 0, reward=float(k)))
         groups.append(group)
-    batches = make_mini_batches(groups, mini_batches=BATCHES, max_tokens=16_384, iteration=number, version=0)
+    batches = RolloutBatch.of(groups, mini_batches=BATCHES, max_tokens=16_384, iteration=number, version=0).mini_batches
     return Experience(batches, {"reward/mean": 1.0})
 
 

@@ -31,7 +31,7 @@ from gspo_lightning.commands.plan.memory import memory_of
 from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.objectives import GSPO
 from gspo_lightning.policy.attention import check_attention
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.types import Rollout
 
 __all__ = ["Bench", "check_kernels", "check_noise", "check_parity", "compare_plan", "measure_memory", "measure_step"]

@@ -46,7 +46,7 @@ def check_engine(bench: Bench) -> dict[str, Any]:
             found[f"hand_over_{version}_s"] = _timed(bench, source.sync_weights, policy, version)
             found[f"decode_{version}_s"] = _timed(bench, _sample, source, policy, version)
             before = _free(bench)
-            found[f"sleep_{version}_s"] = _timed(bench, source.rest)
+            found[f"sleep_{version}_s"] = _timed(bench, source.sleep)
             found["given_back_gib"] = (_free(bench) - before) / 2**30
             with torch.no_grad():
                 for weight in policy.parameters():
@@ -95,7 +95,7 @@ def _in_flight(bench: Bench, source: VLLMServer, policy: Policy, version: int) -
         rollout = pool.submit(_sample, source, policy, version, SamplingParams(LONG))
         while not rollout.done() and (source.servers.loop.run(client.progress()) or 0.0) < before + 1000:
             time.sleep(0.005)
-        seconds = _timed(bench, source.renew, newer, version + 1)
+        seconds = _timed(bench, source.update_weights_in_flight, newer, version + 1)
         rollouts = [r for group in rollout.result() for r in group]
     found: dict[str, float] = {"in_flight_s": seconds}
     for weights, number, name in ((policy, version, "old"), (newer, version + 1, "new")):

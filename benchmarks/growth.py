@@ -113,7 +113,7 @@ def _to_parquet(file: Path, target: Path) -> None:
 READING = """\
 import sys, time
 from gspo_lightning.policy.loading import load_tokenizer
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.prompts.encode import Encoder
 from gspo_lightning.prompts.formats import read_rows
 tokenizer = load_tokenizer(ModelSettings(name_or_path="tiny-qwen3"))

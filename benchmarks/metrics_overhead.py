@@ -23,13 +23,13 @@ from benchmarks.models import MODELS, build_model, word_tokenizer
 from benchmarks.ours import Ours
 from benchmarks.workloads import WORKLOADS, reward
 from gspo_lightning.callbacks.collapse import SIGNATURES, Watch
-from gspo_lightning.callbacks.dashboard.callback import RATIO_BINS
-from gspo_lightning.callbacks.sink.outlets import write_counts
-from gspo_lightning.metrics.meter import UpdateMeter
+from gspo_lightning.callbacks.dashboard import RATIO_BINS
+from gspo_lightning.callbacks.sink import write_counts
 from gspo_lightning.metrics.responses import distribution_scalars, extremes, measure_distributions
 from gspo_lightning.metrics.rollouts import measure_rollouts
 from gspo_lightning.metrics.update import update_scalars
-from gspo_lightning.objectives import base
+from gspo_lightning.metrics.update_metrics import UpdateMetrics
+from gspo_lightning.objectives import objective
 from gspo_lightning.types import MiniBatch, Rollout
 
 
@@ -39,8 +39,8 @@ class Measured(Ours):
     full = False
 
     def begin(self, folder: Path) -> None:
-        self.meter = UpdateMeter("full")
-        self.meter.watch(self.policy)
+        self.update_metrics = UpdateMetrics("full")
+        self.update_metrics.watch(self.policy)
         self.watch = Watch(kind() for kind in SIGNATURES.values())
         self.writer = SummaryWriter(str(folder))
         self.done = 0
@@ -48,7 +48,7 @@ class Measured(Ours):
     def step(self) -> Phases:
         if self.full:
             return self._step()
-        with mock.patch.object(base, "measure", return_value={}):
+        with mock.patch.object(objective, "measure", return_value={}):
             return self._step()
 
     def _step(self) -> Phases:
@@ -66,7 +66,7 @@ class Measured(Ours):
         return phases
 
     def _update(self, batch: MiniBatch, place: int, scalars: dict[str, float], *, last: bool) -> None:
-        sums = self.meter.sums() if self.full else UpdateMeter("off").sums()
+        sums = self.update_metrics.sums() if self.full else UpdateMetrics("off").sums()
         self.optimizer.zero_grad(set_to_none=True)
         self.accumulate(batch, self.phases(), sums, on_policy=place == 0)
         pairs, vectors, maxima = sums.reduce()
@@ -75,14 +75,16 @@ class Measured(Ours):
             self.optimizer.step()
             return
         values = scalars | update_scalars(pairs) | maxima
-        values |= self.meter.of_ratios(values, vectors, place) | self.meter.before_step(self.policy, norm)
+        values |= self.update_metrics.of_ratios(values, vectors, place) | self.update_metrics.before_step(
+            self.policy, norm
+        )
         self.done += 1
         self.watch.see(values, self.done, last=last)
         self.optimizer.step()
-        values |= self.meter.after_step(self.policy)
+        values |= self.update_metrics.after_step(self.policy)
         for tag, value in values.items():
             self.writer.add_scalar(tag, value, self.done)
-        for tag, counts in self.meter.histograms.items():
+        for tag, counts in self.update_metrics.histograms.items():
             if any(counts):
                 write_counts(self.writer, tag, np.asarray(counts), RATIO_BINS, self.done)
 

@@ -13,18 +13,19 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from benchmarks.clock import TOTAL, Phases
 from benchmarks.forced import ScheduledDraws, check_lengths
 from benchmarks.workloads import MINI_BATCHES, Workload, reward
-from gspo_lightning.advantages.shaping import Shaping, assign_advantages
+from gspo_lightning.advantages.assign import assign_advantages
+from gspo_lightning.advantages.shaping import Shaping
 from gspo_lightning.advantages.within_groups import GroupNormalised
 from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.objectives import GSPO, Objective
 from gspo_lightning.old_policy.logprobs import OldLogProbs
 from gspo_lightning.old_policy.snapshots import CachedLogProbs
 from gspo_lightning.old_policy.teacher import Teacher
-from gspo_lightning.packing.batches import make_mini_batches
 from gspo_lightning.packing.deal import DEFAULT_DEAL, Deal
+from gspo_lightning.packing.rollout_batch import RolloutBatch
 from gspo_lightning.policy.checks import choose_layout
+from gspo_lightning.policy.model_settings import Layout
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.settings import Layout
 from gspo_lightning.randomness import Purpose, stream
 from gspo_lightning.rollouts import GroupedSampler
 from gspo_lightning.types import MiniBatch, Rollout, SamplingParams
@@ -105,13 +106,13 @@ class Ours:
 
     def cut(self, groups: Groups, mini_batches: int = MINI_BATCHES) -> list[MiniBatch]:
         """Mini-batches from groups with advantages."""
-        return make_mini_batches(
+        return RolloutBatch.of(
             groups,
             mini_batches=mini_batches,
             max_tokens=self.max_tokens,
             packed=self.policy.packed,
             deal=self.deal,
-        )
+        ).mini_batches
 
     def prepare(self, batches: Sequence[MiniBatch]) -> list[MiniBatch]:
         """Old log-probabilities, where the sampler's will not do."""

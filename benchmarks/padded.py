@@ -29,7 +29,7 @@ class ByCat(PaddedDecoder):
     """With transformers' cache."""
 
     def new_cache(self) -> DynamicCache:
-        """See :meth:`PaddedDecoder.new_cache`."""
+        """Return a cache that grows with every token."""
         return DynamicCache(config=self.policy.model.config)
 
 

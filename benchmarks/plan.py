@@ -26,7 +26,7 @@ from gspo_lightning.commands.plan.job import Job
 from gspo_lightning.commands.plan.memory import SAMPLING, STEPPING, TRAINING, memory_of
 from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.policy.lora import LoRA, add_adapters
-from gspo_lightning.policy.settings import Layout, ModelSettings
+from gspo_lightning.policy.model_settings import Layout, ModelSettings
 from gspo_lightning.types import MiniBatch
 from gspo_lightning.update.loss import LossTerms, micro_batch_loss, mini_batch_count
 
@@ -97,11 +97,11 @@ def compare(case: PlanCase) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         build_model(case.shape).config.save_pretrained(folder)
         memory = memory_of(case.job(Path(folder)), CPU)
-    moments = (SAMPLING,) if case.sampling else (TRAINING, STEPPING)
+    phases = (SAMPLING,) if case.sampling else (TRAINING, STEPPING)
     there: tuple[str, ...] = ("weights", "weights (float32 masters)", "frozen weights", "adapters")
     there += ("gradients", "optimizer state") if case.sampling else ()  # a rollout of a fresh process has neither
     items = {item: row for item, row in memory.items.items() if item not in there}
-    planned = max(sum(row.get(moment, 0) for row in items.values()) for moment in moments)
+    planned = max(sum(row.get(phase, 0) for row in items.values()) for phase in phases)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.plan"])
     receive, send = context.Pipe(duplex=False)

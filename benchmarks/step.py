@@ -14,7 +14,7 @@ from benchmarks.ours import Ours
 from benchmarks.peers.trl import TRL
 from benchmarks.workloads import MINI_BATCHES, Workload
 from gspo_lightning.packing.deal import DEFAULT_DEAL, Deal
-from gspo_lightning.policy.settings import Layout
+from gspo_lightning.policy.model_settings import Layout
 
 __all__ = ["Comparison", "best_micro_batch", "compare", "micro_batch_sizes", "run_step"]
 

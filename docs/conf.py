@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # this checkout, whatever is installed
+
+from gspo_lightning.metrics.table import markdown  # noqa: E402
 
 project = "gspo_lightning"
 author = "the authors of gspo_lightning"
@@ -28,12 +35,21 @@ myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "show-inheritance": True}
-PAGES = {"benchmarks/README.md": "benchmarks.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
-PAGES |= {"CHANGELOG.md": "changelog.md"}
+linkcheck_anchors = False  # of lines and of pages that a script draws
+linkcheck_ignore = [r"https?://(localhost|127\.0\.0\.1|host)\b"]
+linkcheck_retries = 3
+linkcheck_timeout = 30
+PAGES = {
+    "benchmarks/README.md": "benchmarks.md",
+    "CONTRIBUTING.md": "contributing.md",
+    ".github/SECURITY.md": "security.md",
+    "CHANGELOG.md": "changelog.md",
+}
+"""File of the repository, as the README links it -> page of the site that includes it."""
 
 
-def first_page(app: object, page: str, source: list[str]) -> None:
-    """The README is the first page of the site; its links are those of a clone."""
+def first_page(app: Sphinx, page: str, source: list[str]) -> None:
+    """Put the README at the top of the first page, with links to pages of the site."""
     if page == "index":
         text = (ROOT / "README.md").read_text(encoding="utf-8").replace("](docs/", "](")
         for file, name in PAGES.items():
@@ -41,6 +57,22 @@ def first_page(app: object, page: str, source: list[str]) -> None:
         source[0] = source[0].replace("<!-- README.md -->", text.replace("](examples/", "](../examples/"))
 
 
-def setup(app: object) -> None:
-    """Called by Sphinx."""
-    app.connect("source-read", first_page)  # type: ignore[attr-defined]
+def write_llms(app: Sphinx, failure: Exception | None) -> None:
+    """Write llms.txt at the root of the site, with links to its pages."""
+    text = (ROOT / "docs" / "llms.txt").read_text(encoding="utf-8")
+    for file, name in {"README.md": "index.md", **PAGES}.items():
+        text = text.replace(f"](../{file})", f"]({name})")
+    (Path(app.outdir) / "llms.txt").write_text(re.sub(r"\]\((\S+)\.md\)", r"](\1.html)", text), encoding="utf-8")
+
+
+def metric_tables(app: Sphinx, page: str, source: list[str]) -> None:
+    """Show the definitions of all metrics below what is written in docs/metrics.md."""
+    if page == "metrics":
+        source[0] = source[0].replace("<!-- gspo_lightning.metrics.table -->", markdown())
+
+
+def setup(app: Sphinx) -> None:
+    """Connect the functions above; Sphinx calls this."""
+    app.connect("source-read", first_page)
+    app.connect("source-read", metric_tables)
+    app.connect("build-finished", write_llms)

@@ -17,7 +17,7 @@ from typing import Any
 
 from gspo_lightning.cli import main as gspo
 from gspo_lightning.registry import components
-from gspo_lightning.resume.versions import versions
+from gspo_lightning.resume.changes import versions
 
 EXTRA = {"DrGRPO": ["--model.objective.max_response_tokens=32"]}
 """Arguments without a default."""

@@ -7,8 +7,6 @@ from urllib.parse import urlsplit
 
 from gspo_lightning.errors import UserError
 
-__all__ = ["IDLE_S", "UNIX", "check_address", "is_loopback"]
-
 IDLE_S = 2.0
 """Seconds after which a client closes an idle connection.
 

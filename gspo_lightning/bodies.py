@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["ACCEPTED", "PER_DETAILED_TOKEN", "PER_ROUTED_TOKEN", "Body", "BodyError", "read_body", "reply_limit"]
-
 ACCEPTED = {"Accept-Encoding": "gzip, deflate"}
 """Headers of every request: the encodings that :func:`read_body` can unpack piece by piece."""
 BASE = 4 << 20

@@ -16,8 +16,6 @@ from gspo_lightning.escape import escaped_logs, say, show_exception
 from gspo_lightning.faults import fault_around
 from gspo_lightning.output import outlives_its_reader
 
-__all__ = ["COMMANDS", "TRAINING", "entry_point", "main"]
-
 TRAINING = {
     "fit": "train (after the cold start, if the config has one)",
     "validate": "evaluate on the held-out prompts",
@@ -27,16 +25,16 @@ TRAINING = {
 COMMANDS = {
     "fit-reward": "train a reward model on preference pairs",
     "init": "write a project: a commented config, a reward with its test, example records",
-    "list": "what is registered: objectives, advantages, rewards, rollouts, environments, prompts",
-    "plan": "memory, batch arithmetic and compute of a config, before you pay for a GPU",
-    "evaluate": "benchmarks: a model or recorded answers, with intervals and paired tests",
-    "data": "files of prompts before training: duplicates, leaks, difficulty, mixtures",
+    "list": "list objectives, advantages, rewards, rollouts, environments, prompts, configs",
+    "plan": "estimate memory, batches and compute of a config before you rent a GPU",
+    "evaluate": "run benchmarks on a model or on recorded answers, with intervals and paired tests",
+    "data": "prepare files of prompts: duplicates, leaks, difficulty, mixtures",
     "score": "score recorded completions without training",
-    "report": "curves of runs as report.png and a one-page summary",
+    "report": "draw the curves of runs (report.png) and write a one-page summary",
     "compare": "compare objectives, or any config changes, on the same prompts and seeds",
     "export": "write a checkpoint of a policy or a reward model in transformers format",
     "replay": "repeat an update from its dump: one that was not finite, or that raised an alarm",
-    "doctor": "versions, devices, and a self-test of the sandbox",
+    "doctor": "check versions and devices, and test the sandbox",
 }
 """Commands besides training: each is ``main(argv) -> int`` in ``gspo_lightning.commands.<name>``, a file or a package.
 
@@ -44,7 +42,7 @@ COMMANDS = {
 """
 OPTIONS = {
     "--traceback": "with any command: show where in the code an error was raised",
-    "--version": "of this package",
+    "--version": "show the version of this package",
 }
 CONFIGURED = (*TRAINING, "fit-reward", "plan", "compare", "evaluate", "data")
 """Commands that take ``--config``: a file, or the name of a config that ships."""

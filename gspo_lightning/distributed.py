@@ -15,25 +15,6 @@ from torch.distributed.tensor import DTensor
 
 from gspo_lightning.errors import GSPOError
 
-__all__ = [
-    "all_gather_objects",
-    "all_gathered",
-    "all_max",
-    "all_names",
-    "all_sum",
-    "another_group",
-    "fail_together",
-    "from_first_rank",
-    "gather_objects",
-    "gather_rows",
-    "largest",
-    "leaves_no_group",
-    "local",
-    "rank_and_world",
-    "through",
-]
-
-
 T = TypeVar("T")
 
 _group: ContextVar[dist.ProcessGroup | None] = ContextVar("group", default=None)

@@ -13,7 +13,9 @@ plug-in is code that is neither this package nor an installed one: what the user
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
+import logging
 import math
 import site
 import sysconfig
@@ -21,32 +23,9 @@ import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import FrameType, TracebackType
 from typing import Any, TypeGuard
-
-__all__ = [
-    "CollapseError",
-    "GSPOError",
-    "InfrastructureError",
-    "NonFiniteError",
-    "Place",
-    "PluginError",
-    "UserError",
-    "chain",
-    "check_choice",
-    "check_number",
-    "counted",
-    "defined",
-    "did_you_mean",
-    "first_line",
-    "is_finite",
-    "is_own",
-    "located",
-    "mistake_of_plugin",
-    "place_of",
-]
-
 
 _OWN = str(Path(__file__).parent) + "/"
 _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
@@ -54,6 +33,8 @@ _INSTALLED = tuple(f"{path}/" for path in {*map(sysconfig.get_path, _LIBRARIES),
 _PACKAGES = ("site-packages", "dist-packages")
 """Folders of installed packages anywhere: PYTHONPATH may name those of another environment."""
 _CHARACTERS = 300
+_NEAR, _NEAR_BEGINNING, _BEGINNING = 0.7, 0.5, 4
+"""Least likeness (0 to 1) of a name that a message suggests: of any, and of one with the same first characters."""
 
 
 class GSPOError(Exception):
@@ -97,6 +78,13 @@ def _rebuild_user_error(field: str, problem: str, fix: str | None) -> UserError:
     return UserError(field, problem, fix=fix)
 
 
+@functools.cache
+def say_renamed(old: str, new: str) -> None:
+    """Log once that a name that plug-ins use was renamed."""
+    text = "%s is called %s now; the old name still works, but will be removed"
+    logging.getLogger(__name__).warning(text, old, new)
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message; its type if the message is empty.
 
@@ -126,10 +114,32 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     'did you mean GSPO? known: GRPO, GSPO'
     """
     names = sorted(known)
-    lowered = {n.lower(): n for n in names}
-    near = difflib.get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.5)
-    hint = f"did you mean {lowered[near[0]]}? " if near else ""
+    found = nearest(name, names)
+    hint = f"did you mean {found}? " if found is not None else ""
     return f"{hint}known: {', '.join(names) if names else '(none)'}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that a mistyped one may mean; None if none is near.
+
+    A file ending that both names have says nothing. Names of the same beginning may differ more.
+
+    >>> nearest("trian.jsonl", ["train.jsonl"]), nearest("nothere.jsonl", ["scores.jsonl"])
+    ('train.jsonl', None)
+    """
+    typed = name.lower()
+    likeness = {other: _likeness(typed, other.lower()) for other in known}
+    best = max(likeness, key=lambda other: (likeness[other], other), default=None)
+    return best if best is not None and likeness[best] >= _NEAR else None
+
+
+def _likeness(typed: str, known: str) -> float:
+    ending = PurePath(typed).suffix
+    if ending and known.endswith(ending):
+        typed, known = typed.removesuffix(ending), known.removesuffix(ending)
+    likeness = difflib.SequenceMatcher(None, known, typed).ratio()
+    same_beginning = len(typed) >= _BEGINNING and typed[:_BEGINNING] == known[:_BEGINNING]
+    return max(likeness, _NEAR) if same_beginning and likeness >= _NEAR_BEGINNING else likeness
 
 
 def is_finite(value: object) -> TypeGuard[float]:
@@ -249,7 +259,7 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _innermost(error: BaseException) -> Place | None:
     """Return the place in a plug-in, if all later frames are in installed packages: the plug-in called them."""
-    frames = list(_frames(error.__traceback__))
+    frames = list(frames_of(error.__traceback__))
     for i in range(len(frames) - 1, -1, -1):
         frame, line = frames[i]
         file = frame.f_code.co_filename
@@ -262,7 +272,8 @@ def _innermost(error: BaseException) -> Place | None:
     return None
 
 
-def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+def frames_of(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+    """Yield frames and line numbers of a traceback, the innermost last."""
     while trace is not None:
         yield trace.tb_frame, trace.tb_lineno
         trace = trace.tb_next

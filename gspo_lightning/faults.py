@@ -16,8 +16,6 @@ from pathlib import Path
 
 from gspo_lightning.errors import GSPOError, InfrastructureError, UserError, chain, first_line
 
-__all__ = ["DISK", "fault_around", "has_lost_a_rank", "os_errors", "written"]
-
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 """Error numbers of an operating system that cannot write."""
 _ACCESS = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}

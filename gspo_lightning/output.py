@@ -15,8 +15,6 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol, TextIO
 
-__all__ = ["forgiving", "outlives_its_reader"]
-
 _GONE = {errno.EPIPE, errno.EIO, errno.ECONNRESET, errno.ENXIO}
 """Errors of a write without a reader; a closed terminal gives EIO."""
 

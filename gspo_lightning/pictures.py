@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Media", "Picture", "blocks_of", "read_media", "written_media"]
-
 
 @dataclass(frozen=True, slots=True)
 class Picture:

@@ -14,8 +14,6 @@ from typing import overload
 import torch
 from torch import Tensor
 
-__all__ = ["Purpose", "Shuffle", "permutation", "stable_hash", "stream", "uniforms"]
-
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX1 = 0xBF58476D1CE4E5B9
 _MIX2 = 0x94D049BB133111EB

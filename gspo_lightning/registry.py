@@ -22,21 +22,6 @@ from typing import Any
 
 from gspo_lightning.errors import UserError, did_you_mean, place_of
 
-__all__ = [
-    "KINDS",
-    "base_class",
-    "check_plugin",
-    "component",
-    "components",
-    "import_plugins",
-    "installed_version",
-    "load_source",
-    "parameters",
-    "plugin_files",
-    "see_folder",
-    "subclasses",
-]  # fmt: skip
-
 KINDS: dict[str, tuple[str, str]] = {
     "objectives": ("gspo_lightning.objectives", "Objective"),
     "advantages": ("gspo_lightning.advantages", "Advantages"),

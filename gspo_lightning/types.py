@@ -11,25 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from gspo_lightning.errors import say_renamed
 from gspo_lightning.pictures import Media, read_media, written_media
-
-__all__ = [
-    "Decoding",
-    "FinishReason",
-    "Message",
-    "MicroBatch",
-    "MiniBatch",
-    "ObjectiveOutput",
-    "Prompt",
-    "Rollout",
-    "SamplingParams",
-    "WeightsOn",
-]
 
 Message = Mapping[str, str]
 """A chat message for chat templates: ``{"role": "user", "content": "..."}``."""
@@ -74,10 +63,10 @@ class Decoding:
     transformers' own cache. ``generate``: transformers' ``generate``. None: not measured; the first of them that the
     policy's layout allows.
     """
-    lean: bool | None = None
-    """True if ``shared`` works without the model's own modules (:mod:`gspo_lightning.rollouts.sampler.lean`)."""
+    fast_decoder: bool | None = None
+    """True if ``shared`` works without the model's modules (:mod:`gspo_lightning.rollouts.sampler.fast_decoder`)."""
     cast: frozenset[str] | None = None
-    """Parameters that autocast casts and nothing else reads (:mod:`gspo_lightning.policy.compute_copy`)."""
+    """Parameters that autocast casts and nothing else reads (:mod:`gspo_lightning.policy.autocast_weights`)."""
     verified: set[str] = field(default_factory=set)
     """Kinds of sources that were compared with the training forward."""
 
@@ -103,6 +92,11 @@ class Prompt:
             raise ValueError(f"prompt {self.id} has no tokens")
 
     def room(self, limit: int) -> int:
+        """Former name of :meth:`token_budget`."""
+        say_renamed("Prompt.room", "Prompt.token_budget")
+        return self.token_budget(limit)
+
+    def token_budget(self, limit: int) -> int:
         """Return the token budget of a response: ``limit``, or less if the column ``max_response_tokens`` says so."""
         own = self.columns.get("max_response_tokens")
         return limit if own is None else min(limit, int(own))
@@ -133,30 +127,29 @@ class SamplingParams:
 class Rollout:
     """One response to one prompt, from sampling to scoring.
 
-    ``token_ids`` [T] int64, including the end token if the policy wrote one; ``logprobs`` [T] float32, the sampler's
-    own
-    log-probabilities at the training temperature (nats), or None if a source has none; ``response_mask`` [T] bool;
-    ``policy_version`` counts the optimizer steps when the newest token was sampled; ``versions`` [T] int64 does so per
-    token if a response came in pieces; ``routes`` [prompt + T - 1, L, k] are the experts that the sampler chose for
-    each
-    token, if requested. ``reward`` None means *missing*, and ``masked`` that the run leaves such responses out: the
-    sample
-    then takes no part in statistics, loss or denominator. ``kl_penalty`` is subtracted from the reward for the
-    comparison
-    within a group; ``reward`` itself is never overwritten. In ``reward_parts``, None is missing, or does not apply to
-    the
-    record (:meth:`applies`). ``reward_agreements`` are the agreements of judges with known answers; ``reward_logged``
-    and
-    ``reward_extra`` are values that reward functions have logged.
-    For a conversation, ``text`` is what the policy said and ``messages`` is all of it; ``turn_ends`` are the positions
-    in
-    ``token_ids`` after each turn of the policy, ``turn_rewards`` the environment's rewards for them.
-    ``token_advantages`` [T] float32 replace ``advantage`` if turns, steps or tokens have their own; ``steps`` are (end,
-    score) of each step by the name of the reward, ``end`` a position in ``token_ids``, rising. ``values`` and
-    ``returns``
-    [T] float32 are a critic's values of the state before each token, and their targets; ``token_penalties`` [T] float32
-    add up to ``kl_penalty``. ``lost`` is the reason of a failed environment, which leaves no reward; ``missing`` is the
-    reason why rewards gave none.
+    ``token_ids`` [T] int64, including the end token if the policy wrote one; ``logprobs`` [T] float32, the
+    sampler's own log-probabilities at the training temperature (nats), or None if a source has none;
+    ``response_mask`` [T] bool; ``policy_version`` counts the optimizer steps when the newest token was sampled;
+    ``versions`` [T] int64 does so per token if a response came in pieces; ``routes`` [prompt + T - 1, L, k] are the
+    experts that the sampler chose for each token, if requested.
+
+    A rollout of several rows (branches, a context that was compacted) has all their tokens in ``token_ids``, row by
+    row in the order of sampling: row k ends at ``row_ends[k]`` and follows the token ids ``contexts[k]``, and
+    ``routes`` are those of one row after another. Without ``row_ends`` there is one row, after the prompt.
+
+    ``reward`` None means *missing*, and ``masked`` that the run leaves such responses out: the sample then takes no
+    part in statistics, loss or denominator. ``kl_penalty`` is subtracted from the reward for the comparison within
+    a group; ``reward`` itself is never overwritten. In ``reward_parts``, None is missing, or does not apply to the
+    record (:meth:`applies`). ``reward_agreements`` are the agreements of judges with known answers;
+    ``reward_logged`` and ``reward_extra`` are values that reward functions have logged.
+
+    For a conversation, ``text`` is what the policy said and ``messages`` is all of it; ``turn_ends`` are the
+    positions in ``token_ids`` after each turn of the policy, ``turn_rewards`` the environment's rewards for them.
+    ``token_advantages`` [T] float32 replace ``advantage`` if turns, steps or tokens have their own; ``steps`` are
+    (end, score) of each step by the name of the reward, ``end`` a position in ``token_ids``, rising. ``values`` and
+    ``returns`` [T] float32 are a critic's values of the state before each token, and their targets;
+    ``token_penalties`` [T] float32 add up to ``kl_penalty``. ``lost`` is the reason of a failed environment, which
+    leaves no reward; ``missing`` is the reason why rewards gave none.
     """
 
     prompt: Prompt
@@ -188,6 +181,8 @@ class Rollout:
     missing: str = ""
     versions: Tensor | None = None
     routes: Tensor | None = None
+    row_ends: tuple[int, ...] = ()
+    contexts: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         shape = tuple(self.token_ids.shape)
@@ -199,6 +194,11 @@ class Rollout:
             value = getattr(self, name)
             if value is not None and tuple(value.shape) != shape:
                 raise ValueError(f"{name} must have shape {shape}, got {tuple(value.shape)}")
+        rising = all(a < b for a, b in pairwise((0, *self.row_ends)))
+        if (self.row_ends and (not rising or self.row_ends[-1] != shape[0])) or not all(self.contexts):
+            raise ValueError(f"row_ends must rise to {shape[0]}, after contexts with tokens, got {self.row_ends}")
+        if len(self.row_ends) != len(self.contexts):
+            raise ValueError(f"every row needs a context, got {len(self.contexts)} for {len(self.row_ends)} row_ends")
 
     def applies(self, reward: str) -> bool:
         """True if a reward applies to this record."""
@@ -208,8 +208,7 @@ class Rollout:
         """Return the reward part that decides whether the response is correct.
 
         It is the part of this reward, or of the first one that applies, if none is named (empty) or the named one does
-        not
-        apply to this record.
+        not apply to this record.
         """
         names = (reward, *self.reward_parts) if reward else tuple(self.reward_parts)
         return next((self.reward_parts.get(name) for name in names if self.applies(name)), None)
@@ -251,19 +250,17 @@ class MicroBatch:
 
     ``input_ids`` [N, S]; ``prompt_lengths`` [N] and ``response_lengths`` [N] int64; ``response_mask`` [N, T];
     ``advantages`` [N] or [N, T] float32; ``old_logprobs``, ``behaviour_logprobs``, ``ref_logprobs`` and
-    ``teacher_logprobs`` [N, T] float32 or None. With ``old_from_source``, ``behaviour_logprobs`` serve as the old ones;
-    the same holds for tokens that ``stale`` [N, T] bool marks: pieces of partial rollouts that an earlier version
-    sampled.
-    Rows with the same ``prompt_index`` [N] int64 have the same prompt (None: unknown). ``routes`` [N, S - 1, L, k],
-    small
-    integers: the k experts that the rollout or the old policy chose for each token, in L layers.
-    ``positive`` [N] bool: rows that are correct responses (:meth:`Rollout.correct`).
-    ``sources`` [N, S] bool: the source of each row, of the S sources of a mixture. ``segments`` [N, T] int64 numbers
-    the
-    steps of responses whose steps were scored. ``media`` are the pictures of each row, None if no row has one.
-    ``weight`` is 1, or 0 for a filler that only keeps ranks in step. ``host`` keeps the lengths and ``prompt_index``
-    from
-    before the batch moved to a device: planning with them does not wait for the device.
+    ``teacher_logprobs`` [N, T] float32 or None. With ``old_from_source``, ``behaviour_logprobs`` serve as the old
+    ones; the same holds for tokens that ``stale`` [N, T] bool marks: pieces of partial rollouts that an earlier
+    version sampled. Rows with the same ``prompt_index`` [N] int64 have the same prompt (None: unknown). ``routes``
+    [N, S - 1, L, k], small integers: the k experts that the rollout or the old policy chose for each token, in L
+    layers. ``positive`` [N] bool: rows of correct responses (:meth:`Rollout.correct`). ``row_weights`` [N] float32
+    are the shares of rows in their rollouts (None: 1 each). ``sources`` [N, S] bool: the source of each row, of the
+    S sources of a mixture. ``segments`` [N, T] int64 numbers the steps of responses whose steps were scored.
+    ``media`` are the pictures of each row, None if no row has one. ``group_index`` numbers the groups of the
+    mini-batch, on the host: rows with the same number answer the same prompt (None: unknown). ``weight`` is 1, or 0
+    for a filler that only keeps ranks in step. ``host`` keeps the lengths and ``prompt_index`` from before the
+    batch moved to a device: planning with them does not wait for the device.
     """
 
     input_ids: Tensor
@@ -283,7 +280,9 @@ class MicroBatch:
     sources: Tensor | None = None
     segments: Tensor | None = None
     positive: Tensor | None = None
+    row_weights: Tensor | None = None
     media: tuple[Media, ...] | None = None
+    group_index: tuple[int, ...] | None = None
     host: tuple[Tensor, Tensor, Tensor | None] | None = None
 
     def __post_init__(self) -> None:
@@ -291,14 +290,12 @@ class MicroBatch:
         if self.input_ids.shape[0] != rows:
             raise ValueError(f"input_ids has {self.input_ids.shape[0]} rows, response_mask {rows}")
         if self.host is not None and len(self.host[0]) != rows:
-            raise ValueError(
-                f"host has {len(self.host[0])} rows, response_mask {rows}: other rows need their own (None)"
-            )
-        if self.media is not None and len(self.media) != rows:
-            raise ValueError(f"media has {len(self.media)} rows, response_mask {rows}")
+            raise ValueError(f"host has {len(self.host[0])} rows, response_mask {rows}: it belongs to other rows")
+        for name in ("media", "group_index"):
+            if (own := getattr(self, name)) is not None and len(own) != rows:
+                raise ValueError(f"{name} has {len(own)} rows, response_mask {rows}")
         for name in ("old_logprobs", "behaviour_logprobs", "ref_logprobs", "teacher_logprobs"):
-            value = getattr(self, name)
-            if value is not None and tuple(value.shape) != (rows, width):
+            if (value := getattr(self, name)) is not None and tuple(value.shape) != (rows, width):
                 raise ValueError(f"{name} must have shape {(rows, width)}, got {tuple(value.shape)}")
 
     @property
@@ -378,11 +375,8 @@ class MiniBatch:
 
     def state_dict(self) -> dict[str, Any]:
         """Return tensors and primitives only."""
-        return {
-            "micro_batches": [m.state_dict() for m in self.micro_batches],
-            "index": self.index,
-            "iteration": self.iteration,
-        }
+        parts = [m.state_dict() for m in self.micro_batches]
+        return {"micro_batches": parts, "index": self.index, "iteration": self.iteration}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> MiniBatch:

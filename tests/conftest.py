@@ -17,8 +17,9 @@ import pytest
 
 from tests import ROOT
 from tests.support.caller import forget_the_caller
+from tests.support.cpu_seconds import FILE_VARIABLE, CpuSeconds
 from tests.support.leftovers import describe, end_group_and_ranks, threads_left
-from tests.support.order import SEED_VARIABLE, in_order, shuffled
+from tests.support.order import SEED_VARIABLE, in_order, mark_slow, measured, shuffled
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -35,11 +36,14 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False  # or xdist deals the files by their number of tests
+    if os.environ.get(FILE_VARIABLE):
+        config.pluginmanager.register(CpuSeconds(config), "cpu_seconds")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    seed = os.environ.get(SEED_VARIABLE)
-    items[:] = shuffled(items, int(seed)) if seed else in_order(items)
+    seed, seconds = os.environ.get(SEED_VARIABLE), measured()
+    items[:] = shuffled(items, int(seed)) if seed else in_order(items, seconds)
+    mark_slow(items, seconds)
     gc.freeze()  # a million objects of imported modules, which stay: not looked at again and again
 
 

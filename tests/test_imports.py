@@ -61,6 +61,22 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     assert not found, "\n" + "\n".join(" <-> ".join(group) for group in found)
 
 
+def test_files_are_short_and_list_their_names_only_as_faces_of_packages() -> None:
+    for file in files():
+        name, text = file.relative_to(PACKAGE), file.read_text(encoding="utf-8")
+        assert text.count("\n") <= 400, f"{name}: move what has a concept of its own into a file of its own"
+        assert file.name == "__init__.py" or "\n__all__" not in text, f"{name}: only the face of a package has __all__"
+
+
+def test_an_iteration_can_be_read_in_few_files() -> None:
+    """Those that it imports from, and those that they import from: what a reader of ``Iteration.run`` may open."""
+    arrows = arrows_between_files()
+    direct = arrows["gspo_lightning.experience.iteration"]
+    behind = direct.union(*(arrows[file] for file in direct))
+    assert len(direct) <= 15, sorted(direct)
+    assert len(behind) <= 45, sorted(behind)
+
+
 def test_the_package_itself_imports_nothing_heavy() -> None:
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
     found = [alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names]

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gspo_lightning.commands.fit.foreign import TRANSFORMERS, TRL, VERL
-from gspo_lightning.commands.fit.foreign.word import Table
+from gspo_lightning.commands.fit.foreign import Table, read_words
 
 __all__ = ["PAGES", "with_tables"]
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES: dict[Path, dict[str, Table]] = {
-    DOCS / "from_trl.md": {"TRL": TRL, "transformers": TRANSFORMERS},
-    DOCS / "from_verl.md": {"verl": VERL},
+    DOCS / "from_trl.md": {"TRL": read_words("trl"), "transformers": read_words("transformers")},
+    DOCS / "from_verl.md": {"verl": read_words("verl")},
 }
 """Page -> name of a marker -> its table."""
 

@@ -21,7 +21,8 @@ ROOT_FILES = {
     "registry",
     "randomness",
     "distributed",
-    "unfinished",
+    "temp_files",
+    "parsing",
     "output",
     "faults",
     "addresses",
@@ -65,11 +66,12 @@ FLOORS = [
     "types",
     "pictures",
     "faults",
-    "unfinished",
+    "temp_files",
     "output",
     "bodies",
     "addresses",
     "escape",
+    "parsing",
     "errors",
 ]
 """From the top floor down. A room may import the rooms below it; a new room is put where it belongs."""
@@ -81,11 +83,12 @@ GROUND = {
     "randomness",
     "registry",
     "distributed",
-    "unfinished",
+    "temp_files",
     "output",
     "addresses",
     "bodies",
     "escape",
+    "parsing",
 }
 """Imported by nearly every room: the picture leaves these arrows out."""
 

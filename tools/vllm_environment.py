@@ -17,7 +17,7 @@ import venv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-CONSTRAINTS = Path(__file__).parents[1] / "constraints-vllm.txt"
+CONSTRAINTS = Path(__file__).with_name("constraints-vllm.txt")
 MARK = "complete"
 PLATFORM = ("Linux", "x86_64")
 """The one that the constraints were made for."""

@@ -18,7 +18,7 @@ from gspo_lightning.advantages.shaping import Shaping
 from gspo_lightning.critic import ValueModel
 from gspo_lightning.objectives import GSPO, GSPOToken
 from gspo_lightning.old_policy.teacher import LocalTeacher
-from gspo_lightning.packing.batches import batches_of, cut_groups, with_advantages
+from gspo_lightning.packing.rollout_batch import RolloutBatch
 from gspo_lightning.types import MiniBatch
 
 __all__ = ["Asks", "Beside", "Found"]
@@ -75,8 +75,8 @@ class Beside:
         """To the device."""
         if self.teacher is not None:
             move(self.teacher.policy)
-        if self.critic is not None and self.critic.trunk is not None:
-            move(self.critic.trunk)
+        if self.critic is not None and self.critic.backbone is not None:
+            move(self.critic.backbone)
             move(self.critic.head)
 
     def batches(self, ours: Ours, groups: Groups, mini_batches: int) -> tuple[list[MiniBatch], Found]:
@@ -98,28 +98,28 @@ class Beside:
         self, critic: ValueModel, ours: Ours, groups: Groups, mini_batches: int
     ) -> tuple[list[MiniBatch], Found]:
         policy, found = ours.policy, Found()
-        rows = cut_groups(
+        batch = RolloutBatch.of(
             groups, mini_batches=mini_batches, max_tokens=ours.max_tokens, packed=policy.packed, deal=ours.deal
         )
-        batches = batches_of(rows)
         critic.optimizers = [
             torch.optim.AdamW(weights, lr=1e-2, eps=1e-2)
-            for weights in (critic.head.parameters(), critic.trained_trunk())
+            for weights in (critic.head.parameters(), critic.trained_backbone())
         ]  # their steps follow the size of a gradient
         COUNTS.clear()
-        critic.judge(batches, rows)
+        critic.judge(batch)
         with COUNTS.pause():
             assign_token_advantages(groups, GAE(), Shaping(), policy.device)
-        critic.learn(batches, rows)
-        found.counts, found.micro_batches = COUNTS.taken(), _number(batches)
+        critic.learn(batch)
+        found.counts, found.micro_batches = COUNTS.taken(), _number(batch.mini_batches)
         with COUNTS.pause():
             values = [r.values for group in groups for r in group if r.values is not None]
-            weights = [*critic.head.parameters(), *critic.trained_trunk()]
+            weights = [*critic.head.parameters(), *critic.trained_backbone()]
             found.said = {
                 "values": torch.cat(values),
                 "critic's weights": torch.cat([w.detach().cpu().flatten() for w in weights]),
             }
-        return with_advantages(batches, rows), found
+        batch.take_advantages()
+        return batch.mini_batches, found
 
 
 def _number(batches: Sequence[MiniBatch]) -> int:

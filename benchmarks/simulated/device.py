@@ -21,7 +21,7 @@ from torch.utils.backend_registration import (
 )
 
 from benchmarks.simulated.counts import Counts, package_line
-from gspo_lightning.rollouts.sampler.readback import CARRIERS
+from gspo_lightning.rollouts.sampler.decode_batch import CARRIERS
 
 __all__ = ["COUNTS", "NAME", "Simulated", "backend", "move", "simulated", "within_thread"]
 

@@ -26,7 +26,8 @@ from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.objectives import GSPO
 from gspo_lightning.old_policy.noise import check_ratio_noise
 from gspo_lightning.policy.attention import flex, plans
-from gspo_lightning.policy.checks import probe, why_no_kernel
+from gspo_lightning.policy.checks import why_no_kernel
+from gspo_lightning.policy.row_isolation import probe
 from gspo_lightning.rollouts import GroupedSampler
 
 __all__ = ["Kernels", "counted_kernels", "kernels_of_a_run"]

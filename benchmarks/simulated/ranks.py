@@ -25,7 +25,7 @@ from transformers import modeling_utils
 from benchmarks.models import Shape, build_model, word_tokenizer
 from gspo_lightning.distributed import local
 from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.rollouts import VLLMServer
 from gspo_lightning.strategies import FSDP2Strategy
 from gspo_lightning.strategies.layers import decoder_layers

@@ -10,7 +10,7 @@ from pathlib import Path
 from experiments.curricula.numbers import read_all
 from experiments.curricula.page import draw, page
 from experiments.curricula.run import CONFIG, RUNS, VARIANTS, run_all
-from gspo_lightning.report.save import save
+from gspo_lightning.report.style import save
 
 
 def main(argv: Sequence[str]) -> int:

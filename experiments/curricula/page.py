@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from experiments.curricula.numbers import GOAL, Numbers
 from gspo_lightning.commands.compare.stats import SEEDS_FOR_A_CLAIM, paired_difference
 from gspo_lightning.report.style import COLOURS, INK, quiet
-from gspo_lightning.resume.versions import versions
+from gspo_lightning.resume.changes import versions
 
 __all__ = ["draw", "page"]
 

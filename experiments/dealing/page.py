@@ -12,7 +12,7 @@ from experiments.dealing.numbers import GOAL, MEASURES, Numbers
 from experiments.dealing.run import TASKS
 from gspo_lightning.commands.compare.stats import SEEDS_FOR_A_CLAIM, paired_difference
 from gspo_lightning.packing.deal import DEFAULT_DEAL, Deal
-from gspo_lightning.resume.versions import versions
+from gspo_lightning.resume.changes import versions
 
 __all__ = ["page", "read_price"]
 
@@ -20,30 +20,30 @@ Results = Mapping[str, Mapping[str, Mapping[int, Numbers]]]
 """Task -> deal -> seed -> numbers."""
 
 BEGIN = f"""\
-# How rows are dealt to mini-batches
+# Dealing rows to mini-batches
 
 A rollout batch of P groups of G responses is split into m mini-batches (`data.minibatches_per_rollout`), one optimizer
 step each. `data.deal` decides which rows each of them has:
 
 | `data.deal` | rows of a mini-batch |
 |---|---|
-| `stratified` | G / m rows of every group; where that is no whole number, the rows that are left go to each in turn |
+| `stratified` | G / m rows of every group; if G / m is not a whole number, the remaining rows go to each in turn |
 | `shuffled` | a random permutation of all rows, cut into m equal parts, as in TRL |
 | `groups` | all G rows of P / m groups |
 
 The default is `{DEFAULT_DEAL}`. Every deal needs `prompts_per_rollout` to be a multiple of `minibatches_per_rollout`,
 keeps a group on one rank, and gives the same mini-batches on any number of ranks. A run that resumes from a checkpoint
-older than this option goes on with `groups`. Advantages are computed over the whole group in every case, and the
-denominator of the loss is that of the whole mini-batch.
+older than this option continues with `groups`. In every case advantages are computed over the whole group, and the
+denominator of the loss belongs to the whole mini-batch.
 
-## Why
+## Reasons
 
-A few whole groups are a small sample of prompts, and the gradient of a mini-batch is the more noisy for it.
-[`update/gradient_noise`](metrics.md) measures this from the gradients of the micro-batches: on the quickstart, with
-`--data.max_tokens_per_micro_batch 300`, which cuts a mini-batch into four or five, the noise of its last 64 updates is
-6.2 times the signal with `groups` and 3.6 times with `stratified`.
+A few whole groups are a small sample of prompts, which makes the gradient of a mini-batch noisier.
+[`update/gradient_noise`](metrics.md) measures this from the gradients of the micro-batches. On the quickstart, with
+`--data.max_tokens_per_micro_batch 300` (four or five micro-batches), the noise of the last 64 updates is 6.2 times the
+signal with `groups` and 3.6 times with `stratified`.
 
-## What each learns
+## Learning
 
 `python -m experiments.dealing` makes these runs with `gspo compare` and writes this page. It keeps finished runs, so
 you can stop it at any time and repeat the command; with `--minutes 30` it begins no further seed after half an hour.
@@ -55,7 +55,7 @@ support no claim. A run that does not reach {GOAL:.0%} has a dash and no part in
 """
 
 PRICE = """\
-## What it costs
+## Cost
 
 Packed rows share the computation of their prompt inside a mini-batch. With `groups` a prompt is computed once per pass,
 with `stratified` in min(m, G) mini-batches. 4 prompts x 8 responses, 4 updates, forward and backward pass and optimizer
@@ -70,15 +70,15 @@ AFTER = """
 The factor in tokens is (min(m, G) x prompt + G x response) / (prompt + G x response). It applies to training only:
 sampling computes a prompt once for all its responses, whatever the deal. `gspo plan` counts these tokens.
 
-One forward pass of a prompt cannot serve several mini-batches, because an optimizer step comes between them. These
-lower the price:
+One forward pass of a prompt cannot serve several mini-batches, because an optimizer step comes between them. To lower
+the cost:
 
-* keep `model.old_logprobs: auto`: where the sampler's log-probabilities are accurate enough, no second forward pass
-  over the same prompts is needed;
-* leave `data.max_tokens_per_micro_batch` large enough: a prompt whose rows do not fit into one micro-batch is computed
-  again in the next;
-* fewer mini-batches or larger groups;
-* `data.deal: groups`, if prompts are much longer than all responses of a group together.
+* Keep `model.old_logprobs: auto`. If the sampler's log-probabilities are accurate enough, no second forward pass over
+  the same prompts is needed.
+* Keep `data.max_tokens_per_micro_batch` large. A prompt whose rows do not fit into one micro-batch is computed again in
+  the next.
+* Use fewer mini-batches or larger groups.
+* Use `data.deal: groups` if prompts are much longer than all responses of a group together.
 """
 
 

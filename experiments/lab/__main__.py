@@ -18,7 +18,7 @@ from gspo_lightning.cli import main as gspo
 from gspo_lightning.commands.compare.runs import RunInterruptedError
 from gspo_lightning.commands.fit.configs import config_file
 from gspo_lightning.errors import UserError
-from gspo_lightning.report.save import save
+from gspo_lightning.report.style import save
 
 
 def main(argv: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ from experiments.lab.measures import MEASURES, Measure
 from experiments.lab.results import Results, curve
 from gspo_lightning.commands.compare.stats import SEEDS_FOR_A_CLAIM, paired_difference
 from gspo_lightning.report.style import INK, quiet, style
-from gspo_lightning.resume.versions import versions
+from gspo_lightning.resume.changes import versions
 
 __all__ = ["draw", "page"]
 

@@ -19,12 +19,12 @@ from gspo_lightning.metrics.update import update_scalars
 from gspo_lightning.old_policy.logprobs import OldLogProbs
 from gspo_lightning.old_policy.snapshots import CachedLogProbs
 from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import replay_word, routers_of
-from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.prompts import ChainTask
-from gspo_lightning.prompts.base import Record
 from gspo_lightning.prompts.encode import encode_prompts
+from gspo_lightning.prompts.prompt_set import Record
 from gspo_lightning.randomness import Purpose, permutation, stream
 from gspo_lightning.registry import component
 from gspo_lightning.rewards.exact import ExactMatch

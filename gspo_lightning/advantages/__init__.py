@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gspo_lightning.advantages.base import Advantages
+from gspo_lightning.advantages.advantages import Advantages
 from gspo_lightning.advantages.gae import GAE
 from gspo_lightning.advantages.within_groups import BatchNormalised, GroupMean, GroupNormalised, LeaveOneOut, MaxRL, Raw
 

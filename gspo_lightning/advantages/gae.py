@@ -11,10 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gspo_lightning.advantages.base import Advantages, Groups
+from gspo_lightning.advantages.advantages import Advantages, Groups
 from gspo_lightning.errors import UserError, check_number
-
-__all__ = ["GAE", "Estimates", "length_adaptive_lambda", "token_advantages"]
 
 LAMBDA = 0.95
 """Default of VC-PPO, and the usual choice."""

@@ -14,8 +14,6 @@ from gspo_lightning.distributed import all_sum, rank_and_world
 from gspo_lightning.metrics.critic import measure_critic
 from gspo_lightning.types import Rollout
 
-__all__ = ["assign_token_advantages", "token_rewards", "whitened"]
-
 log = logging.getLogger(__name__)
 
 EPS = 1e-8
@@ -27,7 +25,8 @@ def assign_token_advantages(
 ) -> dict[str, float]:
     """Fill ``token_advantages``, ``returns`` and ``advantage`` (the mean over tokens) of each rollout in place.
 
-    Statistics are over all ranks: the result does not depend on which rank holds which row.
+    Statistics are over all ranks: the result does not depend on which rank holds which row. A rollout of several rows
+    is one episode, in the order of its rows: the reward is paid at the last token of the last row.
 
     Args:
         groups: groups of this rank, with ``values``.
@@ -41,7 +40,7 @@ def assign_token_advantages(
     rollouts = [r for g in groups for r in g]
     mask = padded([_taking_part(r) for r in rollouts]).bool()
     rewards = padded([token_rewards(r, shaping) for r in rollouts])
-    values = padded([torch.zeros(len(r.token_ids)) if r.values is None else r.values for r in rollouts])
+    values = padded([_known_values(r) for r in rollouts])
     found = gae.estimate(rewards, values, mask, torch.tensor([r.truncated for r in rollouts]))
     _warn_of_floor(gae, found.floored, mask, device)
     metrics = measure_critic(values, found.returns, found.advantages, mask, device)
@@ -105,6 +104,12 @@ def whitened(values: Tensor, mask: Tensor, device: torch.device) -> Tensor:
 def padded(rows: Sequence[Tensor]) -> Tensor:
     """Pad N rows of different lengths with zeros to [N, T] float64."""
     return torch.nn.utils.rnn.pad_sequence([row.double() for row in rows], batch_first=True)
+
+
+def _known_values(rollout: Rollout) -> Tensor:
+    if rollout.values is None:
+        raise ValueError(f"response {rollout.prompt.id}/{rollout.sample} (prompt/sample) has no values of a critic")
+    return rollout.values
 
 
 def _taking_part(rollout: Rollout) -> Tensor:

@@ -1,4 +1,4 @@
-"""Reward shaping: from scores to advantages, with truncated responses, missing scores, several rewards and dead groups.
+"""Reward shaping: how scores are read, with truncated responses, missing scores, several rewards and dead groups.
 
 The raw reward of a rollout is never overwritten. One mask serves the statistics, the loss and its denominator: a sample
 takes part in all three or in none. A group is dead, and its advantages are exactly 0, if its rewards (less the
@@ -7,30 +7,17 @@ truncation penalty) are equal, whatever its KL to the reference.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gspo_lightning.advantages.base import Advantages, dead_groups
-from gspo_lightning.advantages.steps import add_steps, equal_steps, step_rewards
-from gspo_lightning.advantages.within_groups import GroupMean
-from gspo_lightning.distributed import all_names, gather_rows, largest, rank_and_world
+from gspo_lightning.advantages.steps import equal_steps
 from gspo_lightning.errors import UserError
 from gspo_lightning.rewards.by_record import applying_weight
 from gspo_lightning.types import Rollout
-
-__all__ = [
-    "CombineRewards",
-    "Shaping",
-    "TruncatedResponses",
-    "TurnCredit",
-    "assign_advantages",
-    "is_dead",
-    "mask_truncated",
-]
 
 TruncatedResponses = Literal["keep", "mask", "penalise"]
 """``keep``: treated like any other response.
@@ -131,7 +118,7 @@ class Shaping:
         return applying_weight(self.weights, {name: rollout.applies(name) for name in rollout.reward_parts})
 
 
-def mask_truncated(rollouts: Sequence[Rollout], shaping: Shaping) -> None:
+def mask_truncated(rollouts: Iterable[Rollout], shaping: Shaping) -> None:
     """Mark truncated responses as masked in place, if they are to be masked."""
     for rollout in rollouts:
         rollout.masked = shaping.truncated == "mask" and rollout.truncated
@@ -141,116 +128,3 @@ def is_dead(group: Sequence[Rollout], shaping: Shaping) -> bool:
     """True if a group gives no signal: rewards, less the truncation penalty, are equal over its present samples."""
     rows = (row[~row.isnan()] for row in shaping.judged(shaping.columns(group, shaping.compared(group))))
     return all(bool((present == present[:1]).all()) for present in rows) and equal_steps(group)
-
-
-def assign_advantages(
-    groups: Sequence[Sequence[Rollout]], advantages: Advantages, shaping: Shaping, device: torch.device
-) -> float:
-    """Fill ``advantage`` of each rollout in place, with statistics over all ranks; return the dead-group fraction.
-
-    Args:
-        groups: P groups of G rollouts on this rank; every rank must hold as many.
-        advantages: the comparison within a group.
-        shaping: how scores are read.
-        device: for the collective.
-    """
-    rollouts = [r for g in groups for r in g]
-    names = all_names(shaping.compared(rollouts))
-    values, dead = _compare(shaping.columns(rollouts, names), names, groups, advantages, shaping, device)
-    for rollout, value in zip(rollouts, values, strict=True):
-        rollout.advantage = value
-    if scored := step_rewards(rollouts):
-        _check_scored(scored, shaping)
-        add_steps(groups, scored, shaping.weight_for, advantages, device)
-        whole = torch.tensor([float(is_dead(group, shaping)) for group in groups], dtype=torch.float64, device=device)
-        dead = float(gather_rows(whole).mean())
-    if shaping.turn_reward is not None:
-        _assign_turns(groups, names, advantages, shaping, device)
-    return dead
-
-
-def _check_scored(names: Sequence[str], shaping: Shaping) -> None:
-    """Refuse scores of steps that would be dropped, or would count twice; a reward may return them unannounced."""
-    field, value = ("turn_credit", "turn") if shaping.turn_reward is not None else ("combine_rewards", shaping.combine)
-    if value != "weighted_sum":
-        raise UserError(
-            f"data.{field}",
-            f"is {value!r}, but data.rewards.{names[0]} scored steps, which are compared with each other",
-            fix="use turn_credit: conversation and combine_rewards: weighted_sum, or return scores without steps",
-        )
-
-
-def _compare(
-    mine: Tensor,
-    names: Sequence[str],
-    groups: Sequence[Sequence[Rollout]],
-    advantages: Advantages,
-    shaping: Shaping,
-    device: torch.device,
-) -> tuple[list[float], float]:
-    """Return this rank's advantages from their columns [K + 2, N], and the dead-group fraction over all ranks.
-
-    Penalties are in units of the reward. In a weighted sum they are part of it; with separately normalised rewards they
-    are subtracted afterwards, each less its mean over the group, so a coefficient keeps its size.
-    """
-    rank, world = rank_and_world()
-    columns = gather_rows(mine.to(device)).cpu().transpose(0, 1).reshape(mine.shape[0], -1)  # [K + 2, world * N]
-    *rewards, cut, kl = columns
-    ids = torch.arange(len(groups) * world).repeat_interleave(len(groups[0]))
-    in_groups = advantages.min_group_size > 1
-    if shaping.combine == "weighted_sum":
-        total = advantages(rewards[0] - cut - kl, ids)
-    else:
-        total = torch.zeros(columns.shape[1], dtype=torch.float64)
-        weights = {name: shaping.weight(name) for name in names}
-        for name, column in zip(names, rewards, strict=True):
-            total += weights[name] * advantages(column, ids)
-        total = _standardised(total * _shares(weights, rewards), ~kl.isnan())
-        among = ids if in_groups else torch.zeros_like(ids)
-        total -= GroupMean()(cut, among) + GroupMean()(kl, among)
-    dead = torch.stack([dead_groups(column, ids) for column in shaping.judged(columns)]).all(dim=0)
-    if in_groups:
-        total = torch.where(dead[ids], 0.0, total)
-    values: list[float] = total.reshape(world, -1)[rank].tolist()
-    return values, float(dead.double().mean())
-
-
-def _shares(weights: Mapping[str, float], columns: Sequence[Tensor]) -> Tensor:
-    """Return the factor on the weights of the rewards that apply (those with a number), [N]."""
-    applies = [
-        dict(zip(weights, row, strict=True)) for row in zip(*((~c.isnan()).tolist() for c in columns), strict=True)
-    ]
-    return torch.tensor([applying_weight(weights, each) for each in applies], dtype=torch.float64)
-
-
-def _assign_turns(
-    groups: Sequence[Sequence[Rollout]],
-    names: Sequence[str],
-    advantages: Advantages,
-    shaping: Shaping,
-    device: torch.device,
-) -> None:
-    """Fill ``token_advantages``: the reward from a turn on, compared with the same turn of the others in the group.
-
-    The first turn has the advantage of the whole conversation. A turn that only one response of a group has reached
-    cannot
-    be compared and gives no signal.
-    """
-    rollouts = [r for g in groups for r in g]
-    for rollout in rollouts:
-        rollout.token_advantages = torch.zeros(len(rollout.token_ids))
-    for turn in range(largest(max(len(r.turn_ends) for r in rollouts), device)):
-        later = shaping.later_columns(rollouts, names, turn)
-        values, _ = _compare(later, names, groups, advantages, shaping, device)
-        for rollout, value in zip(rollouts, values, strict=True):
-            if turn < len(rollout.turn_ends) and rollout.token_advantages is not None:
-                turns = slice(rollout.turn_ends[turn - 1] if turn else 0, rollout.turn_ends[turn])
-                rollout.token_advantages[turns] = value * rollout.response_mask[turns]
-
-
-def _standardised(values: Tensor, present: Tensor) -> Tensor:
-    """Return values with mean 0 and standard deviation 1 over the samples that take part; the others stay 0."""
-    known = values[present]
-    if known.numel() < 2 or bool((known == known[0]).all()):
-        return torch.zeros_like(values)
-    return torch.where(present, (values - known.mean()) / (known.std() + 1e-6), 0.0)

@@ -13,11 +13,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from gspo_lightning.advantages.base import Advantages
+from gspo_lightning.advantages.advantages import Advantages
 from gspo_lightning.distributed import all_names, gather_rows, largest, rank_and_world
 from gspo_lightning.types import Rollout
-
-__all__ = ["add_steps", "equal_steps", "step_rewards"]
 
 
 def step_rewards(rollouts: Sequence[Rollout]) -> list[str]:

@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from gspo_lightning.advantages.base import Advantages, Groups
+from gspo_lightning.advantages.advantages import Advantages, Groups
 from gspo_lightning.errors import UserError
-
-__all__ = ["BatchNormalised", "GroupMean", "GroupNormalised", "LeaveOneOut", "MaxRL", "Raw"]
 
 
 class GroupNormalised(Advantages):

@@ -1,15 +1,13 @@
 """Lightning callbacks of a run: progress, logging, collapse detection, checkpoints and interrupts."""
 
-from gspo_lightning.callbacks.adapted import adapted
-from gspo_lightning.callbacks.averaging import AveragedWeights
-from gspo_lightning.callbacks.checkpoints import AtomicCheckpointIO, LastCheckpoint
+from gspo_lightning.callbacks.averaging import AveragedWeights, adapted
+from gspo_lightning.callbacks.checkpoints import AtomicCheckpointIO, LastCheckpoint, NewOptimizerSettings
 from gspo_lightning.callbacks.cold_start import ColdStartCurve
 from gspo_lightning.callbacks.collapse.callback import Collapse
-from gspo_lightning.callbacks.dashboard.callback import Dashboard
+from gspo_lightning.callbacks.dashboard import Dashboard
 from gspo_lightning.callbacks.default import default_callbacks
 from gspo_lightning.callbacks.interrupts import Interrupts, Terminated
 from gspo_lightning.callbacks.no_signal import NoSignal
-from gspo_lightning.callbacks.optimizer import NewOptimizerSettings
 from gspo_lightning.callbacks.predictions import PredictionWriter
 from gspo_lightning.callbacks.progress import RunProgress
 from gspo_lightning.callbacks.side_by_side import SideBySide

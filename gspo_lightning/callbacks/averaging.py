@@ -1,19 +1,18 @@
-"""Weight averaging: adapt Lightning's callbacks to average the trained weights only."""
+"""Adapt Lightning's callbacks: averages of the trained weights only, checks when their metric is new."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, WeightAveraging
 
-from gspo_lightning.callbacks.learner import learner
+from gspo_lightning.callbacks.folder import gspo_module
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.averaging import Average
 from gspo_lightning.strategies.sharding import is_sharded
-
-__all__ = ["AveragedWeights"]
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +46,7 @@ class AveragedWeights(Callback):
         Raises:
             UserError: the weights are sharded.
         """
-        module = learner(pl_module)
+        module = gspo_module(pl_module)
         if is_sharded(module.policy):
             raise UserError(
                 "trainer.callbacks",
@@ -62,7 +61,7 @@ class AveragedWeights(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Update the average after an update, and after an iteration before it is evaluated and saved."""
-        module, average = learner(pl_module), learner(pl_module).average
+        module, average = gspo_module(pl_module), gspo_module(pl_module).average
         assert average is not None, "on_fit_start comes first"
         if module.critic_only:
             return  # the policy is still at its initial weights
@@ -74,3 +73,28 @@ class AveragedWeights(Callback):
         if over and self.chosen.should_update(epoch_idx=iteration):
             average.update()
             self._iteration = iteration
+
+
+def adapted(given: Sequence[Callback], *, evaluates: bool) -> list[Callback]:
+    """Return the callbacks that a user chose, adapted, in order.
+
+    ``WeightAveraging`` averages the trained weights. ``EarlyStopping`` and ``ModelCheckpoint`` check when their metric
+    is new: after an evaluation for ``val/`` metrics, after an iteration for all others. Lightning's own choice follows
+    ``check_val_every_n_epoch``, and may be never.
+
+    Args:
+        given: callbacks in the form that Lightning takes.
+        evaluates: True if there are held-out prompts.
+
+    Raises:
+        UserError: there are two averages.
+    """
+    if len(averages := [type(c).__name__ for c in given if isinstance(c, WeightAveraging)]) > 1:
+        raise UserError("trainer.callbacks", f"{' and '.join(averages)}: a run keeps one average of its weights")
+    for callback in given:
+        of_updates = not str(getattr(callback, "monitor", None)).startswith("val/")
+        if isinstance(callback, EarlyStopping) and callback._check_on_train_epoch_end is None:
+            callback._check_on_train_epoch_end = of_updates
+        elif isinstance(callback, ModelCheckpoint) and callback._save_on_train_epoch_end is None and of_updates:
+            callback._save_on_train_epoch_end = True if callback.monitor is not None or not evaluates else None
+    return [AveragedWeights(c) if isinstance(c, WeightAveraging) else c for c in given]

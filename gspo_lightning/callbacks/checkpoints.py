@@ -1,4 +1,7 @@
-"""Save checkpoints atomically: write a temporary file, sync it, swap it in, then list it in a manifest."""
+"""Save checkpoints atomically: write a temporary file, sync it, swap it in, then list it in a manifest.
+
+After a resume, :class:`NewOptimizerSettings` applies optimizer settings that were changed.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from gspo_lightning.callbacks.folder import evaluation_follows, run_folder
-from gspo_lightning.callbacks.learner import learner
+from gspo_lightning.callbacks.folder import evaluation_follows, gspo_module, run_folder
 from gspo_lightning.distributed import fail_together
 from gspo_lightning.errors import InfrastructureError, UserError, chain
 from gspo_lightning.resume import (
@@ -31,10 +33,8 @@ from gspo_lightning.resume import (
     uninterrupted,
     unwritable,
 )
+from gspo_lightning.temp_files import remove, sweep, temp_path
 from gspo_lightning.training.module import GSPOModule
-from gspo_lightning.unfinished import beside, remove, sweep
-
-__all__ = ["AtomicCheckpointIO", "LastCheckpoint", "link_last"]
 
 log = logging.getLogger(__name__)
 
@@ -137,12 +137,12 @@ class LastCheckpoint(Checkpoint):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Save at the end of an iteration, unless an evaluation comes first (or may come, after the last one)."""
         final = trainer.max_epochs == trainer.current_epoch + 1 and evaluation_follows(trainer, at_the_end=True)
-        if self._due(trainer, learner(pl_module)) and not evaluation_follows(trainer) and not final:
+        if self._due(trainer, gspo_module(pl_module)) and not evaluation_follows(trainer) and not final:
             self.save(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save after the evaluation of the iteration."""
-        if trainer.state.fn == "fit" and not trainer.sanity_checking and self._due(trainer, learner(pl_module)):
+        if trainer.state.fn == "fit" and not trainer.sanity_checking and self._due(trainer, gspo_module(pl_module)):
             self.save(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -164,7 +164,7 @@ class LastCheckpoint(Checkpoint):
                     f"the run folder {self._folder.parent} is gone: it was deleted or moved during the run.\n"
                     f"  fix: restore it and resume with --ckpt_path last, or start again"
                 )
-        module = learner(trainer.lightning_module)
+        module = gspo_module(trainer.lightning_module)
         score = {**module.evaluator.last, **module.last_update}.get(self.best_by)
         trainer.save_checkpoint(path, weights_only=False, storage_options={"score": score})
         if trainer.is_global_zero:
@@ -191,7 +191,7 @@ class LastCheckpoint(Checkpoint):
 def link_last(path: Path) -> None:
     """Point ``last.ckpt`` beside a checkpoint to it."""
     last = path.with_name("last.ckpt")
-    link = beside(last)
+    link = temp_path(last)
     link.unlink(missing_ok=True)
     try:
         link.symlink_to(path.name)
@@ -206,3 +206,18 @@ def last_checkpoint(trainer: Trainer) -> LastCheckpoint | None:
     with contextlib.suppress(StopIteration):
         return next(c for c in trainer.checkpoint_callbacks if isinstance(c, LastCheckpoint))
     return None
+
+
+class NewOptimizerSettings(Callback):
+    """Replaces the optimizer settings of the checkpoint by this run's; moments and step counts stay."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Apply the settings once, after the checkpoint was loaded."""
+        for optimizer in trainer.optimizers:
+            for group in optimizer.param_groups:
+                group.update(optimizer.defaults)  # from this run's config; loading leaves them
+                if "initial_lr" in group:
+                    group["initial_lr"] = optimizer.defaults["lr"]
+        for config in trainer.lr_scheduler_configs:
+            if hasattr(config.scheduler, "base_lrs"):  # ReduceLROnPlateau uses the current rate
+                config.scheduler.base_lrs = [group["initial_lr"] for group in config.scheduler.optimizer.param_groups]

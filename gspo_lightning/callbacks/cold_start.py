@@ -6,11 +6,9 @@ from pathlib import Path
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from gspo_lightning.callbacks.learner import learner
+from gspo_lightning.callbacks.folder import gspo_module
 from gspo_lightning.callbacks.run_logger import scalars_of
 from gspo_lightning.training.supervised import read_curve
-
-__all__ = ["ColdStartCurve"]
 
 _LOSS, _HELD_OUT = "cold_start/loss", "cold_start/held_out_loss"
 
@@ -24,7 +22,7 @@ class ColdStartCurve(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the curve once per run folder, on the first rank."""
-        module = learner(pl_module)
+        module = gspo_module(pl_module)
         if module.cold_start is None or module.weights_from_checkpoint or not trainer.is_global_zero:
             return
         known = scalars_of(trainer.loggers)

@@ -7,14 +7,12 @@ from lightning.pytorch.callbacks import Callback
 from gspo_lightning.callbacks.checkpoints import LastCheckpoint
 from gspo_lightning.callbacks.cold_start import ColdStartCurve
 from gspo_lightning.callbacks.collapse.callback import Collapse
-from gspo_lightning.callbacks.dashboard.callback import Dashboard
+from gspo_lightning.callbacks.dashboard import Dashboard
 from gspo_lightning.callbacks.interrupts import Interrupts
 from gspo_lightning.callbacks.no_signal import NoSignal
 from gspo_lightning.callbacks.progress import RunProgress
 from gspo_lightning.callbacks.ranks import WatchRanks
 from gspo_lightning.callbacks.summary import RunSummary
-
-__all__ = ["default_callbacks"]
 
 
 def default_callbacks(*, progress_bar: bool = True, checkpoints: bool = True) -> list[Callback]:

@@ -1,21 +1,31 @@
-"""Run folder, result folders, and the check for a coming evaluation."""
+"""Module, run folder and coming evaluation of a trainer, as callbacks need them."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 
-from gspo_lightning.callbacks.learner import learner
 from gspo_lightning.errors import UserError
+from gspo_lightning.training.module import GSPOModule
 
-__all__ = ["evaluation_follows", "fresh_folder", "run_folder"]
+
+def gspo_module(pl_module: LightningModule) -> GSPOModule:
+    """Return the module that a callback was called with, as a :class:`GSPOModule`.
+
+    Raises:
+        UserError: another LightningModule is trained.
+    """
+    if not isinstance(pl_module, GSPOModule):
+        name = type(pl_module).__name__
+        raise UserError("trainer.callbacks", f"one of them works with a GSPOModule, but {name} is trained")
+    return pl_module
 
 
 def run_folder(trainer: Trainer) -> Path:
     """Return the folder of this run, the same on every rank (must be called on every rank)."""
-    return learner(trainer.lightning_module).folder
+    return gspo_module(trainer.lightning_module).folder
 
 
 def evaluation_follows(trainer: Trainer, *, at_the_end: bool = False) -> bool:
@@ -24,7 +34,7 @@ def evaluation_follows(trainer: Trainer, *, at_the_end: bool = False) -> bool:
     Checkpoints are saved after the evaluation: one from before it would resume without the evaluation.
     """
     every = 1 if at_the_end else trainer.check_val_every_n_epoch or 1
-    has_prompts = learner(trainer.lightning_module).data.val is not None and trainer.enable_validation
+    has_prompts = gspo_module(trainer.lightning_module).data.val is not None and trainer.enable_validation
     last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
     return has_prompts and last and (trainer.current_epoch + 1) % every == 0
 

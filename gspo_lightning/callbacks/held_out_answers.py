@@ -7,17 +7,13 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 from gspo_lightning.callbacks.folder import run_folder
-from gspo_lightning.callbacks.sink.sheet import Answer
-from gspo_lightning.callbacks.sink.sink import Sink
+from gspo_lightning.callbacks.sheet import Answer, thumbnails
+from gspo_lightning.callbacks.sink import Sink
 from gspo_lightning.distributed import all_gather_objects
 from gspo_lightning.pictures import Media
-from gspo_lightning.prompts.pictures.thumbnails import thumbnails
-from gspo_lightning.report.answers import AnswersFile
-from gspo_lightning.report.pictures import keep_thumbnails
+from gspo_lightning.report.answers import AnswersFile, keep_thumbnails
 from gspo_lightning.training.module import GSPOModule
 from gspo_lightning.types import Rollout
-
-__all__ = ["HeldOutAnswers", "picture_names", "small_files"]
 
 PROMPTS = 8
 COLUMNS = ("prompt", "answer", "completion", "reward", "tokens", "finish")

@@ -17,8 +17,6 @@ from gspo_lightning.callbacks.folder import evaluation_follows, run_folder
 from gspo_lightning.distributed import largest, rank_and_world
 from gspo_lightning.escape import say
 
-__all__ = ["Interrupts", "Terminated"]
-
 
 class Terminated(SystemExit):
     """Exit on SIGTERM (sent by SLURM and Kubernetes before they kill) or SIGHUP (sent when the terminal is lost).

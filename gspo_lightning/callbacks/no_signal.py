@@ -7,10 +7,8 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from gspo_lightning.callbacks.learner import learner
+from gspo_lightning.callbacks.folder import gspo_module
 from gspo_lightning.training.module import GSPOModule
-
-__all__ = ["NoSignal"]
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +22,7 @@ class NoSignal(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Warn after the first update of the run, on the first rank."""
-        module = learner(pl_module)
+        module = gspo_module(pl_module)
         loader = module.data.loader
         if trainer.is_global_zero and loader.iteration == 0 and loader.trained == 1 and _nothing(module):
             earned = module.last_update["reward/mean"]

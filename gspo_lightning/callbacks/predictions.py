@@ -14,8 +14,6 @@ from gspo_lightning.distributed import all_sum, rank_and_world
 from gspo_lightning.escape import say
 from gspo_lightning.rollouts.recording.records import write_records
 
-__all__ = ["PredictionWriter"]
-
 
 class PredictionWriter(Callback):
     """Writes ``predict/<time>/predictions.jsonl`` (``predictions-rank1.jsonl`` ... on further ranks).

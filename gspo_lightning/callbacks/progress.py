@@ -2,15 +2,52 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
+from tqdm.auto import tqdm
 
-from gspo_lightning.callbacks.bar import UpdateBar
-from gspo_lightning.callbacks.learner import learner
+from gspo_lightning.callbacks.folder import gspo_module
 from gspo_lightning.training.module import GSPOModule
 
-__all__ = ["RunProgress"]
+
+class UpdateBar(ProgressBar):
+    """Progress bar of updates, shown on the first rank only; a subclass opens it and sets its text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bar: Any = None
+        self._enabled = True
+
+    def disable(self) -> None:
+        """Hide the bar; Lightning calls this on every rank but the first."""
+        self._enabled = False
+
+    def enable(self) -> None:
+        """Show the bar again."""
+        self._enabled = True
+
+    def open(self, trainer: Trainer, total: int | None, what: str) -> None:
+        """Show the bar, at the position of a resumed run."""
+        self._bar = tqdm(
+            total=total, initial=trainer.global_step, desc=what, unit="update", disable=not self._enabled,
+            dynamic_ncols=True, mininterval=0.2 if sys.stderr.isatty() else 5.0,
+        )  # fmt: skip
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Close the bar."""
+        self._close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Close the bar before the error is printed."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
 
 
 class RunProgress(UpdateBar):
@@ -21,7 +58,7 @@ class RunProgress(UpdateBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the bar at the position of a resumed run."""
-        module = learner(pl_module)
+        module = gspo_module(pl_module)
         updates = module.data.settings.updates_per_iteration
         whole = module.iterations
         total = None if whole is None else whole * updates
@@ -34,12 +71,12 @@ class RunProgress(UpdateBar):
         if self._bar is None:
             return
         self._bar.update(trainer.global_step - self._bar.n)
-        self._bar.set_postfix_str(describe(learner(pl_module)), refresh=False)
+        self._bar.set_postfix_str(describe(gspo_module(pl_module)), refresh=False)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the new held-out result at once."""
         if self._bar is not None and not trainer.sanity_checking:
-            self._bar.set_postfix_str(describe(learner(pl_module)))
+            self._bar.set_postfix_str(describe(gspo_module(pl_module)))
 
 
 def describe(module: GSPOModule) -> str:

@@ -13,8 +13,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from gspo_lightning.escape import say
 from gspo_lightning.faults import has_lost_a_rank
 
-__all__ = ["WatchRanks"]
-
 
 class WatchRanks(Callback):
     """Waits for the ranks that this process started; if one is killed, all end, with exit code 1.

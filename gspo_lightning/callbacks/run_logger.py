@@ -14,8 +14,6 @@ from gspo_lightning.report.read import read_events
 from gspo_lightning.report.run import Run
 from gspo_lightning.report.scalars import Scalars
 
-__all__ = ["FULL_UPDATES", "THIN_ITERATIONS", "RunLogger", "scalars_of"]
-
 FULL_UPDATES, THIN_ITERATIONS = 2_000, 10
 """Updates that event files hold in full, and the interval in iterations that they hold afterwards.
 

@@ -12,8 +12,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from gspo_lightning.callbacks.folder import run_folder
-from gspo_lightning.callbacks.learner import learner
+from gspo_lightning.callbacks.folder import gspo_module, run_folder
 from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.errors import UserError
 from gspo_lightning.metrics.sums import MetricSums
@@ -24,8 +23,6 @@ from gspo_lightning.resume.files import write_text
 from gspo_lightning.training.module import GSPOModule
 from gspo_lightning.types import MiniBatch
 from gspo_lightning.update.loss import micro_batch_loss, mini_batch_count
-
-__all__ = ["SIDE_BY_SIDE", "SideBySide"]
 
 SIDE_BY_SIDE = "side_by_side.jsonl"
 
@@ -67,7 +64,7 @@ class SideBySide(Callback):
         """
         if rank_and_world()[1] > 1:
             raise UserError("trainer.devices", "SideBySide compares gradients in one process", fix="use one device")
-        routing = learner(pl_module).policy.routing
+        routing = gspo_module(pl_module).policy.routing
         if "R2" in self.replay.values() and (routing is None or routing.replay != "R2"):
             raise UserError("model.routing_replay", "is off, but an objective is to replay experts", fix="use R2")
         self._path = run_folder(trainer) / SIDE_BY_SIDE
@@ -79,7 +76,7 @@ class SideBySide(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: MiniBatch, batch_idx: int
     ) -> None:
         """Measure all objectives, clear the gradients, and set the routing of the first objective for the update."""
-        module, found, gradients = learner(pl_module), {}, []
+        module, found, gradients = gspo_module(pl_module), {}, []
         for name, objective in self.objectives.items():
             self._route(module, self.replay[name])
             found[name], gradient = self._gradient(trainer, module, objective, batch)
@@ -100,7 +97,7 @@ class SideBySide(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Record experts for the next rollouts again, if some objective replays them."""
         if "R2" in self.replay.values():
-            self._route(learner(pl_module), "R2")
+            self._route(gspo_module(pl_module), "R2")
 
     def _route(self, module: GSPOModule, word: Replay) -> None:
         if (routing := module.policy.routing) is not None and "R2" in self.replay.values():

@@ -12,20 +12,17 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.table import Table
 
-from gspo_lightning.callbacks.folder import run_folder
+from gspo_lightning.callbacks.folder import gspo_module, run_folder
 from gspo_lightning.callbacks.held_out_answers import HeldOutAnswers, picture_names, small_files
-from gspo_lightning.callbacks.learner import learner
 from gspo_lightning.callbacks.run_logger import scalars_of
-from gspo_lightning.callbacks.sink.sink import Sink
+from gspo_lightning.callbacks.sink import Sink
 from gspo_lightning.escape import terminal
 from gspo_lightning.metrics.table import lookup
+from gspo_lightning.report.answers import keep_thumbnails
 from gspo_lightning.report.page import write_report
-from gspo_lightning.report.pictures import keep_thumbnails
 from gspo_lightning.resume import write_text
-from gspo_lightning.resume.versions import versions
+from gspo_lightning.resume.changes import versions
 from gspo_lightning.training.module import GSPOModule
-
-__all__ = ["RunSummary", "show_evaluation"]
 
 KEPT = 16
 """Held-out answers of an evaluation from which examples are chosen."""
@@ -63,7 +60,7 @@ class RunSummary(Callback):
         """Keep the answers, and the first evaluation as the one before the first update."""
         if trainer.state.fn != "fit":
             return
-        module = learner(pl_module)
+        module = gspo_module(pl_module)
         self._answers.add(trainer, module)
         if not self._before:
             last = module.evaluator.last
@@ -72,12 +69,12 @@ class RunSummary(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Record the fraction of clipped tokens."""
-        if (value := learner(pl_module).last_update.get("clip/tokens")) is not None:
+        if (value := gspo_module(pl_module).last_update.get("clip/tokens")) is not None:
             self._clipped.append(value)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluate the final policy if the last evaluation is older."""
-        module = learner(pl_module)
+        module = gspo_module(pl_module)
         if (
             module.data.val is not None
             and module.evaluator.history
@@ -91,9 +88,9 @@ class RunSummary(Callback):
         folder = run_folder(trainer)
         if not trainer.is_global_zero:
             return
-        summary = self._summary(trainer, learner(pl_module))
+        summary = self._summary(trainer, gspo_module(pl_module))
         named = {name for example in summary["examples"] for name in example.get("pictures", ())}
-        for rollout in learner(pl_module).evaluator.examples[:KEPT]:
+        for rollout in gspo_module(pl_module).evaluator.examples[:KEPT]:
             if named & {picture.sha256 for picture in rollout.prompt.media}:
                 keep_thumbnails(folder, small_files(rollout.prompt.media))
         write_text(folder / "summary.json", json.dumps(summary, indent=2, default=str) + "\n")

@@ -1,10 +1,10 @@
-"""``gspo list``: print the registered components with their parameters, and the shipped configs."""
+"""``gspo list``: print the registered components with their parameters, the shipped configs and the metrics."""
 
 from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -13,10 +13,9 @@ from gspo_lightning import registry
 from gspo_lightning.commands.fit.configs import about, built_in
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.escape import terminal
+from gspo_lightning.metrics.spec import METRICS as DEFINITIONS
 
-__all__ = ["main"]
-
-CONFIGS = "configs"
+CONFIGS, METRICS = "configs", "metrics"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -25,18 +24,18 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UserError: the kind is unknown.
     """
-    kinds = [*registry.KINDS, CONFIGS]
+    kinds = [*registry.KINDS, CONFIGS, METRICS]
     parser = argparse.ArgumentParser(
-        "gspo list", description="What is registered, with its parameters, and the configs that ship."
+        "gspo list", description="List registered components with their parameters, shipped configs, or metrics."
     )
     parser.add_argument("kind", nargs="*", help=", ".join(kinds))
     parser.add_argument("--plugins", nargs="*", default=[], help="files, folders or modules to import first")
     options = parser.parse_args(list(argv))
     registry.import_plugins(options.plugins)
-    for kind in options.kind or kinds:
+    for kind in options.kind or kinds[:-1]:  # metrics only if they are asked for: they fill many pages
         if kind not in kinds:
             raise UserError("gspo list", f"{kind!r} is not a kind of component; {did_you_mean(kind, kinds)}")
-        terminal().print(_configs() if kind == CONFIGS else table(kind))
+        terminal().print(_TABLES[kind]() if kind in _TABLES else table(kind))
     return 0
 
 
@@ -50,17 +49,37 @@ def _configs() -> Table:
     return rows
 
 
+def _metrics() -> Table:
+    """Return a table of all tags, each with its definition, healthy range and advice."""
+    rows = Table(title=METRICS, title_justify="left", show_lines=True)
+    rows.add_column("tag, unit", ratio=1, overflow="fold")
+    rows.add_column("what it is, healthy range, what to do", ratio=2, overflow="fold")
+    for spec in DEFINITIONS:
+        tag = "\n".join(part for part in (spec.tag, spec.unit, spec.when) if part)
+        rows.add_row(tag, f"{spec.definition}\nhealthy: {spec.healthy}\n{spec.what_to_do}")
+    return rows
+
+
+_TABLES: dict[str, Callable[[], Table]] = {CONFIGS: _configs, METRICS: _metrics}
+"""Kinds that are no components."""
+
+
 def table(kind: str) -> Table:
-    """Return a table of a kind's components: name, parameters with defaults, first paragraph of the docstring."""
+    """Return a table of a kind's components: name, parameters with defaults, what it is."""
     rows = Table(title=kind, title_justify="left", show_lines=True)
     known = registry.components(kind)
     rows.add_column("name", min_width=max(map(len, known), default=0), no_wrap=True)  # whole names, to be copied
     for heading in ("parameters", "what it is"):
         rows.add_column(heading, ratio=1, overflow="fold")
     for name, cls in known.items():
-        text = inspect.getdoc(cls) or ""
-        rows.add_row(name, "\n".join(_parameters(cls)) or "-", text.split("\n\n")[0].replace("\n", " "))
+        rows.add_row(name, "\n".join(_parameters(cls)) or "-", _what_it_is(cls))
     return rows
+
+
+def _what_it_is(cls: type[Any]) -> str:
+    """Return the first paragraph of a docstring, and that an objective takes no advantages per token."""
+    text = (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
+    return text if getattr(cls, "per_token_advantages", True) else f"{text} Takes one advantage per response."
 
 
 def _parameters(cls: type[Any]) -> list[str]:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from gspo_lightning.types import MicroBatch
     from gspo_lightning.update.dump import Dump
 
-__all__ = ["main"]
-
 SHOWN = ("loss", "optim/gradient_norm", "ratio/log_sequence_std", "clip/tokens", "policy/entropy")
 """Metrics printed for a finite update."""
 
@@ -29,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UserError: the file is not a dump, or its objective is not registered.
     """
-    parser = argparse.ArgumentParser("gspo replay", description="Do an update again that was dumped.")
+    parser = argparse.ArgumentParser("gspo replay", description="Repeat an update from its dump.")
     parser.add_argument("dump", type=Path, help="a file from the folder dumps/ of a run")
     parser.add_argument("--plugins", nargs="*", default=[], help="files, folders or modules to import first")
     parser.add_argument("--trust_remote_code", action="store_true", help="run Python code that the model's repository "
@@ -124,7 +122,7 @@ def _rows(dump: Dump, number: int, part: MicroBatch, what: str, values: Tensor |
     """Return a line per row of a micro-batch in which a tensor is not finite at a response position."""
     import torch
 
-    from gspo_lightning.experience.collect import row_hash
+    from gspo_lightning.packing.rows import row_hash
 
     if values is None:
         return []

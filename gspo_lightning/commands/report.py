@@ -15,8 +15,6 @@ from gspo_lightning.report.run import Run
 from gspo_lightning.report.verdicts import verdicts
 from gspo_lightning.report.words import headline, table
 
-__all__ = ["add_arguments", "main"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
@@ -37,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UserError: a folder is not a run, or runs of policies and reward models are mixed.
     """
-    parser = argparse.ArgumentParser("gspo report", description="Curves of runs, and a page in words.")
+    parser = argparse.ArgumentParser("gspo report", description="Draw the curves of runs and write a summary.")
     add_arguments(parser)
     options = parser.parse_args(list(argv))
     runs = read_runs(options.runs)

@@ -19,10 +19,9 @@ from gspo_lightning import registry
 from gspo_lightning.corpus.lines import numbered
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.escape import say
+from gspo_lightning.parsing import load_json
 from gspo_lightning.rewards import Pending, Reward, RewardRunner, Sample, SampleScore, ScoreStatus
-from gspo_lightning.unfinished import beside, sweep
-
-__all__ = ["add_arguments", "build_reward", "main"]
+from gspo_lightning.temp_files import sweep, temp_path
 
 _BATCH_SAMPLES = 512
 _BATCH_CHARACTERS = 8_000_000
@@ -95,7 +94,7 @@ def build_reward(specification: str) -> Reward:
     """
     name, colon, text = specification.partition(":")
     try:
-        values: Any = json.loads(text) if colon else {}
+        values: Any = load_json(text) if colon else {}
     except json.JSONDecodeError as error:
         raise UserError("--reward", f"{text!r} is not JSON: {error}", fix='write NAME:{"parameter": value}') from error
     if not isinstance(values, dict):
@@ -181,7 +180,7 @@ class _Batch:
 def _score_file(runner: RewardRunner, source: Path, target: Path) -> _Totals:
     totals = _Totals()
     waiting: deque[tuple[_Batch, Pending]] = deque()
-    unfinished = beside(target)
+    unfinished = temp_path(target)
     sweep(target.parent, target.name)
     try:
         with (
@@ -244,8 +243,8 @@ def _read_line(line: bytes, source: Path, number: int) -> tuple[Any, Sample]:
     """
     where = f"{source}:{number}"
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        record = load_json(line)
+    except ValueError as error:
         raise UserError(where, f"is not JSON: {error}") from error
     if not isinstance(record, dict):
         raise UserError(where, f"is a JSON {type(record).__name__}, not an object", fix='write {"completion": ...}')

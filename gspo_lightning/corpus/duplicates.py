@@ -19,8 +19,6 @@ import numpy as np
 from gspo_lightning.corpus.minhash import band_keys, banding, estimates, grams, jaccard, signatures
 from gspo_lightning.corpus.text import TextStore
 
-__all__ = ["Kind", "NearDuplicates", "Repeats", "equal_texts"]
-
 _RING = 4
 """Records that a key remembers."""
 _COMPARED = 8

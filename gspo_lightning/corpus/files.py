@@ -1,4 +1,4 @@
-"""Read files of records for copying: JSON lines and Parquet, a record at a time, each with its place."""
+"""Read files of records for copying: JSON lines and Parquet, a record at a time, each with its place and id."""
 
 from __future__ import annotations
 
@@ -9,24 +9,13 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gspo_lightning.corpus.lines import numbered, parse_line
 from gspo_lightning.corpus.text import prompt_text
 from gspo_lightning.errors import UserError, did_you_mean
-
-__all__ = [
-    "FORMATS",
-    "LONGEST_PROMPT",
-    "Inputs",
-    "Record",
-    "as_json",
-    "checked_prompt",
-    "format_of",
-    "prompt_of",
-    "sha256",
-]
 
 FORMATS = (".jsonl", ".parquet")
 LONGEST_PROMPT = 1_000_000
@@ -61,10 +50,6 @@ def format_of(path: Path, option: str) -> str:
 
 class Inputs:
     """Several files read in sequence. Every pass reads the files again and checks that they are unchanged.
-
-    Args:
-        paths: the files, all of one format.
-        option: name of the option, for messages.
 
     Raises:
         UserError: a file is missing, given twice, or of another format than the others.
@@ -269,3 +254,29 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Identifiers:
+    """Ids seen so far, about 100 bytes each; with a single file none are kept."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self._inputs = inputs
+        self._seen: dict[bytes, tuple[int, int]] = {}
+
+    def add(self, record: Record) -> None:
+        """Add a record.
+
+        Raises:
+            UserError: another file has its id.
+        """
+        identifier = record.values.get("id")
+        if len(self._inputs.paths) < 2 or identifier is None:
+            return
+        key = blake2b(repr(identifier).encode("utf-8", "replace"), digest_size=12).digest()
+        file, number = self._seen.setdefault(key, (record.file, record.number))
+        if file != record.file:
+            raise UserError(
+                self._inputs.name(record.file, record.number),
+                f"has the id {str(identifier)[:80]!r}, which {self._inputs.name(file, number)} has, too",
+                fix="give the records of each file ids of their own",
+            )

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import IO, Any, NoReturn
 
 from gspo_lightning.errors import UserError
-
-__all__ = ["LONGEST_LINE", "check_length", "no_json", "no_text", "numbered", "parse_line"]
+from gspo_lightning.parsing import DeepJSONError, load_json
 
 Row = dict[str, Any]
 LONGEST_LINE = 1 << 29
@@ -52,12 +51,12 @@ def parse_line(line: bytes, where: str, *, strict: bool = False) -> Row:
     """
     try:
         text = line.decode("utf-8-sig")  # some editors put a byte-order mark first
-        row = json.loads(text, parse_constant=_refused) if strict else json.loads(text)
+        row = load_json(text, parse_constant=_refused) if strict else load_json(text)
     except UnicodeDecodeError as error:
         raise no_text(where, error) from None
     except _NotJSONError as error:
         raise UserError(where, f"holds {error}, which is not JSON", fix="write null, or leave the field out") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise no_json(where, error, "one object a line") from None
     if not isinstance(row, dict):
         raise UserError(where, f"is a JSON {type(row).__name__}, not an object")
@@ -71,7 +70,10 @@ def no_text(where: str, error: UnicodeDecodeError) -> UserError:
 
 def no_json(where: str, error: Exception, fix: str) -> UserError:
     """Return the error for a text that is not JSON."""
-    what = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else type(error).__name__
+    if isinstance(error, json.JSONDecodeError):
+        what = f"{error.msg} at column {error.colno}"
+    else:
+        what = str(error) if isinstance(error, DeepJSONError) else type(error).__name__
     return UserError(where, f"is not JSON: {what}", fix=fix)
 
 

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["GRAM", "PERMUTATIONS", "band_keys", "banding", "estimates", "grams", "jaccard", "signatures"]
-
 GRAM = 5
 """Characters of a gram."""
 PERMUTATIONS = 128

@@ -13,12 +13,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from gspo_lightning.corpus.certificate import Certificate, certificate_file
+from gspo_lightning.corpus.decontamination_report import DecontaminationReport, report_file
 from gspo_lightning.corpus.files import Inputs, Record, as_json, format_of, sha256
 from gspo_lightning.errors import UserError
-from gspo_lightning.unfinished import beside, sweep
-
-__all__ = ["Outputs", "common_schema", "copy", "dropped_file", "same_format", "whole_line"]
+from gspo_lightning.temp_files import sweep, temp_path
 
 
 def dropped_file(output: Path) -> Path:
@@ -30,10 +28,6 @@ class Outputs:
     """Output files put in place together when all are written; existing files are never replaced.
 
     Use as a context: an exception leaves nothing behind.
-
-    Args:
-        targets: the files.
-        inputs: files that may not be targets.
 
     Raises:
         UserError: a folder is missing, a file exists already, or is an input.
@@ -51,7 +45,7 @@ class Outputs:
         places = [target.parent.resolve() / target.name for target in targets]  # one file may have many spellings
         if repeated := [t for i, t in enumerate(self._targets) if places[i] in places[:i]]:
             raise UserError("--output", f"{repeated[0]} is named twice", fix="name different files")
-        self.scratch = beside(targets[0].with_name(f"{targets[0].name}.scratch"))
+        self.scratch = temp_path(targets[0].with_name(f"{targets[0].name}.scratch"))
         """Folder for temporary files."""
 
     def __enter__(self) -> Outputs:
@@ -69,11 +63,11 @@ class Outputs:
             shutil.rmtree(self.scratch, ignore_errors=True)
             for target in self._targets:
                 with contextlib.suppress(OSError):
-                    beside(target).unlink(missing_ok=True)
+                    temp_path(target).unlink(missing_ok=True)
 
     def path(self, target: Path) -> Path:
         """Return the temporary path of a target."""
-        return beside(target)
+        return temp_path(target)
 
     def write_json(self, target: Path, value: Mapping[str, Any]) -> None:
         """Write a small JSON file."""
@@ -81,15 +75,15 @@ class Outputs:
             json.dump(value, file, indent=2, ensure_ascii=False)
             file.write("\n")
 
-    def write_certificate(self, certificate: Certificate | None, output: Path) -> None:
-        """Write a certificate beside an output, which is written already; do nothing without one."""
-        if certificate is not None:
-            signed = replace(certificate, sha256=sha256(self.path(output)))
-            self.write_json(certificate_file(output), signed.as_json())
+    def write_report(self, report: DecontaminationReport | None, output: Path) -> None:
+        """Write a decontamination report beside an output, which is written already; do nothing without one."""
+        if report is not None:
+            signed = replace(report, sha256=sha256(self.path(output)))
+            self.write_json(report_file(output), signed.as_json())
 
 
 def _swap_in(target: Path) -> None:
-    unfinished = beside(target)
+    unfinished = temp_path(target)
     descriptor = os.open(unfinished, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -15,25 +15,23 @@ from torch import Tensor, nn
 from gspo_lightning.distributed import all_gather_objects, gather_objects, local, rank_and_world
 from gspo_lightning.strategies.sharding import is_sharded, plain_name
 
-__all__ = ["read_state", "written_state"]
-
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def written_state(
-    trunk: nn.Module | None, head: nn.Linear, optimizers: Sequence[torch.optim.Optimizer]
+    backbone: nn.Module | None, head: nn.Linear, optimizers: Sequence[torch.optim.Optimizer]
 ) -> dict[str, Any]:
-    """Return the critic's state as tensors and primitives; with a sharded trunk a collective, whole on rank 0 only.
+    """Return the critic's state as tensors and primitives; with a sharded backbone a collective, whole on rank 0 only.
 
     Args:
-        trunk: holds the parameters of the second optimizer, AdamW; None if only the head is trained.
+        backbone: holds the parameters of the second optimizer, AdamW; None if only the head is trained.
         head: holds those of the first.
         optimizers: one or two.
     """
     state: dict[str, Any] = {"head": _cpu(head.state_dict()), "head_optimizer": _cpu(optimizers[0].state_dict())}
-    if trunk is not None:
-        sharded, found = is_sharded(trunk), {}
-        for name, parameter in _trained(trunk).items():
+    if backbone is not None:
+        sharded, found = is_sharded(backbone), {}
+        for name, parameter in _trained(backbone).items():
             known = optimizers[1].state.get(parameter, {})
             parts = {"weight": parameter.detach(), **{key: known[key] for key in _MOMENTS if key in known}}
             own = {key: local(value).flatten().cpu().clone() for key, value in parts.items()}
@@ -43,7 +41,7 @@ def written_state(
 
 
 def read_state(
-    state: Mapping[str, Any], trunk: nn.Module | None, head: nn.Linear, optimizers: Sequence[torch.optim.Optimizer]
+    state: Mapping[str, Any], backbone: nn.Module | None, head: nn.Linear, optimizers: Sequence[torch.optim.Optimizer]
 ) -> None:
     """Load what :func:`written_state` returned; every rank has the whole state. Keeps the learning rate of this run."""
     head.load_state_dict(state["head"])
@@ -51,10 +49,10 @@ def read_state(
     optimizers[0].load_state_dict(state["head_optimizer"])
     for group, lr in zip(optimizers[0].param_groups, rates, strict=True):
         group["lr"] = lr
-    if trunk is None:
+    if backbone is None:
         return
-    mine = _trained(trunk)
-    starts = _starts({name: local(p.detach()).numel() for name, p in mine.items()}, is_sharded(trunk))
+    mine = _trained(backbone)
+    starts = _starts({name: local(p.detach()).numel() for name, p in mine.items()}, is_sharded(backbone))
     fused = {id(p): bool(g.get("fused")) for g in optimizers[1].param_groups for p in g["params"]}
     for name, parameter in mine.items():
         saved = state["trunk"][name]
@@ -69,8 +67,8 @@ def read_state(
         optimizers[1].state[parameter] = {"step": step, **moments}
 
 
-def _trained(trunk: nn.Module) -> dict[str, nn.Parameter]:
-    return {plain_name(name): p for name, p in trunk.named_parameters() if p.requires_grad}
+def _trained(backbone: nn.Module) -> dict[str, nn.Parameter]:
+    return {plain_name(name): p for name, p in backbone.named_parameters() if p.requires_grad}
 
 
 def _joined(own: dict[str, Tensor], step: float, sharded: bool) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -13,25 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from gspo_lightning.advantages.per_token import padded
+from gspo_lightning.critic.backbone import Backbone, another_backbone, copied_backbone, critic_settings
 from gspo_lightning.critic.loss import value_loss
 from gspo_lightning.critic.state import read_state, written_state
-from gspo_lightning.critic.trunk import Trunk, another_trunk, copied_trunk, critic_settings
 from gspo_lightning.distributed import all_sum, rank_and_world
 from gspo_lightning.errors import NonFiniteError, UserError, check_number
 from gspo_lightning.packing.memory import MemoryLimit
+from gspo_lightning.packing.rollout_batch import RolloutBatch
+from gspo_lightning.packing.rows import Row, store
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.settings import ModelSettings
-from gspo_lightning.strategies.base import Sharding
 from gspo_lightning.strategies.layers import decoder_layers
 from gspo_lightning.strategies.sharding import clip_norm, in_step, is_sharded, reshard, total_norm, without_sync
-from gspo_lightning.types import MicroBatch, MiniBatch, Rollout
+from gspo_lightning.strategies.sharding_strategy import Sharding
+from gspo_lightning.types import MicroBatch
 from gspo_lightning.update.micro_batches import in_number
 from gspo_lightning.update.optimizers import fuse
-
-__all__ = ["Rows", "ValueModel"]
-
-Rows = Sequence[Sequence[Sequence[Rollout]]]
-"""Rollouts of each micro-batch of each mini-batch."""
 
 
 class ValueModel:
@@ -86,11 +84,11 @@ class ValueModel:
         """Updates made so far."""
         self.updates_judged = 0
         """Updates behind the values of the current rollout batch."""
-        self.trunk: nn.Module | None = None
-        """:class:`Trunk`, sharded if the policy is; None before :meth:`build`."""
+        self.backbone: nn.Module | None = None
+        """:class:`Backbone`, sharded if the policy is; None before :meth:`build`."""
         self.head = nn.Linear(1, 1)
         self.optimizers: list[torch.optim.Optimizer] = []
-        """Optimizer of the head, and of the trunk unless it is shared."""
+        """Optimizer of the head, and of the backbone unless it is shared."""
         self._reduces_last = False
 
     # building ----------------------------------------------------------------------------------------------------
@@ -120,33 +118,33 @@ class ValueModel:
         """
         device = policy.device if device is None else device
         if self.share:
-            trunk = Trunk(policy)
+            backbone = Backbone(policy)
         elif self.name_or_path is None:
-            trunk = copied_trunk(policy, own_frozen=sharding is not None)
+            backbone = copied_backbone(policy, own_frozen=sharding is not None)
         else:
             given = settings if settings is not None else ModelSettings()
-            trunk = another_trunk(
+            backbone = another_backbone(
                 critic_settings(given, self.name_or_path), policy, longest=longest, device=device, dtype=dtype
             )
-        self._policy = trunk.policy
-        width = int(trunk.policy.model.config.get_text_config().hidden_size)
+        self._policy = backbone.policy
+        width = int(backbone.policy.model.config.get_text_config().hidden_size)
         self.head = nn.Linear(width, 1, dtype=torch.float32, device=device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        self.trunk = trunk
+        self.backbone = backbone
         if sharding is not None and not self.share:
-            self.trunk = sharding.spread(trunk, decoder_layers(trunk.policy))
+            self.backbone = sharding.spread(backbone, decoder_layers(backbone.policy))
             self._reduces_last = not sharding.reduces_each
         elif not self.share:
-            trunk.to(device)
-        groups = [list(self.head.parameters()), [] if self.share else self.trained_trunk()]
+            backbone.to(device)
+        groups = [list(self.head.parameters()), [] if self.share else self.trained_backbone()]
         self.optimizers = [torch.optim.AdamW(group, lr=self.lr, weight_decay=0.0) for group in groups if group]
         for optimizer in self.optimizers:
             fuse(optimizer)
 
-    def trained_trunk(self) -> list[nn.Parameter]:
+    def trained_backbone(self) -> list[nn.Parameter]:
         """Return the trained parameters below the head."""
-        return [] if self.share or self.trunk is None else [p for p in self.trunk.parameters() if p.requires_grad]
+        return [] if self.share or self.backbone is None else [p for p in self.backbone.parameters() if p.requires_grad]
 
     @property
     def warming(self) -> bool:
@@ -156,7 +154,7 @@ class ValueModel:
     @property
     def sharded(self) -> bool:
         """True if the critic's own parameters are sharded over ranks."""
-        return self.trunk is not None and not self.share and is_sharded(self.trunk)
+        return self.backbone is not None and not self.share and is_sharded(self.backbone)
 
     @property
     def device(self) -> torch.device:
@@ -167,42 +165,35 @@ class ValueModel:
 
     def values(self, batch: MicroBatch) -> Tensor:
         """Return values [N, T] float32 of the state before each response token; 0 beyond a row's response."""
-        assert self.trunk is not None, "build() was not called"
+        assert self.backbone is not None, "build() was not called"
         with torch.no_grad() if self.share else nullcontext():
-            hidden, rows, steps = self.trunk(batch)
+            hidden, rows, steps = self.backbone(batch)
         with torch.autocast(hidden.device.type, enabled=False):
             found: Tensor = self.head(hidden.float()).squeeze(-1)
         return torch.zeros(batch.response_mask.shape, device=found.device).index_put((rows, steps), found)
 
     @torch.no_grad()
-    def judge(self, batches: Sequence[MiniBatch], rows: Rows) -> None:
-        """Fill ``values`` of every rollout.
-
-        Args:
-            batches: this rank's mini-batches of a rollout batch.
-            rows: their rollouts, in the same places.
-        """
-        assert self.trunk is not None
+    def judge(self, batch: RolloutBatch) -> None:
+        """Fill ``values`` of every rollout of this rank."""
+        assert self.backbone is not None
         self.updates_judged = self.updates
-        parts = [(part, own) for b, of_batch in zip(batches, rows, strict=True) for part, own in _pairs(b, of_batch)]
+        parts = list(itertools.chain.from_iterable(batch.parts()))
         with _own_ways(self._policy):
-            for part, own in in_step(self.trunk, parts, self.device):
-                found = self.values(part.to(self.device)).cpu()
-                for rollout, value in zip(own, found[: len(own)], strict=True):
-                    rollout.values = value[: len(rollout.token_ids)].clone()
+            found = [self.values(part.to(self.device)).cpu() for part, _ in in_step(self.backbone, parts, self.device)]
+        every = zip(parts, found, strict=False)  # what only kept step with other ranks comes last
+        store("values", ((row, v) for (_, rows), values in every for row, v in zip(rows, values, strict=False)))
 
     # learning ----------------------------------------------------------------------------------------------------
 
     def learn(
-        self, batches: Sequence[MiniBatch], rows: Rows, *, lr_factor: float = 1.0, memory: MemoryLimit | None = None
+        self, batch: RolloutBatch, *, lr_factor: float = 1.0, memory: MemoryLimit | None = None
     ) -> dict[str, float]:
         """Train on a rollout batch whose rollouts have ``values`` and ``returns``.
 
         Gradients do not depend on how mini-batches were cut or on how many ranks hold them.
 
         Args:
-            batches: this rank's mini-batches of a rollout batch.
-            rows: their rollouts, in the same places.
+            batch: of this rank.
             lr_factor: multiplies the learning rate after the warm-up.
             memory: cuts an update that does not fit into smaller pieces; None: running out of memory is an error.
 
@@ -219,11 +210,11 @@ class ValueModel:
             group["lr"] = lr
         with _own_ways(self._policy), torch.enable_grad():
             for _ in range(self.epochs):
-                for batch, own in zip(batches, rows, strict=True):
-                    found, norm = self._update(list(_pairs(batch, own)), memory)
+                for parts in batch.parts():
+                    found, norm = self._update(parts, memory)
                     sums, norms = sums + found, norms + norm
         loss, clipped, tokens = all_sum(sums).tolist()
-        count = self.epochs * len(batches)
+        count = self.epochs * len(batch.mini_batches)
         return {
             "critic/loss": loss / max(tokens, 1.0),
             "critic/clip": clipped / max(tokens, 1.0),
@@ -233,34 +224,32 @@ class ValueModel:
         }
 
     def _update(
-        self, pairs: Sequence[tuple[MicroBatch, Sequence[Rollout]]], memory: MemoryLimit | None
+        self, pairs: Sequence[tuple[MicroBatch, Sequence[Row]]], memory: MemoryLimit | None
     ) -> tuple[Tensor, float]:
         """Take one optimizer step; return this rank's sums [loss, clipped, tokens] and the gradient norm."""
-        parts, rollouts = [part.to(self.device) for part, _ in pairs], [rollout for _, own in pairs for rollout in own]
+        parts, rows = [part.to(self.device) for part, _ in pairs], [row for _, own in pairs for row in own]
         if memory is None:
-            return self._backward(parts, rollouts), self._step()
+            return self._backward(parts, rows), self._step()
         memory.packed, memory.sharded = self._policy.packed, self.sharded
-        work = partial(self._backward, rollouts=rollouts)
+        work = partial(self._backward, rows=rows)
         return memory.retry_smaller(work, parts, f"critic update {self.updates + 1}"), self._step()
 
-    def _backward(self, parts: Sequence[MicroBatch], rollouts: Sequence[Rollout]) -> Tensor:
+    def _backward(self, parts: Sequence[MicroBatch], rows: Sequence[Row]) -> Tensor:
         """Clear gradients and compute those of one update.
 
         Args:
             parts: micro-batches, on the critic's device.
-            rollouts: of their rows, in order; a filler has none.
+            rows: theirs, in order; a filler has none.
         """
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        targets = list(_targets(parts, rollouts))
         tokens = torch.stack([part.response_mask.sum() for part in parts]).sum().double()
         parts = in_number(parts, self.device)
         scale = (rank_and_world()[1] if self.sharded else 1) / all_sum(tokens).clamp(min=1)
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)
-        for i, part in enumerate(parts):
-            own = targets[i] if i < len(targets) else (torch.zeros_like(part.response_mask, dtype=torch.float32),) * 2
+        for i, (part, own) in enumerate(zip(parts, _targets(parts, rows), strict=True)):
             kept = self._reduces_last and i < len(parts) - 1
-            with without_sync(self.trunk) if kept and self.trunk is not None else nullcontext():
+            with without_sync(self.backbone) if kept and self.backbone is not None else nullcontext():
                 loss, clipped = self._loss(part, *own)
                 with torch.autocast(self.device.type, enabled=False):
                     (scale.float() * loss).backward()
@@ -275,7 +264,7 @@ class ValueModel:
 
     def _step(self) -> float:
         """Reduce gradients that no strategy reduces, clip, step; return the norm before clipping."""
-        replicated = list(self.head.parameters()) + ([] if self.sharded else self.trained_trunk())
+        replicated = list(self.head.parameters()) + ([] if self.sharded else self.trained_backbone())
         world = rank_and_world()[1]
         for parameter in replicated if world > 1 else ():
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -283,7 +272,7 @@ class ValueModel:
         gradients = [p.grad for p in replicated if p.grad is not None]
         norm = total_norm(gradients, sharded=False, device=self.device)
         if self.sharded:
-            own = [p.grad for p in self.trained_trunk() if p.grad is not None]
+            own = [p.grad for p in self.trained_backbone() if p.grad is not None]
             norm = math.hypot(norm, total_norm(own, sharded=True, device=self.device))
         if not math.isfinite(norm):
             raise NonFiniteError(
@@ -291,7 +280,7 @@ class ValueModel:
                 f"were not changed\n  fix: lower model.critic.lr, or check the reward"
             )
         if self.gradient_clip is not None:
-            clip_norm([*self.head.parameters(), *self.trained_trunk()], norm, self.gradient_clip)
+            clip_norm([*self.head.parameters(), *self.trained_backbone()], norm, self.gradient_clip)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -303,9 +292,9 @@ class ValueModel:
     def state_dict(self) -> dict[str, Any]:
         """Return trained weights, optimizers and update counts, whole, on the writing rank; a collective if sharded."""
         if self.sharded:
-            assert self.trunk is not None
-            reshard(self.trunk)
-        state = written_state(None if self.share else self.trunk, self.head, self.optimizers)
+            assert self.backbone is not None
+            reshard(self.backbone)
+        state = written_state(None if self.share else self.backbone, self.head, self.optimizers)
         return {"updates": self.updates, "judged": self.updates_judged, "share": self.share, **state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -321,15 +310,15 @@ class ValueModel:
                 fix="resume with the same value, or start a new run",
             )
         if self.sharded:
-            assert self.trunk is not None
-            reshard(self.trunk)
-        read_state(state, None if self.share else self.trunk, self.head, self.optimizers)
+            assert self.backbone is not None
+            reshard(self.backbone)
+        read_state(state, None if self.share else self.backbone, self.head, self.optimizers)
         self.updates, self.updates_judged = int(state["updates"]), int(state["judged"])
 
 
 @contextlib.contextmanager
 def _own_ways(policy: Policy) -> Iterator[None]:
-    """Suspend replay and recording of routers: those of a shared trunk are the policy's."""
+    """Suspend replay and recording of routers: those of a shared backbone are the policy's."""
     routing, policy.routing = policy.routing, None
     try:
         yield
@@ -337,24 +326,26 @@ def _own_ways(policy: Policy) -> Iterator[None]:
         policy.routing = routing
 
 
-def _pairs(batch: MiniBatch, rows: Sequence[Sequence[Rollout]]) -> Iterator[tuple[MicroBatch, Sequence[Rollout]]]:
-    """Yield each micro-batch with its rollouts; a filler (on a rank without rows) has none."""
-    yield from zip(batch.micro_batches, rows or [()], strict=True)
-
-
-def _targets(parts: Sequence[MicroBatch], rollouts: Sequence[Rollout]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield old values and returns [N, T] float32 of each micro-batch; its rows are the rollouts in order."""
-    start = 0
+def _targets(parts: Sequence[MicroBatch], rows: Sequence[Row]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield old values and returns [N, T] float32 of each micro-batch, perhaps a piece of one that did not fit."""
+    left = iter(rows)
     for part in parts:
         count, width = part.response_mask.shape if part.weight else (0, 0)
-        own = rollouts[start : start + count]
-        start += count
+        own = list(itertools.islice(left, count))
         if own:
-            yield _padded([r.values for r in own], width), _padded([r.returns for r in own], width)
+            yield _padded(own, "values", width), _padded(own, "returns", width)
         else:
             yield (torch.zeros_like(part.response_mask, dtype=torch.float32),) * 2
 
 
-def _padded(rows: Sequence[Tensor | None], width: int) -> Tensor:
-    known = padded([torch.zeros(1) if row is None else row for row in rows]).float()
+def _known(row: Row, name: str) -> Tensor:
+    """Return a row's part of a field of its rollout, which must be there: zeros would pass for an estimate."""
+    values: Tensor | None = getattr(row.of, name)
+    if values is None:
+        raise ValueError(f"response {row.of.prompt.id}/{row.of.sample} (prompt/sample) has no {name}")
+    return row.own(values)
+
+
+def _padded(rows: Sequence[Row], name: str, width: int) -> Tensor:
+    known = padded([_known(row, name) for row in rows]).float()
     return nn.functional.pad(known, (0, width - known.shape[1]))

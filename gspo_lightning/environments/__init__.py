@@ -1,8 +1,9 @@
 """Environments: multi-turn conversations and tools."""
 
-from gspo_lightning.environments.base import Environment, Message, Messages, Step
+from gspo_lightning.environments.environment import Environment, Messages, Step
 from gspo_lightning.environments.guess import GuessNumber
 from gspo_lightning.environments.tool_use import ToolUse
 from gspo_lightning.environments.tools import Calculator, PythonTool, Tool
+from gspo_lightning.types import Message
 
 __all__ = ["Calculator", "Environment", "GuessNumber", "Message", "Messages", "PythonTool", "Step", "Tool", "ToolUse"]

@@ -7,12 +7,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsFloat, SupportsIndex
 
-from gspo_lightning.environments.base import Environment, Message, Step
-from gspo_lightning.environments.calls import result_of
+from gspo_lightning.environments.environment import Environment, Step, result_of
 from gspo_lightning.errors import InfrastructureError, PluginError, UserError, defined, place_of
-from gspo_lightning.types import Prompt
-
-__all__ = ["Conversation"]
+from gspo_lightning.types import Message, Prompt
 
 
 class Conversation:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from gspo_lightning.environments.base import Environment, Message, Step
+from gspo_lightning.environments.environment import Environment, Step
 from gspo_lightning.errors import UserError
-from gspo_lightning.types import Prompt
-
-__all__ = ["GuessNumber"]
+from gspo_lightning.types import Message, Prompt
 
 
 class GuessNumber(Environment):

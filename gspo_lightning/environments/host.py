@@ -12,8 +12,6 @@ from typing import Any
 
 from gspo_lightning.errors import InfrastructureError
 
-__all__ = ["Answers", "BlockedError", "Host"]
-
 log = logging.getLogger(__name__)
 
 Call = Callable[[], Coroutine[Any, Any, None]]

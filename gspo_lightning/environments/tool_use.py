@@ -8,13 +8,11 @@ import json
 import re
 from typing import Any, Literal
 
-from gspo_lightning.environments.base import Environment, Message, Messages, Step
-from gspo_lightning.environments.calls import result_of
+from gspo_lightning.environments.environment import Environment, Messages, Step, result_of
 from gspo_lightning.environments.tools import Tool, ToolError
 from gspo_lightning.errors import UserError
-from gspo_lightning.types import Prompt
-
-__all__ = ["CallStyle", "ToolUse"]
+from gspo_lightning.parsing import load_json
+from gspo_lightning.types import Message, Prompt
 
 CallStyle = Literal["tags", "line"]
 """Format of tool calls.
@@ -89,11 +87,11 @@ class ToolUse(Environment):
 
     async def _tagged(self, text: str) -> str:
         try:
-            call: Any = json.loads(text)
+            call: Any = load_json(text)
             name, arguments = call["name"], call["arguments"]
             tool = self.tools[name]
             (value,) = arguments.values() if tool.argument not in arguments else (arguments[tool.argument],)
-        except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             return self._wrong(f"not a call of {' or '.join(self.tools)}: {type(error).__name__}")
         return await self._call(name, value if isinstance(value, str) else json.dumps(value))
 

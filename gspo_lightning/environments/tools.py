@@ -14,8 +14,6 @@ from gspo_lightning.environments.calculator import calculate
 from gspo_lightning.errors import UserError
 from gspo_lightning.sandbox import End, Limits, Outcome, Sandbox, choose
 
-__all__ = ["Calculator", "PythonTool", "Tool", "ToolError"]
-
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 
 

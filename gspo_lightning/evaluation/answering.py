@@ -14,20 +14,18 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts.encode import encode_prompts
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws
-from gspo_lightning.rollouts.base import Beginning, RolloutSource
+from gspo_lightning.rollouts.source import ResponsePrefix, RolloutSource
 from gspo_lightning.rollouts.verify import verify_decoding
 from gspo_lightning.suites.problems import Problem
 from gspo_lightning.suites.suite import Suite
 from gspo_lightning.suites.verdicts import Answer
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
-__all__ = ["ROWS", "Wanted", "answers_of"]
-
 log = logging.getLogger(__name__)
 
 ROWS = 256
 """Answers sampled per batch: the most that an interruption loses."""
-Wanted = Sequence[tuple[Problem, Sequence[int]]]
+SampleRequests = Sequence[tuple[Problem, Sequence[int]]]
 """Every problem of the suite, with the numbers of the answers to sample; may be empty for some."""
 
 
@@ -35,7 +33,7 @@ def answers_of(
     policy: Policy,
     source: RolloutSource,
     suite: Suite,
-    wanted: Wanted,
+    wanted: SampleRequests,
     *,
     system_prompt: str | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -88,10 +86,10 @@ def answers_of(
         yield from (_answer(wanted[rollout.prompt.id][0].id, rollout) for rollout in found)
 
 
-def _rows(prompts: Sequence[Prompt], wanted: Wanted, room: int) -> list[Beginning]:
+def _rows(prompts: Sequence[Prompt], wanted: SampleRequests, token_budget: int) -> list[ResponsePrefix]:
     """Return one row for each missing answer; a prompt's id is its place in the suite."""
     return [
-        Beginning(Prompt(place, prompt.text, prompt.token_ids), sample, prompt.token_ids, 0, room)
+        ResponsePrefix(Prompt(place, prompt.text, prompt.token_ids), sample, prompt.token_ids, 0, token_budget)
         for place, (prompt, (_, samples)) in enumerate(zip(prompts, wanted, strict=True))
         for sample in sorted(samples)
     ]
@@ -100,16 +98,16 @@ def _rows(prompts: Sequence[Prompt], wanted: Wanted, room: int) -> list[Beginnin
 def _sampling(policy: Policy, suite: Suite, longest: int) -> SamplingParams:
     """Return the suite's sampling settings, with the length limited by the model's positions."""
     wanted, limits = suite.sampling, policy.model.config.get_text_config()
-    room = int(getattr(limits, "max_position_embeddings", 0) or 1 << 40) - longest
-    if room < 1:
+    token_budget = int(getattr(limits, "max_position_embeddings", 0) or 1 << 40) - longest
+    if token_budget < 1:
         raise UserError(f"suite {suite.name}", f"its longest prompt has {longest} tokens, more than the model takes")
-    if room < wanted.max_response_tokens:
+    if token_budget < wanted.max_response_tokens:
         log.warning(
             "%s: answers end at %d tokens, not at %d: the model has no more positions behind the longest prompt",
-            suite.name, room, wanted.max_response_tokens,
+            suite.name, token_budget, wanted.max_response_tokens,
         )  # fmt: skip
     return SamplingParams(
-        min(room, wanted.max_response_tokens),
+        min(token_budget, wanted.max_response_tokens),
         wanted.temperature,
         wanted.top_p,
         wanted.top_k,

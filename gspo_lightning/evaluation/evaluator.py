@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from gspo_lightning.evaluation.evaluation_settings import Evaluation
 from gspo_lightning.evaluation.metrics import EvaluationMetrics
-from gspo_lightning.evaluation.settings import Evaluation
-from gspo_lightning.experience.respond import Groups, Responder
+from gspo_lightning.experience.generate_and_score import GenerateAndScore, Groups
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.strategies.sharding import gathered
 from gspo_lightning.types import Prompt, Rollout, SamplingParams, WeightsOn
-
-__all__ = ["Evaluator"]
 
 
 class Evaluator:
@@ -57,16 +55,18 @@ class Evaluator:
         """Start new metrics, also for each of these sources."""
         self._metrics.start(settings, device, sources)
 
-    def answer(self, prompts: Sequence[Prompt], respond: Responder, sampling: SamplingParams, version: int) -> Groups:
+    def answer(
+        self, prompts: Sequence[Prompt], generate_and_score: GenerateAndScore, sampling: SamplingParams, version: int
+    ) -> Groups:
         """Return scored responses to some prompts.
 
         Args:
             prompts: this rank's next prompts.
-            respond: samples and scores.
+            generate_and_score: samples and scores.
             sampling: sampling parameters.
             version: optimizer steps taken to reach the weights.
         """
-        return respond(self.policy, prompts, sampling, iteration=0, version=version)[0]
+        return generate_and_score(self.policy, prompts, sampling, iteration=0, version=version)[0]
 
     def count(self, groups: Groups, accuracy_reward: str) -> None:
         """Update the metrics; ``accuracy_reward`` decides which responses are correct."""

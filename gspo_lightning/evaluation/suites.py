@@ -10,13 +10,11 @@ from gspo_lightning.distributed import all_gather_objects, fail_together, rank_a
 from gspo_lightning.evaluation.answering import answers_of
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rewards import RewardRunner
-from gspo_lightning.rollouts.base import RolloutSource
+from gspo_lightning.rollouts.source import RolloutSource
 from gspo_lightning.suites.judging import judge
-from gspo_lightning.suites.metrics import Judged, measure
+from gspo_lightning.suites.metrics import Graded, measure
 from gspo_lightning.suites.problems import Problem, read_problems
 from gspo_lightning.suites.suite import Suite, load_suite
-
-__all__ = ["SuiteEvaluations"]
 
 
 class SuiteEvaluations:
@@ -80,7 +78,7 @@ class SuiteEvaluations:
     ) -> dict[str, float]:
         rank, world = rank_and_world()
         wanted = [(p, range(suite.samples) if i % world == rank else ()) for i, p in enumerate(problems)]
-        judged: dict[str, list[Judged]] = {}
+        graded: dict[str, list[Graded]] = {}
         with fail_together(), RewardRunner({"answer": suite.reward}, num_workers=self.workers) as runner:
             answers = answers_of(
                 policy, source, suite, wanted, system_prompt=self.system_prompt,
@@ -88,7 +86,7 @@ class SuiteEvaluations:
             )  # fmt: skip
             for verdicts in judge(suite, {p.id: p for p in problems}, answers, runner):
                 for verdict in (v for v in verdicts if v.value is not None):
-                    judged.setdefault(verdict.id, []).append(Judged.of(verdict))
-        everybodys = {i: rows for part in all_gather_objects(judged) for i, rows in part.items()}
+                    graded.setdefault(verdict.id, []).append(Graded.of(verdict))
+        everybodys = {i: rows for part in all_gather_objects(graded) for i, rows in part.items()}
         counted = measure(suite, problems, everybodys)
         return {f"suite/{suite.name}/{metric}": one.new_problems.value for metric, one in counted.items()}

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from gspo_lightning.distributed import all_gathered, all_sum
+from gspo_lightning.distributed import all_gathered
 from gspo_lightning.errors import UserError, counted
-from gspo_lightning.experience.respond import Groups
 from gspo_lightning.metrics.responses import Distributions, distribution_scalars, extremes, measure_distributions
 from gspo_lightning.metrics.rollouts import measure_rollouts
+from gspo_lightning.packing.rollout_batch import RolloutBatch
 from gspo_lightning.pictures import read_media, written_media
-from gspo_lightning.types import MiniBatch, Rollout
-
-__all__ = ["Experience", "collect", "measure_rewards", "row_hash"]
+from gspo_lightning.types import MicroBatch, MiniBatch, Rollout
 
 
 @dataclass(slots=True)
@@ -29,7 +26,7 @@ class Experience:
     metrics: dict[str, float]
     examples: list[dict[str, Any]] = field(default_factory=list)
     rewards: dict[str, list[Any]] = field(default_factory=dict)
-    """``<prompt>/<sample>`` -> [hash of its token ids, reward or None], for the dump of a failed update."""
+    """``<prompt>/<sample>``, and ``/<row>`` of several -> [hash of its token ids, reward or None], for dumps."""
     distributions: Distributions = field(default_factory=dict)
     """Name -> one value per response of all ranks: length, reward, advantage ... (histograms)."""
 
@@ -56,7 +53,7 @@ class Experience:
         media = read_media(state.get("media")) or [()] * len(state["examples"])
         shown = [{**e, **({"media": m} if m else {})} for e, m in zip(state["examples"], media, strict=True)]
         return cls(
-            [None if b is None else MiniBatch.from_state_dict(b) for b in state["mini_batches"]],
+            [None if b is None else _with_groups(MiniBatch.from_state_dict(b)) for b in state["mini_batches"]],
             dict(state["metrics"]),
             shown,
             dict(state.get("rewards", {})),
@@ -64,14 +61,32 @@ class Experience:
         )
 
 
-def measure_rewards(groups: Groups, iteration: int, device: torch.device) -> dict[str, float]:
-    """Return statistics of rewards and responses over all ranks, under their tags.
+def _with_groups(batch: MiniBatch) -> MiniBatch:
+    """Return a mini-batch with the numbers of its groups; older checkpoints lack them: rows of a prompt are a group."""
+    if all(part.group_index is not None for part in batch.micro_batches):
+        return batch
+    numbers: dict[object, int] = {}
+
+    def numbered(part: MicroBatch) -> MicroBatch:
+        media = part.media or [()] * len(part.prompt_lengths)
+        keys = [
+            (ids[:width].numpy().tobytes(), tuple(picture.sha256 for picture in pictures))
+            for ids, width, pictures in zip(part.input_ids, part.prompt_lengths.tolist(), media, strict=True)
+        ]
+        return replace(part, group_index=tuple(numbers.setdefault(key, len(numbers)) for key in keys))
+
+    return replace(batch, micro_batches=[numbered(part) for part in batch.micro_batches])
+
+
+def measure_rewards(
+    rollouts: Sequence[Rollout], iteration: int, device: torch.device, seconds: float | None = None
+) -> dict[str, float]:
+    """Return statistics of rewards and responses over all ranks, under their tags; ``seconds`` are those of sampling.
 
     Raises:
         UserError: no response of any rank has a reward.
     """
-    rollouts = [r for g in groups for r in g]
-    metrics = measure_rollouts(rollouts, device)
+    metrics = measure_rollouts(rollouts, device, seconds)
     if metrics["reward/missing"] == 1:
         reasons = counted(all_gathered(r.lost or r.missing for r in rollouts))
         raise UserError(
@@ -83,8 +98,7 @@ def measure_rewards(groups: Groups, iteration: int, device: torch.device) -> dic
 
 
 def collect(
-    groups: Groups,
-    batches: list[MiniBatch],
+    batch: RolloutBatch,
     metrics: Mapping[str, float],
     *,
     device: torch.device,
@@ -94,38 +108,28 @@ def collect(
     """Build the experience of an iteration.
 
     Args:
-        groups: this rank's groups, with rewards and advantages.
-        batches: the mini-batches made of them.
-        metrics: of the iteration so far; includes ``time/rollout_s``.
+        batch: this rank's rollouts, with rewards and advantages, and their mini-batches.
+        metrics: of the iteration so far.
         device: for the collectives.
         distributions: also keep the measurements of each response.
         examples: number of responses to keep as examples.
     """
-    rollouts = [r for g in groups for r in g]
+    rollouts = batch.rollouts
     spread = measure_distributions(rollouts, device) if distributions else {}
-    generated = all_sum(torch.tensor(sum(r.length for r in rollouts), dtype=torch.float64, device=device))
-    speed = float(generated) / max(metrics["time/rollout_s"], 1e-9)
-    shown = [_example(r) for g in groups for r in g[:2]][:examples]
-    if distributions:
-        shown += [_example(r, name) for name, r in extremes(rollouts).items()]
+    scalars, special = (distribution_scalars(spread), extremes(rollouts)) if distributions else ({}, {})
+    shown = [_example(r) for g in batch.groups for r in g[:2]][:examples]
+    shown += [_example(r, name) for name, r in special.items()]
     return Experience(
-        batches,
+        batch.mini_batches,
         {
             **metrics,
-            **(distribution_scalars(spread) if spread else {}),
-            "data/iteration": float(batches[0].iteration),
-            "throughput/generated_tokens_per_s": speed,
+            **scalars,
+            "data/iteration": float(batch.mini_batches[0].iteration),
         },
         shown,
-        {f"{r.prompt.id}/{r.sample}": [row_hash(r.prompt.token_ids, r.token_ids), r.reward] for r in rollouts},
+        batch.fingerprints(),
         spread,
     )
-
-
-def row_hash(prompt: Sequence[int], response: torch.Tensor) -> str:
-    """Return a short hash of a row's token ids, the same in every process."""
-    ids = torch.cat([torch.tensor(prompt, dtype=torch.int64), response.to("cpu", torch.int64)])
-    return hashlib.blake2b(ids.numpy().tobytes(), digest_size=8).hexdigest()
 
 
 def _example(rollout: Rollout, shown_as: str = "sample") -> dict[str, Any]:

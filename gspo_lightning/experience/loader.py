@@ -11,8 +11,6 @@ from gspo_lightning.experience.collect import Experience
 from gspo_lightning.randomness import Purpose, permutation, stream
 from gspo_lightning.types import MiniBatch, Prompt
 
-__all__ = ["ExperienceLoader", "PromptLoader", "part_of"]
-
 
 class PromptLoader:
     """Batches of prompts to answer. A separate class, because Lightning takes a list for a list of loaders."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gspo_lightning.advantages.base import Advantages, learns_from_dead_groups, try_advantages
+from gspo_lightning.advantages.advantages import Advantages, learns_from_dead_groups, try_advantages
 from gspo_lightning.advantages.shaping import Shaping
 from gspo_lightning.advantages.within_groups import GroupNormalised
 from gspo_lightning.errors import UserError
+from gspo_lightning.packing.batches import RowWeights
 from gspo_lightning.packing.deal import DEFAULT_DEAL, Deal
 from gspo_lightning.types import SamplingParams
-
-__all__ = ["ExperienceSettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +33,7 @@ class ExperienceSettings:
     minibatches_per_rollout: int = 4
     epochs_per_rollout: int = 1
     deal: Deal = DEFAULT_DEAL
+    rows: RowWeights = "rollout"
     max_tokens_per_micro_batch: int = 16384
     max_prompt_tokens: int = 512
     max_response_tokens: int = 512

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from gspo_lightning.advantages.shaping import TurnCredit
 from gspo_lightning.errors import UserError, did_you_mean
-from gspo_lightning.experience.columns import columns_of
+from gspo_lightning.experience.generate_and_score import columns_of
 from gspo_lightning.experience.settings import ExperienceSettings
-from gspo_lightning.policy.vision.sight import sight_of
+from gspo_lightning.policy.vision.image_processor import image_processor_of
 from gspo_lightning.prompts.curricula import Curriculum, Uniform
 from gspo_lightning.prompts.mixed_order import MixedOrder
 from gspo_lightning.prompts.order import PromptOrder
@@ -24,17 +24,6 @@ from gspo_lightning.rollouts.retrying import RetryingSource
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-__all__ = [
-    "check_context",
-    "check_reading",
-    "check_rewards",
-    "check_shown",
-    "check_sources",
-    "partial_rollouts",
-    "read_sets",
-    "training_order",
-]
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +50,8 @@ def check_sources(
             f"needs a rollout source that can continue a response; {type(rollouts).__name__} cannot",
             fix="use GroupedSampler or VLLMServer, or 0 for no partial rollouts",
         )
-    if any(source.renews for source in _behind(rollouts)):
-        if not rollouts.renews:
+    if any(source.updates_in_flight for source in _behind(rollouts)):
+        if not rollouts.updates_in_flight:
             what = f"is true behind {type(rollouts).__name__}, which does not say which weights sampled a token"
             raise UserError(_IN_FLIGHT, what, fix="leave it out, or use VLLMServer itself as data.rollouts")
         if not settings.max_staleness:
@@ -99,7 +88,7 @@ def check_reading(tokenizer: PreTrainedTokenizerBase, sources: Iterable[RolloutS
         UserError: a source does not.
     """
     for source in sources:
-        if sight_of(tokenizer) is not None and not source.reads_pictures:
+        if image_processor_of(tokenizer) is not None and not source.reads_pictures:
             raise UserError(
                 "data.rollouts",
                 f"is {type(source).__name__}, which does not show pictures to a policy",
@@ -114,13 +103,14 @@ def check_shown(tokenizer: PreTrainedTokenizerBase, sets: PromptSets, sources: I
     Raises:
         UserError: a source cannot.
     """
-    if (sight := sight_of(tokenizer)) is None:
+    if (image_processor := image_processor_of(tokenizer)) is None:
         return
-    unable = [source for source in sources if sight.kind not in source.picture_families]
+    unable = [source for source in sources if image_processor.kind not in source.picture_families]
     if unable and any(prompt.media for prompt in sets.examples(_LOOKED_AT)):
         raise UserError(
             "data.rollouts",
-            f"is {type(unable[0]).__name__}, which does not show pictures to models of the family {sight.kind!r}",
+            f"is {type(unable[0]).__name__}, which does not show pictures to models of the family "
+            f"{image_processor.kind!r}",
             fix="use GroupedSampler or TransformersGenerate, or prompts without pictures",
         )
 
@@ -202,7 +192,7 @@ def has_environment(source: object) -> bool:
 
 
 def read_sets(
-    sets: PromptSets, stage: str, tokenizer: PreTrainedTokenizerBase, limit: int | None, ranks: int, *, judged: bool
+    sets: PromptSets, stage: str, tokenizer: PreTrainedTokenizerBase, limit: int | None, ranks: int, *, graded: bool
 ) -> None:
     """Read the prompts of a stage (``fit``, ``validate``, ``test``, ``predict``), at least one for every rank.
 
@@ -212,13 +202,13 @@ def read_sets(
         tokenizer: of the model.
         limit: number of held-out prompts to use, the first ones.
         ranks: ranks of the run.
-        judged: there are rewards; without them only training is possible, with nothing but training prompts.
+        graded: there are rewards; without them only training is possible, with nothing but training prompts.
 
     Raises:
         UserError: prompts cannot be read, held-out answers have no reward, or a rank has none of the first ``limit``
             held-out ones.
     """
-    if not judged and (stage != "fit" or sets.sources["val"] is not None):
+    if not graded and (stage != "fit" or sets.sources["val"] is not None):
         raise UserError(
             "data.rewards",
             "is empty, so nothing judges the answers to held-out prompts",

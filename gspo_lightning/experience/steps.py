@@ -9,8 +9,6 @@ from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.types import Rollout
 
-__all__ = ["token_steps"]
-
 
 def token_steps(
     rollout: Rollout, steps: Sequence[tuple[int, float]], tokenizer: PreTrainedTokenizerBase

@@ -2,7 +2,5 @@
 
 from __future__ import annotations
 
-from gspo_lightning.inspect.provider import gspo
-from gspo_lightning.inspect.scorer import reward_scorer
-
-__all__ = ["gspo", "reward_scorer"]
+from gspo_lightning.inspect.provider import gspo as gspo
+from gspo_lightning.inspect.scorer import reward_scorer as reward_scorer

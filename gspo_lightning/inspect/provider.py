@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from inspect_ai._util.error import PrerequisiteError  # Inspect prints it without a traceback; it has no public name
@@ -22,10 +23,12 @@ from inspect_ai.model import (
 from inspect_ai.tool import ToolChoice, ToolInfo
 
 from gspo_lightning.errors import UserError, did_you_mean
-from gspo_lightning.inspect.asked import Asked, Backend, Choice, Told, until
-from gspo_lightning.rollouts.serving.client import ServerError
-
-__all__ = ["GSPOModel", "gspo"]
+from gspo_lightning.inspect.request import Backend, Choice, Numbers, Request, Response, until
+from gspo_lightning.randomness import Purpose, stream
+from gspo_lightning.rollouts.serving.chat_requests import ChatRequests
+from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
+from gspo_lightning.rollouts.serving.endpoint import given
+from gspo_lightning.rollouts.serving.loop import LoopThread
 
 _ARGUMENTS = ("server", "source", "revision", "trust_remote_code")
 _TOKENS, _REQUESTS = 2048, 256
@@ -36,6 +39,9 @@ _REFUSED = (
     "response_schema", "extra_body",
 )  # fmt: skip
 """Inspect settings that would change an answer and that no rollout source supports."""
+AnyModel = "auto"
+"""Model name that stands for the first model the server lists."""
+_PATIENCE_S, _HEALTH_S = 3600.0, 30.0
 
 
 @modelapi(name="gspo")
@@ -127,7 +133,7 @@ class GSPOModel(ModelAPI):
         """Release the model, or the connections."""
         self.backend.close()
 
-    def _output(self, told: Told) -> ModelOutput:
+    def _output(self, told: Response) -> ModelOutput:
         read, written, usage = told.prompt_tokens, sum(choice.tokens for choice in told.choices), None
         if read is not None:
             usage = ModelUsage(input_tokens=read, output_tokens=written, total_tokens=read + written)
@@ -150,8 +156,6 @@ def _backend(name: str, base_url: str | None, arguments: dict[str, Any]) -> Back
             )
     server = arguments.pop("server", None) or base_url
     if server is not None:
-        from gspo_lightning.inspect.remote import Remote
-
         if arguments:
             raise UserError("-M", f"{', '.join(arguments)} does not go with a server", fix="set it on the server")
         return Remote(str(server), name)
@@ -160,8 +164,8 @@ def _backend(name: str, base_url: str | None, arguments: dict[str, Any]) -> Back
     return InProcess(name, **arguments)
 
 
-def _asked(messages: Sequence[ChatMessage], tools: Sequence[ToolInfo], config: GenerateConfig) -> Asked:
-    """Convert Inspect's request to :class:`Asked`.
+def _asked(messages: Sequence[ChatMessage], tools: Sequence[ToolInfo], config: GenerateConfig) -> Request:
+    """Convert Inspect's request to :class:`Request`.
 
     Raises:
         UserError: it needs a feature that no rollout source supports.
@@ -171,7 +175,7 @@ def _asked(messages: Sequence[ChatMessage], tools: Sequence[ToolInfo], config: G
     for name in _REFUSED:
         if getattr(config, name, None) is not None:
             raise UserError("gspo/", f"does not know {name}, which would change the answers", fix=f"leave out {name}")
-    return Asked(
+    return Request(
         messages=tuple(_plain(message) for message in messages),
         temperature=config.temperature,
         top_p=config.top_p,
@@ -192,3 +196,53 @@ def _plain(message: ChatMessage) -> Any:
         if kinds:
             raise UserError("gspo/", f"reads text only, and a message holds {', '.join(sorted(kinds))}")
     return message.role, message.text
+
+
+class Remote:
+    """Backend for a server, which batches the requests itself. Its key is in ``VLLM_API_KEY``.
+
+    Args:
+        url: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
+        name: name of the server's model; ``auto`` takes the first one it lists.
+
+    Raises:
+        UserError: the URL is malformed, or the server does not respond.
+    """
+
+    def __init__(self, url: str, name: str = AnyModel) -> None:
+        self.client = Client(given([url], plain_http=False)[0], _PATIENCE_S, _HEALTH_S)
+        self.loop, self._numbers = LoopThread("gspo-inspect"), Numbers()
+        try:
+            self.name = self.loop.run(self.client.model()) if name == AnyModel else name
+        except (ServerError, UnsupportedError) as error:
+            self.close()
+            raise UserError("gspo/", f"{url}: {error}", fix="start the server, or correct the address") from error
+        self.asker = ChatRequests(self.client, self.name)
+
+    def ask(self, request: Request) -> Future[Response]:
+        """Send a request to the server."""
+        seed = stream(request.seed, Purpose.EVAL_SAMPLING, self._numbers.next(request.messages)) & 0x7FFFFFFF
+        return self.loop.submit(self._told(request, seed))
+
+    def close(self) -> None:
+        """Close the connections to the server."""
+        self.loop.run(self.client.close())
+        self.loop.close()
+
+    async def _told(self, request: Request, seed: int) -> Response:
+        if request.logprobs:
+            raise UserError("gspo/", "gives no log-probabilities of a server", fix="leave out --logprobs")
+        messages = [{"role": role, "content": text} for role, text in request.messages]
+        body: dict[str, Any] = {"max_tokens": request.max_tokens, "seed": seed, "n": request.choices}
+        body |= {"stop": list(request.stop)} if request.stop else {}
+        optional = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
+        body |= {name: value for name, value in optional.items() if value is not None}
+        try:
+            spoken, usage = await self.asker.ask(messages, body)
+        except UnsupportedError as error:
+            raise UserError("gspo/", f"{self.client.url}: {error}") from error
+        except ServerError as error:
+            raise ServerError(f"{self.client.url}: {error}") from error
+        tokens = int(usage.get("completion_tokens") or 0) // len(spoken)
+        choices = (Choice(one.text, tokens, "max_tokens" if one.truncated else "stop") for one in spoken)
+        return Response(tuple(choices), usage.get("prompt_tokens"))

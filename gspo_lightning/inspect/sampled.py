@@ -14,18 +14,16 @@ import torch
 
 from gspo_lightning.commands.evaluate.model import Sampled
 from gspo_lightning.errors import UserError
-from gspo_lightning.inspect.asked import Asked, Choice, Numbers, Stop, Told
+from gspo_lightning.inspect.request import Choice, Numbers, Request, Response, Stop
 from gspo_lightning.policy.thread_state import on_device
 from gspo_lightning.prompts.dialogue import Dialogue
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.registry import component
-from gspo_lightning.resume.find import find_checkpoint
+from gspo_lightning.resume.find import newest_of_run
 from gspo_lightning.rollouts import Draws
-from gspo_lightning.rollouts.base import RolloutSource
+from gspo_lightning.rollouts.source import RolloutSource
 from gspo_lightning.rollouts.verify import verify_decoding
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
-
-__all__ = ["InProcess"]
 
 log = logging.getLogger(__name__)
 _QUIET_S = 0.03
@@ -36,9 +34,9 @@ _MOST = 512
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    asked: Asked
+    request: Request
     prompt: Prompt
-    future: Future[Told]
+    future: Future[Response]
 
 
 class InProcess:
@@ -69,24 +67,24 @@ class InProcess:
         self._thread: threading.Thread | None = None
         """Sampling thread; None while no request waits."""
 
-    def ask(self, asked: Asked) -> Future[Told]:
-        """See :class:`gspo_lightning.inspect.asked.Backend`."""
-        messages = [{"role": role, "content": text} for role, text in asked.messages]
-        future: Future[Told] = Future()
+    def ask(self, request: Request) -> Future[Response]:
+        """Queue a request for the sampling thread."""
+        messages = [{"role": role, "content": text} for role, text in request.messages]
+        future: Future[Response] = Future()
         try:
-            prompt = Prompt(self._numbers.next(asked.messages), "", tuple(self._dialogue.opening(messages)))
+            prompt = Prompt(self._numbers.next(request.messages), "", tuple(self._dialogue.opening(messages)))
         except UserError as error:
             future.set_exception(error)
             return future
         with self._lock:
-            self._queue.put(_Waiting(asked, prompt, future))
+            self._queue.put(_Waiting(request, prompt, future))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="gspo-inspect", daemon=True)
                 self._thread.start()
         return future
 
     def close(self) -> None:
-        """See :class:`gspo_lightning.inspect.asked.Backend`."""
+        """Wait for the sampling thread and close the source."""
         if (thread := self._thread) is not None:
             thread.join()
         self.source.close()
@@ -99,11 +97,13 @@ class InProcess:
             for one in batch:
                 if not one.future.set_running_or_notify_cancel():
                     continue
-                room = self._room(one)
-                if room < 1:
-                    one.future.set_result(Told((Choice("", 0, "model_length"),), len(one.prompt.token_ids)))
+                token_budget = self._token_budget(one)
+                if token_budget < 1:
+                    one.future.set_result(Response((Choice("", 0, "model_length"),), len(one.prompt.token_ids)))
                     continue
-                kinds.setdefault((self._sampling(one.asked, room), one.asked.seed, one.asked.choices), []).append(one)
+                kinds.setdefault(
+                    (self._sampling(one.request, token_budget), one.request.seed, one.request.choices), []
+                ).append(one)
             for (sampling, seed, choices), some in kinds.items():
                 self._answer(some, sampling, seed, choices)
 
@@ -122,19 +122,19 @@ class InProcess:
                         break
         return found
 
-    def _room(self, one: _Waiting) -> int:
+    def _token_budget(self, one: _Waiting) -> int:
         """Return the number of tokens that the model's positions leave for an answer."""
         limits = self.policy.model.config.get_text_config()
         return int(getattr(limits, "max_position_embeddings", 0) or 1 << 40) - len(one.prompt.token_ids)
 
-    def _sampling(self, asked: Asked, room: int) -> SamplingParams:
+    def _sampling(self, request: Request, token_budget: int) -> SamplingParams:
         return SamplingParams(
-            min(room, asked.max_tokens),
-            1.0 if asked.temperature is None else asked.temperature,
-            1.0 if asked.top_p is None else asked.top_p,
-            asked.top_k or 0,
+            min(token_budget, request.max_tokens),
+            1.0 if request.temperature is None else request.temperature,
+            1.0 if request.top_p is None else request.top_p,
+            request.top_k or 0,
             stop_token_ids=self.policy.eos_token_ids,
-            stop_strings=asked.stop,
+            stop_strings=request.stop,
         )
 
     def _answer(self, some: Sequence[_Waiting], sampling: SamplingParams, seed: int, choices: int) -> None:
@@ -151,7 +151,7 @@ class InProcess:
             return
         self.batches.append(len(some))
         for one, group in zip(some, groups, strict=True):
-            told = Told(tuple(self._choice(one.asked, rollout) for rollout in group), len(one.prompt.token_ids))
+            told = Response(tuple(self._choice(one.request, rollout) for rollout in group), len(one.prompt.token_ids))
             one.future.set_result(told)
 
     def _open(self, longest: int, sampling: SamplingParams) -> None:
@@ -163,13 +163,13 @@ class InProcess:
             self.source.sync_weights(self.policy, 0)
         self._longest = longest
 
-    def _choice(self, asked: Asked, rollout: Rollout) -> Choice:
+    def _choice(self, request: Request, rollout: Rollout) -> Choice:
         text = rollout.text
-        for found in (text.find(stop) for stop in asked.stop):
+        for found in (text.find(stop) for stop in request.stop):
             text = text[:found] if 0 <= found < len(text) else text
-        cut: Stop = "max_tokens" if rollout.length >= asked.max_tokens else "model_length"
+        cut: Stop = "max_tokens" if rollout.length >= request.max_tokens else "model_length"
         logprobs = None
-        if asked.logprobs and rollout.logprobs is not None:
+        if request.logprobs and rollout.logprobs is not None:
             tokens = (self.policy.tokenizer.decode([token]) for token in rollout.token_ids.tolist())
             logprobs = tuple(zip(tokens, rollout.logprobs.tolist(), strict=True))
         return Choice(text, rollout.length, cut if rollout.truncated else "stop", logprobs)
@@ -177,11 +177,8 @@ class InProcess:
 
 def _loaded(name: str, revision: str | None, trust_remote_code: bool, source: RolloutSource | None) -> Sampled:
     path = Path(name)
-    if (path / "checkpoints").is_dir():
-        found = find_checkpoint(path)
-        if found is None:
-            raise UserError("gspo/", f"the run {name} has no checkpoint yet")
-        log.info("gspo/%s is %s", name, found.checkpoint)
+    if (found := newest_of_run(path, "gspo/")) is not None:
+        log.info("gspo/%s is %s", name, found.described)
         path = found.checkpoint
     if path.suffix == ".ckpt" or path.is_file():
         return Sampled.of_checkpoint(path, trust_remote_code, source)

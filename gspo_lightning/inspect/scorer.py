@@ -9,12 +9,10 @@ from inspect_ai.scorer import CORRECT, INCORRECT, NOANSWER, Score, Scorer, Targe
 from inspect_ai.solver import TaskState
 
 from gspo_lightning.errors import GSPOError, UserError, did_you_mean
-from gspo_lightning.inspect.asked import until
+from gspo_lightning.inspect.request import until
 from gspo_lightning.registry import component, parameters
 from gspo_lightning.rewards import Reward, RewardRunner, Sample, SampleScore
 from gspo_lightning.suites.judging import unread
-
-__all__ = ["RewardScorer", "reward_scorer"]
 
 
 @scorer(metrics=[accuracy(), stderr()])

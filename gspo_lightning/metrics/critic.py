@@ -7,8 +7,6 @@ from torch import Tensor
 
 from gspo_lightning.distributed import all_sum
 
-__all__ = ["CONSTANT", "QUARTERS", "measure_critic"]
-
 CONSTANT = 1e-3
 """Variance of the returns below which there is nothing to explain."""
 QUARTERS = ("first", "second", "third", "last")

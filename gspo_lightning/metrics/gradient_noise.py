@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from gspo_lightning.distributed import all_sum, rank_and_world
 from gspo_lightning.types import MicroBatch
 
-__all__ = ["GradientNoise", "noise_and_signal", "split_prompts"]
-
 HISTORY = 64
 """Number of updates whose estimates are added up: that of a single one is often negative."""
 
@@ -45,21 +43,16 @@ def noise_and_signal(squares: float, whole: float, sizes: tuple[float, float]) -
     return (squares * rows**2 - whole * of_squares) / between, (whole - squares) * rows**2 / between
 
 
-def split_prompts(parts: Sequence[MicroBatch]) -> bool:
-    """True if rows of one prompt are in two micro-batches: a group larger than the token budget is split.
+def split_groups(parts: Sequence[MicroBatch]) -> bool:
+    """True if rows of one group are in two micro-batches, or their groups are unknown.
 
     The advantages of a group add up to 0, so the gradients of its parts nearly cancel each other: they are large
-    without being noise.
+    without being noise. Group numbers are on the host: nothing waits for the device.
     """
-    seen: set[tuple[bytes, object]] = set()
+    seen: set[int] = set()
     for part in parts:
-        widths, ids = part.on_host()[0].tolist(), part.input_ids.cpu()
-        media = part.media or [()] * len(widths)
-        own = {
-            (ids[i, :width].numpy().tobytes(), tuple(picture.sha256 for picture in media[i]))
-            for i, width in enumerate(widths)
-        }
-        if own & seen:
+        own = None if part.group_index is None else set(part.group_index)
+        if own is None or own & seen:
             return True
         seen |= own
     return False

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from gspo_lightning.distributed import all_sum, local
 
-__all__ = ["PARTS", "ParameterMeter", "part_of"]
-
 PARTS = ("embedding", "head", "norms", "router", "experts", "attention", "mlp", "other")
 """Parts of a model, distinguished by the names that transformers gives its modules."""
 _WORDS = (
@@ -39,7 +37,7 @@ def part_of(name: str) -> str:
     return next((part for part, words in _WORDS if any(word in name for word in words)), "other")
 
 
-class ParameterMeter:
+class ParameterMetrics:
     """Comparison of trainable weights before and after an optimizer step.
 
     Args:

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from gspo_lightning.metrics.sums import RATIO_EDGES, percentile, ratio_bins, tally
 
-__all__ = ["HISTOGRAMS", "by_mini_batch", "ratio_counts", "ratio_histograms", "ratio_scalars"]
-
 BINS = RATIO_EDGES.numel() + 1
 SIGNS = ("negative", "zero", "positive")
 HISTOGRAMS = {

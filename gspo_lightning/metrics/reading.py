@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["READINGS", "Deviation", "EffectiveSize", "Mean", "Reading", "Root", "Sums", "Total"]
-
 Sums = Mapping[str, tuple[float, float]]
 """Name -> (sum, count)."""
 

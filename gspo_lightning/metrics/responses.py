@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from gspo_lightning.distributed import gather_rows
 from gspo_lightning.types import Rollout
 
-__all__ = ["Distributions", "distribution_scalars", "extremes", "measure_distributions", "repetition"]
-
 Distributions = dict[str, list[float]]
 """Name -> one value per response of all ranks: ``length``, ``reward`` (NaN: missing), ``advantage``, ``repetition``."""
 

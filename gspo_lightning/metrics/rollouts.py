@@ -9,11 +9,11 @@ import torch
 from gspo_lightning.distributed import all_names, all_sum, largest
 from gspo_lightning.types import Rollout
 
-__all__ = ["measure_rollouts", "measure_staleness"]
 
-
-def measure_rollouts(rollouts: Sequence[Rollout], device: torch.device) -> dict[str, float]:
-    """Return scalars under their tags (docs/metrics.md)."""
+def measure_rollouts(
+    rollouts: Sequence[Rollout], device: torch.device, seconds: float | None = None
+) -> dict[str, float]:
+    """Return scalars under their tags (docs/metrics.md); with the ``seconds`` of sampling, its speed, too."""
     parts = all_names(name for r in rollouts for name in r.reward_parts)
     sums: list[float] = []
     for name in (None, *parts):
@@ -42,6 +42,8 @@ def measure_rollouts(rollouts: Sequence[Rollout], device: torch.device) -> dict[
     total = all_sum(packed).tolist()
     responses = total[-1]
     scalars = {tag: total[len(sums) + i] / responses for i, tag in enumerate(counts)}
+    if seconds is not None:
+        scalars["throughput/generated_tokens_per_s"] = total[len(sums)] / max(seconds, 1e-9)
     scalars["reward/missing"] = 1 - total[2] / responses
     for i, tag in enumerate(["reward/mean", *(f"reward/parts/{p}" for p in parts)]):
         value, square, known_count = total[3 * i : 3 * i + 3]

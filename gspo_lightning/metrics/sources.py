@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from gspo_lightning.distributed import all_sum
 from gspo_lightning.types import Rollout
-
-__all__ = ["CLIPPED", "clipped_by_source", "clipped_scalars", "measure_sources", "source_rows"]
 
 CLIPPED = "clipped_by_source"
 """Name of the vector that sums the results of :func:`clipped_by_source`."""
@@ -20,7 +18,7 @@ _COLUMN = "source"
 def measure_sources(
     groups: Sequence[Sequence[Rollout]],
     names: Sequence[str],
-    is_dead: Callable[[Sequence[Rollout]], bool] | None,
+    dead: Sequence[bool] | None,
     device: torch.device,
 ) -> dict[str, float]:
     """Return scalars of each source over all ranks, under their tags (docs/metrics.md); missing ones are left out.
@@ -28,26 +26,26 @@ def measure_sources(
     Args:
         groups: this rank's groups, scored.
         names: names of the sources, the same on every rank.
-        is_dead: returns whether a group gives no signal; None: every group gives one.
+        dead: whether each group gives no signal; None: every group gives one.
         device: for the collective.
     """
     sums = torch.zeros(len(names), 6, dtype=torch.float64)
-    for group in groups:
+    for i, group in enumerate(groups):
         known = [r.reward for r in group if r.reward is not None]
-        dead = is_dead is not None and is_dead(group)
         sums[names.index(group[0].prompt.columns[_COLUMN])] += torch.tensor(
-            [sum(known), len(known), sum(r.length for r in group), len(group), dead, 1], dtype=torch.float64
+            [sum(known), len(known), sum(r.length for r in group), len(group), dead is not None and dead[i], 1],
+            dtype=torch.float64,
         )
     found: dict[str, float] = {}
     for name, row in zip(names, all_sum(sums.to(device)).tolist(), strict=True):
-        reward, scored, tokens, responses, dead, count = row
+        reward, scored, tokens, responses, silent, count = row
         found[f"source/{name}/groups"] = count
         if scored:
             found[f"source/{name}/reward"] = reward / scored
         if count:
             found[f"source/{name}/length"] = tokens / responses
-        if count and is_dead is not None:
-            found[f"source/{name}/dead_groups"] = dead / count
+        if count and dead is not None:
+            found[f"source/{name}/dead_groups"] = silent / count
     return found
 
 

@@ -1,6 +1,6 @@
 """Metric definitions: for every logged number its meaning, unit, healthy range, and what to do outside of it.
 
-The texts are data: one YAML file of ``definitions/`` per heading of ``docs/metrics.md``. Their symbols: A is an
+The texts are data: one YAML file of ``definitions/`` per heading of the site's page of metrics. Their symbols: A is an
 advantage, m the response tokens, n_i the number of response tokens of sequence i, d = log pi - log pi_old per token,
 s_i = exp(sum_m d / n_i), r the ratio that the objective clips (s_i or exp d). Sums run over all micro-batches and ranks
 of an update before anything is divided. Numbers quoted as the paper's are from arXiv 2507.18071.
@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gspo_lightning.corpus.yaml_text import read_table
 from gspo_lightning.metrics.reading import READINGS, Reading
-
-__all__ = ["FULL", "METRICS", "Kind", "MetricSpec"]
+from gspo_lightning.parsing import read_table
 
 FULL = "model.metrics: full"
 """``when`` of metrics that are measured unless a run asks for less."""
@@ -46,7 +44,7 @@ class MetricSpec:
     what_to_do: str
     """Advice for a run outside of the healthy range, one sentence."""
     group: str
-    """Heading of its section in ``docs/metrics.md``."""
+    """Heading of its section."""
     kind: Kind = "scalar"
     """Kind of stored value."""
     when: str = ""

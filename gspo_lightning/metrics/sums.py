@@ -12,19 +12,8 @@ from torch import Tensor
 
 from gspo_lightning.distributed import all_max, all_sum
 
-__all__ = [
-    "RATIO_EDGES",
-    "Level",
-    "MetricSums",
-    "percentile",
-    "ratio_bins",
-    "ratio_histogram",
-    "ratio_percentiles",
-    "tally",
-]
-
 Level = Literal["full", "basic", "off"]
-"""Amount of measurement: see :class:`gspo_lightning.metrics.meter.UpdateMeter`."""
+"""Amount of measurement: see :class:`gspo_lightning.metrics.update_metrics.UpdateMetrics`."""
 
 _DECADES = torch.logspace(-6, 1, 57, dtype=torch.float64)
 RATIO_EDGES: Tensor = torch.cat([-_DECADES.flip(0), torch.zeros(1, dtype=torch.float64), _DECADES])

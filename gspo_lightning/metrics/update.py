@@ -11,8 +11,6 @@ from gspo_lightning.metrics.reading import Mean, Reading
 from gspo_lightning.metrics.spec import METRICS
 from gspo_lightning.types import MicroBatch
 
-__all__ = ["measure_mismatch", "sequence_log_ratios", "update_scalars"]
-
 
 def _by_sum() -> dict[str, list[tuple[str, Reading]]]:
     found: dict[str, list[tuple[str, Reading]]] = {}

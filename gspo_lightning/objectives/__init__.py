@@ -15,7 +15,6 @@ models. Every denominator here counts the whole mini-batch (``count``). DAPO is 
 """
 
 from gspo_lightning.objectives.aggregate import Aggregation
-from gspo_lightning.objectives.base import Objective, Rows, Term
 from gspo_lightning.objectives.cispo import CISPO
 from gspo_lightning.objectives.clip import RatioClip
 from gspo_lightning.objectives.dapo import DAPO
@@ -24,8 +23,11 @@ from gspo_lightning.objectives.dr_grpo import DrGRPO
 from gspo_lightning.objectives.gmpo import GMPO
 from gspo_lightning.objectives.grpo import GRPO
 from gspo_lightning.objectives.gspo import GSPO, GSPOToken
+from gspo_lightning.objectives.inputs import Rows
 from gspo_lightning.objectives.luspo import LUSPO
+from gspo_lightning.objectives.measure import Term
 from gspo_lightning.objectives.multiscale import MultiScale
+from gspo_lightning.objectives.objective import Objective
 from gspo_lightning.objectives.ppo import PPO
 from gspo_lightning.objectives.reinforce import REINFORCE
 from gspo_lightning.objectives.sapo import SAPO

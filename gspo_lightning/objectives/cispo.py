@@ -6,12 +6,10 @@ import torch
 
 from gspo_lightning.errors import check_number
 from gspo_lightning.objectives.aggregate import Aggregation
-from gspo_lightning.objectives.base import Objective
 from gspo_lightning.objectives.clip import Band
+from gspo_lightning.objectives.inputs import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
 from gspo_lightning.objectives.measure import Term
-from gspo_lightning.objectives.rows import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
-
-__all__ = ["CISPO"]
+from gspo_lightning.objectives.objective import Objective
 
 
 @dataclass(repr=False)
@@ -42,7 +40,7 @@ class CISPO(Band, Objective):
         check_number("clip_high", self.clip_high, low=0.0)
 
     def term(self, rows: Rows) -> Term:
-        """See :meth:`Objective.term`."""
+        """Weigh log-probabilities by the clipped ratio, which has no gradient."""
         log_ratio = rows.log_ratio.detach()
         ratio = torch.exp(clamp_log_ratio(log_ratio))
         low, high = 1 - self.clip_low, 1 + self.clip_high

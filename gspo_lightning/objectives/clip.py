@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.errors import check_number
-from gspo_lightning.objectives.base import Objective, Surface
+from gspo_lightning.objectives.inputs import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
 from gspo_lightning.objectives.measure import Term
-from gspo_lightning.objectives.rows import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
+from gspo_lightning.objectives.objective import Objective, Surface
 from gspo_lightning.objectives.shapes import check_level
-
-__all__ = ["RatioClip"]
 
 SEQUENCE_SCALE, TOKEN_SCALE = 1e-2, 1e-3
 """Above the first, a clip range is unusual at sequence level; below the second, at token level."""
@@ -53,6 +51,19 @@ class RatioClip(Band, Objective):
     def log_ratio(self, rows: Rows) -> Tensor:
         """Return the log-ratio with its gradient, [N] or [N, T]; values at masked positions do not matter."""
 
+    def sides(self, below: Tensor, above: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
+        """Return where the lower bound and where the upper bound take the gradient away, bool like ``below``.
+
+        This alone decides what is clipped, and what ``clip/low`` and ``clip/high`` count. Override it for an objective
+        that clips by another rule than :func:`pessimistic`.
+
+        Args:
+            below: ratios under 1 - clip_low.
+            above: ratios over 1 + clip_high.
+            advantages: at the level of the ratio.
+        """
+        return pessimistic(below, above, advantages)
+
     def term(self, rows: Rows) -> Term:
         """Return ``-min(r A, clip(r) A)``, with exactly zero gradient where the clipped branch is the smaller one."""
         log_ratio = self.log_ratio(rows)
@@ -62,7 +73,7 @@ class RatioClip(Band, Objective):
         ratio = torch.exp(clamp_log_ratio(log_ratio))
         advantages, value = rows.advantages_like(ratio), ratio.detach()
         above, below = value > 1 + self.clip_high, value < 1 - self.clip_low
-        high, low = above & (advantages > 0), below & (advantages < 0)
+        low, high = self.sides(below, above, advantages)
         bounded = torch.where(high, 1 + self.clip_high, torch.where(low, 1 - self.clip_low, ratio))
         dual: Tensor | None = None
         if self.dual_clip is not None:
@@ -80,7 +91,7 @@ class RatioClip(Band, Objective):
         )
 
     def unusual_clip(self) -> str | None:
-        """See :meth:`Objective.unusual_clip`: above 1e-2 at sequence level, below 1e-3 at token level."""
+        """Warn of a clip range above 1e-2 at sequence level, or below 1e-3 at token level."""
         if self.level == "token":
             return token_scale_note(self, self.usual_clip)
         if max(self.clip_low, self.clip_high) > SEQUENCE_SCALE:
@@ -89,6 +100,18 @@ class RatioClip(Band, Objective):
                 f"update of a large model moves it by about {TOKEN_SCALE:g}; {self.usual_clip}"
             )
         return None
+
+
+def pessimistic(below: Tensor, above: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
+    """Return where the bounds of ``min(r A, clip(r) A)`` clip, (low, high): where the ratio went as A wants it.
+
+    A ratio that went the other way keeps its gradient, which brings it back.
+
+    >>> below, above = torch.tensor([True, True, False, False]), torch.tensor([False, False, True, True])
+    >>> [side.tolist() for side in pessimistic(below, above, torch.tensor([1.0, -1.0, 1.0, -1.0]))]
+    [[False, True, False, False], [False, False, True, False]]
+    """
+    return below & (advantages < 0), above & (advantages > 0)
 
 
 def token_scale_note(objective: Band, usual: str) -> str | None:

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from gspo_lightning.objectives.aggregate import Aggregation
 from gspo_lightning.objectives.grpo import GRPO
 
-__all__ = ["DAPO"]
-
 
 @dataclass(repr=False)
 class DAPO(GRPO):

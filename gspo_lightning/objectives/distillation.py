@@ -23,11 +23,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from gspo_lightning.objectives.inputs import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
 from gspo_lightning.objectives.measure import Sums
 from gspo_lightning.objectives.options import Correction, CorrectionMode, correction_weights
-from gspo_lightning.objectives.rows import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
-
-__all__ = ["Distillation", "distillation"]
 
 
 @dataclass(frozen=True, slots=True)

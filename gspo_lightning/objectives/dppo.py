@@ -6,12 +6,10 @@ import torch
 
 from gspo_lightning.errors import check_number
 from gspo_lightning.objectives.aggregate import Aggregation
-from gspo_lightning.objectives.base import Objective
-from gspo_lightning.objectives.clip import Band, token_scale_note
+from gspo_lightning.objectives.clip import Band, pessimistic, token_scale_note
+from gspo_lightning.objectives.inputs import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
 from gspo_lightning.objectives.measure import Term
-from gspo_lightning.objectives.rows import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
-
-__all__ = ["DPPOTV"]
+from gspo_lightning.objectives.objective import Objective
 
 
 @dataclass(repr=False)
@@ -40,11 +38,11 @@ class DPPOTV(Band, Objective):
         check_number("clip_high", self.clip_high, low=0.0, high=1.0)
 
     def term(self, rows: Rows) -> Term:
-        """See :meth:`Objective.term`."""
+        """Weigh advantages by the ratio; tokens whose probability has moved too far have no gradient."""
         log_ratio, advantages = rows.log_ratio, rows.token_advantages
         moved = torch.exp(rows.logprobs) - torch.exp(rows.old_logprobs)
         above, below = moved > self.clip_high, moved < -self.clip_low
-        high, low = above & (advantages > 0), below & (advantages < 0)
+        low, high = pessimistic(below, above, advantages)
         clamped = log_ratio.detach().abs() > LOG_RATIO_LIMIT
         ratio = torch.exp(clamp_log_ratio(log_ratio))
         return Term(
@@ -58,5 +56,5 @@ class DPPOTV(Band, Objective):
         )
 
     def unusual_clip(self) -> str | None:
-        """See :meth:`Objective.unusual_clip`."""
+        """Warn of a clip range on the scale of a sequence ratio."""
         return token_scale_note(self, "usual is 0.2, in probability (arXiv 2602.04879)")

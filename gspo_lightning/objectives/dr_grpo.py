@@ -9,9 +9,7 @@ from gspo_lightning.errors import check_number
 from gspo_lightning.objectives.aggregate import Aggregation
 from gspo_lightning.objectives.clip import RatioClip
 from gspo_lightning.objectives.grpo import TOKEN_RANGE
-from gspo_lightning.objectives.rows import Rows
-
-__all__ = ["DrGRPO"]
+from gspo_lightning.objectives.inputs import Rows
 
 
 @dataclass(repr=False)

@@ -6,12 +6,10 @@ from typing import ClassVar
 import torch
 
 from gspo_lightning.errors import check_number
-from gspo_lightning.objectives.base import Objective
-from gspo_lightning.objectives.clip import Band, token_scale_note
+from gspo_lightning.objectives.clip import Band, pessimistic, token_scale_note
+from gspo_lightning.objectives.inputs import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
 from gspo_lightning.objectives.measure import Term
-from gspo_lightning.objectives.rows import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
-
-__all__ = ["GMPO"]
+from gspo_lightning.objectives.objective import Objective
 
 
 @dataclass(repr=False)
@@ -40,10 +38,10 @@ class GMPO(Band, Objective):
         check_number("clip_high", self.clip_high, low=0.0)
 
     def term(self, rows: Rows) -> Term:
-        """See :meth:`Objective.term`."""
+        """Weigh advantages by the geometric mean of clipped token ratios."""
         value, advantages = rows.log_ratio.detach(), rows.token_advantages
         above, below = value > self.clip_high, value < -self.clip_low
-        high, low = above & (advantages > 0), below & (advantages < 0)
+        low, high = pessimistic(below, above, advantages)
         clipped = torch.where(high, self.clip_high, torch.where(low, -self.clip_low, rows.log_ratio))
         mean = rows.mean(clipped)
         far = mean.detach().abs() > LOG_RATIO_LIMIT  # the whole row loses its gradient
@@ -58,5 +56,5 @@ class GMPO(Band, Objective):
         )
 
     def unusual_clip(self) -> str | None:
-        """See :meth:`Objective.unusual_clip`."""
+        """Warn of a clip range on the scale of a sequence ratio."""
         return token_scale_note(self, "the paper uses 0.4 in log space (arXiv 2507.20673)")

@@ -7,9 +7,7 @@ from torch import Tensor
 
 from gspo_lightning.errors import UserError, check_number
 from gspo_lightning.objectives.clip import RatioClip
-from gspo_lightning.objectives.rows import Rows
-
-__all__ = ["GSPO", "GSPOToken", "LengthNorm"]
+from gspo_lightning.objectives.inputs import Rows
 
 LengthNorm = Literal["mean", "sum", "sqrt", "adaptive"]
 _POWERS: dict[str, float] = {"mean": 1.0, "sum": 0.0, "sqrt": 0.5, "adaptive": 0.5}

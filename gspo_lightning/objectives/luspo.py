@@ -7,9 +7,7 @@ from torch import Tensor
 
 from gspo_lightning.objectives.aggregate import Aggregation
 from gspo_lightning.objectives.clip import RatioClip
-from gspo_lightning.objectives.rows import Rows
-
-__all__ = ["LUSPO"]
+from gspo_lightning.objectives.inputs import Rows
 
 
 @dataclass(repr=False)

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gspo_lightning.objectives.rows import Rows, clamp_log_ratio
-
-__all__ = ["Sums", "Term", "measure"]
+from gspo_lightning.objectives.inputs import Rows, clamp_log_ratio
 
 Sums = dict[str, tuple[Tensor, Tensor]]
 
@@ -24,8 +22,9 @@ class Term:
 
     ``loss`` to minimise (finite everywhere), at its own level. ``ratio`` detached, before clipping. ``low``, ``high``
     and ``dual`` mark, at the level of ``ratio``, where that bound removed the gradient; None if there is no such
-    bound. ``outside`` marks ratios outside the band whatever the advantage; ``clamped`` marks log-ratios that were
-    limited for numerical safety, ``flat`` those among them that lost their gradient.
+    bound. The objective decides by which rule; all metrics of clipping count these marks. ``outside`` marks ratios
+    outside the band, clipped or not; ``clamped`` marks log-ratios that were limited for numerical safety, ``flat``
+    those among them that lost their gradient.
     """
 
     loss: Tensor

@@ -7,9 +7,7 @@ from torch import Tensor
 
 from gspo_lightning.errors import check_number
 from gspo_lightning.objectives.clip import RatioClip
-from gspo_lightning.objectives.rows import Rows
-
-__all__ = ["MultiScale"]
+from gspo_lightning.objectives.inputs import Rows
 
 
 @dataclass(repr=False)

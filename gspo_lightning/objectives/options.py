@@ -7,9 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gspo_lightning.objectives.rows import Rows, clamp_log_ratio
-
-__all__ = ["Correction", "CorrectionMode", "KLEstimator", "correction_weights", "kl_estimate", "off_policy_rows"]
+from gspo_lightning.objectives.inputs import Rows, clamp_log_ratio
 
 KLEstimator = Literal["k1", "k2", "k3"]
 Correction = Literal["none", "token", "sequence"]

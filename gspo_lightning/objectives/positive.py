@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.objectives.aggregate import count_positive, count_tokens
+from gspo_lightning.objectives.inputs import Rows
 from gspo_lightning.objectives.measure import Sums
-from gspo_lightning.objectives.rows import Rows
-
-__all__ = ["PositiveNLL", "positive_nll"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,9 @@ import torch
 
 from gspo_lightning.errors import check_choice
 from gspo_lightning.objectives.aggregate import Aggregation
-from gspo_lightning.objectives.base import Objective
+from gspo_lightning.objectives.inputs import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
 from gspo_lightning.objectives.measure import Term
-from gspo_lightning.objectives.rows import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
-
-__all__ = ["REINFORCE"]
+from gspo_lightning.objectives.objective import Objective
 
 Reduction = Literal["sequence_sum", "sequence_mean", "token_mean"]
 
@@ -40,7 +38,7 @@ class REINFORCE(Objective):
         self.aggregation = Aggregation(self.reduction)
 
     def term(self, rows: Rows) -> Term:
-        """See :meth:`Objective.term`."""
+        """Weigh log-probabilities by advantages."""
         log_ratio = rows.log_ratio.detach()
         return Term(
             loss=-rows.token_advantages * rows.logprobs,

@@ -5,11 +5,9 @@ from dataclasses import dataclass
 import torch
 
 from gspo_lightning.errors import check_number
-from gspo_lightning.objectives.base import Objective
+from gspo_lightning.objectives.inputs import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
 from gspo_lightning.objectives.measure import Term
-from gspo_lightning.objectives.rows import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
-
-__all__ = ["SAPO"]
+from gspo_lightning.objectives.objective import Objective
 
 
 @dataclass(repr=False)
@@ -35,7 +33,7 @@ class SAPO(Objective):
         check_number("tau_neg", self.tau_neg, low=0.0, open_low=True)
 
     def term(self, rows: Rows) -> Term:
-        """See :meth:`Objective.term`."""
+        """Weigh advantages by a soft gate around a ratio of 1."""
         clamped = rows.log_ratio.detach().abs() > LOG_RATIO_LIMIT
         ratio = torch.exp(clamp_log_ratio(rows.log_ratio))
         advantages = rows.token_advantages

@@ -9,9 +9,7 @@ from torch import Tensor
 
 from gspo_lightning.errors import UserError, check_choice, check_number
 from gspo_lightning.objectives.clip import SEQUENCE_SCALE, RatioClip
-from gspo_lightning.objectives.rows import Rows
-
-__all__ = ["Segment", "segments_by_delimiter", "segments_by_length", "segments_by_turn"]
+from gspo_lightning.objectives.inputs import Rows
 
 SegmentBy = Literal["length", "turn", "given"]
 

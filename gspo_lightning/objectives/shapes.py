@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.objectives.inputs import Rows
 from gspo_lightning.objectives.measure import Term
-from gspo_lightning.objectives.rows import Rows
-
-__all__ = ["check_count", "check_level", "check_term"]
 
 
 def check_term(objective: object, term: object, rows: Rows) -> None:

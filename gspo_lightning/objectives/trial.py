@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from gspo_lightning.objectives.base import Objective
-from gspo_lightning.objectives.rows import Rows
+from gspo_lightning.objectives.inputs import Rows
+from gspo_lightning.objectives.objective import Objective
 from gspo_lightning.objectives.shapes import check_count, check_term
-
-__all__ = ["try_objective"]
 
 
 def try_objective(objective: Objective) -> None:

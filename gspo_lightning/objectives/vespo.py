@@ -7,11 +7,9 @@ import torch
 
 from gspo_lightning.errors import check_number
 from gspo_lightning.objectives.aggregate import Aggregation
-from gspo_lightning.objectives.base import Objective
+from gspo_lightning.objectives.inputs import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
 from gspo_lightning.objectives.measure import Term
-from gspo_lightning.objectives.rows import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
-
-__all__ = ["VESPO"]
+from gspo_lightning.objectives.objective import Objective
 
 
 @dataclass(repr=False)
@@ -46,7 +44,7 @@ class VESPO(Objective):
             check_number(name, getattr(self, name), low=0.0)
 
     def term(self, rows: Rows) -> Term:
-        """See :meth:`Objective.term`."""
+        """Weigh log-probabilities by advantage and by a smooth function of the sequence ratio."""
         log_ratio = rows.log_ratio.detach().sum(dim=-1)
         log_w = clamp_log_ratio(log_ratio)
         ratio, negative = torch.exp(log_w), rows.advantages < 0

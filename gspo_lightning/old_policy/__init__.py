@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gspo_lightning.old_policy.base import OldPolicy
+from gspo_lightning.old_policy.old_policy import OldPolicy
 from gspo_lightning.old_policy.snapshots import CachedLogProbs, OffloadedSnapshot, ResidentSnapshot
 
 __all__ = ["CachedLogProbs", "OffloadedSnapshot", "OldPolicy", "ResidentSnapshot"]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import ClassVar
+from dataclasses import replace
+from itertools import islice
+from typing import Any, ClassVar
 
 import torch
 
-from gspo_lightning.old_policy.recompute import with_logprobs
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.strategies.sharding import is_sharded, unwrapped
-from gspo_lightning.types import MiniBatch
-
-__all__ = ["FrozenPolicy", "own_ways"]
+from gspo_lightning.policy.routing import record_routers, scatter_routes
+from gspo_lightning.strategies.sharding import in_step, is_sharded, unwrapped
+from gspo_lightning.types import MicroBatch, MiniBatch
 
 
 class FrozenPolicy:
@@ -60,3 +60,30 @@ def own_ways(policy: Policy) -> Iterator[None]:
         yield
     finally:
         inner.routing = routing
+
+
+@torch.no_grad()
+def with_logprobs(name: str, policy: Policy, batches: Sequence[MiniBatch], temperature: float) -> list[MiniBatch]:
+    """Return the mini-batches with log-probabilities [N, T] under a policy in the field ``name`` of every micro-batch.
+
+    They are computed on the policy's device and stored on the micro-batch's. The experts of its tokens are stored, too,
+    if the policy's routing is recorded and the rollout brought none, and always under ``R2``.
+    """
+    if not batches:
+        return []
+    device, routing = policy.device, policy.routing
+
+    def fill(part: MicroBatch) -> MicroBatch:
+        moved = part.to(device)
+        if routing is not None and routing.replay == "R2":
+            moved = replace(moved, routes=None)  # drop the sampler's
+        wanted = routing is not None and (part.routes is None or routing.replay == "R2")
+        with record_routers(routing if wanted else None) as recording:
+            found: dict[str, Any] = {name: policy(moved, temperature)[0]}
+        if recording is not None and routing is not None and recording.places is not None:
+            found["routes"] = scatter_routes(recording.stacked(), recording.places, moved, routing.experts)
+        return replace(part, **{key: value.to(part.input_ids.device) for key, value in found.items()})
+
+    filled = [fill(part) for part in in_step(policy, [p for b in batches for p in b.micro_batches], device)]
+    taken = iter(filled)
+    return [replace(batch, micro_batches=list(islice(taken, len(batch.micro_batches)))) for batch in batches]

@@ -16,11 +16,9 @@ from typing import Literal
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.objectives import Objective
-from gspo_lightning.old_policy.base import OldPolicy
+from gspo_lightning.old_policy.old_policy import OldPolicy
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.types import MiniBatch
-
-__all__ = ["OldLogProbs", "OldLogProbsChoice"]
 
 log = logging.getLogger(__name__)
 

@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from gspo_lightning.errors import UserError
 from gspo_lightning.objectives import Objective
 from gspo_lightning.packing.memory import cut_rows
+from gspo_lightning.policy.autocast_weights import compute_dtype
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.precision import compute_dtype
 from gspo_lightning.strategies.sharding import is_sharded
 from gspo_lightning.types import MicroBatch
-
-__all__ = ["band", "check_ratio_noise", "ratio_noise"]
 
 log = logging.getLogger(__name__)
 

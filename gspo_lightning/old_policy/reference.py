@@ -7,15 +7,15 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gspo_lightning.old_policy.frozen import FrozenPolicy, own_ways
-from gspo_lightning.packing.batches import cut_micro_batches
+from gspo_lightning.packing.batches import cut, make_micro_batch
+from gspo_lightning.packing.rows import Row, rows_of, store
 from gspo_lightning.policy.lora import adapters_off, adapts_from_base, has_adapters
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.strategies.sharding import in_step, unwrapped
 from gspo_lightning.types import Rollout
-
-__all__ = ["ReferencePolicy"]
 
 
 class ReferencePolicy(FrozenPolicy):
@@ -96,20 +96,23 @@ class ReferencePolicy(FrozenPolicy):
             device: of the policy.
         """
         self._to(device)
-        rows = sorted(rollouts, key=lambda r: len(r.prompt.token_ids) + len(r.token_ids), reverse=True)
-        done = 0
-        for part in in_step(self.policy, list(cut_micro_batches(rows, max_tokens)), device):
-            batch = part.to(device)
+        parts = cut(rows_of(rollouts), max_tokens)
+        each: list[tuple[Row, Tensor]] = []
+        sums = dict.fromkeys(map(id, rollouts), 0.0)
+        for i, rows in enumerate(in_step(self.policy, parts, device)):
+            batch = make_micro_batch(rows).to(device)
             with own_ways(old):
                 logprobs = old(batch, temperature)[0]
             with self._as_it_was():
                 ratio = logprobs - self.policy(batch, temperature)[0]
-            each = coef * torch.where(batch.response_mask, ratio, 0.0)
-            sums = torch.where(batch.response_mask, ratio, 0.0).double().sum(-1).tolist()
-            for i, (rollout, value) in enumerate(zip(rows[done : done + len(sums)], sums, strict=done < len(rows))):
-                rollout.kl_penalty = coef * value
-                rollout.token_penalties = each[i, : len(rollout.token_ids)].cpu()
-            done += len(sums)
+            if i < len(parts):  # else it only kept step with other ranks
+                ratio = torch.where(batch.response_mask, ratio, 0.0)
+                each += zip(rows, (coef * ratio).cpu(), strict=True)
+                for row, value in zip(rows, ratio.double().sum(-1).tolist(), strict=True):
+                    sums[id(row.of)] += value
+        store("token_penalties", each)
+        for rollout in rollouts:
+            rollout.kl_penalty = coef * sums[id(rollout)]
 
     def _to(self, device: torch.device) -> None:
         if not self.adapted:

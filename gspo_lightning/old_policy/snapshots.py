@@ -13,13 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.old_policy.base import UNPREPARED, OldPolicy
-from gspo_lightning.old_policy.recompute import with_logprobs
+from gspo_lightning.old_policy.frozen import with_logprobs
+from gspo_lightning.old_policy.old_policy import UNPREPARED, OldPolicy
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.strategies.sharding import copy_weights, is_sharded
 from gspo_lightning.types import MicroBatch, MiniBatch
-
-__all__ = ["CachedLogProbs", "OffloadedSnapshot", "ResidentSnapshot"]
 
 
 class CachedLogProbs(OldPolicy):

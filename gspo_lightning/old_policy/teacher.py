@@ -12,10 +12,8 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.old_policy.frozen import FrozenPolicy
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.states import Distribution
-from gspo_lightning.policy.vision.sight import check_same_tokens
+from gspo_lightning.policy.vision.image_processor import check_same_tokens
 from gspo_lightning.types import MicroBatch, MiniBatch
-
-__all__ = ["FIELD", "LocalTeacher", "Teacher", "check_outputs", "check_vocabulary"]
 
 FIELD = "model.teacher"
 

@@ -1,175 +1,76 @@
-"""Cut scored groups into mini-batches (one optimizer step each) and micro-batches (one forward pass each).
+"""Cut the rows of a mini-batch (one optimizer step) into micro-batches (one forward pass each), and build those.
 
-:mod:`gspo_lightning.packing.deal` chooses the rows of a mini-batch. Micro-batches keep its rows of one prompt together
-under a token budget or, for a model that needs padding, hold rows of similar length. How a mini-batch is cut never
-changes a loss or gradient, because denominators belong to the mini-batch.
+Micro-batches keep rows of one context together under a token budget or, for a model that needs padding, hold rows of
+similar length. How a mini-batch is cut never changes a loss or gradient, because denominators belong to the mini-batch.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.metrics.sources import source_rows
-from gspo_lightning.packing.deal import Deal, deal_rows
-from gspo_lightning.types import MicroBatch, MiniBatch, Rollout
+from gspo_lightning.packing.rows import Row, rows_of, shares
+from gspo_lightning.types import MicroBatch, Rollout
 
-__all__ = [
-    "batches_of",
-    "cut_groups",
-    "cut_micro_batches",
-    "filler",
-    "make_micro_batch",
-    "make_mini_batches",
-    "with_advantages",
-]
-
-
-def make_mini_batches(
-    groups: Sequence[Sequence[Rollout]],
-    *,
-    mini_batches: int,
-    max_tokens: int,
-    order: Sequence[int] | None = None,
-    iteration: int = 0,
-    first_index: int = 0,
-    packed: bool = False,
-    version: int | None = None,
-    deal: Deal = "groups",
-) -> list[MiniBatch]:
-    """Deal groups, or their rows, to ``mini_batches`` mini-batches of equal size.
-
-    Args:
-        groups: P groups of rollouts; missing or masked rollouts keep their row with an empty response mask.
-        mini_batches: number of mini-batches; must divide P.
-        max_tokens: budget of one micro-batch, see :func:`cut_micro_batches`.
-        order: a permutation of ``range(P)``; the identity by default.
-        iteration: number of the rollout batch, recorded in each mini-batch.
-        first_index: index of the first mini-batch (later epochs over the same rollouts continue the count).
-        packed: for a policy that shares prompts and needs no padding (``Policy.packed``).
-        version: the policy's present version, see :func:`make_micro_batch`.
-        deal: see :func:`gspo_lightning.packing.deal.deal_rows`.
-
-    Raises:
-        UserError: P is not a multiple of ``mini_batches``.
-    """
-    ordered = [groups[i] for i in (order if order is not None else range(len(groups)))]
-    rows = cut_groups(ordered, mini_batches=mini_batches, max_tokens=max_tokens, packed=packed, deal=deal)
-    return batches_of(rows, iteration=iteration, first_index=first_index, version=version)
-
-
-def cut_groups(
-    groups: Sequence[Sequence[Rollout]],
-    *,
-    mini_batches: int,
-    max_tokens: int,
-    packed: bool = False,
-    deal: Deal = "groups",
-    base: int = 0,
-) -> list[list[list[Rollout]]]:
-    """Assign rollouts to the micro-batches of each mini-batch; see :func:`make_mini_batches`.
-
-    A mini-batch without a row on this rank has no micro-batch here (``shuffled`` only).
-
-    Raises:
-        UserError: P is not a multiple of ``mini_batches``.
-    """
-    dealt = deal_rows(groups, mini_batches=mini_batches, deal=deal, base=base)
-    return [_cut(rollouts, max_tokens, packed) if rollouts else [] for rollouts in dealt]
-
-
-def batches_of(
-    rows: Sequence[Sequence[Sequence[Rollout]]],
-    *,
-    iteration: int = 0,
-    first_index: int = 0,
-    version: int | None = None,
-    sources: Sequence[str] = (),
-    accuracy_reward: str = "",
-) -> list[MiniBatch]:
-    """Build mini-batches from rollouts that :func:`cut_groups` has cut.
-
-    A filler stands in for a mini-batch without a row on this rank. ``version``, ``sources`` and ``accuracy_reward`` are
-    those of :func:`make_micro_batch`.
-    """
-    made = [[make_micro_batch(part, version, sources, accuracy_reward) for part in parts] for parts in rows]
-    spare = next(part for parts in made for part in parts)
-    return [
-        MiniBatch(parts or [filler(spare)], index=first_index + i, iteration=iteration) for i, parts in enumerate(made)
-    ]
-
-
-def with_advantages(batches: Sequence[MiniBatch], rows: Sequence[Sequence[Sequence[Rollout]]]) -> list[MiniBatch]:
-    """Return the mini-batches that :func:`batches_of` made of ``rows`` with the rollouts' present advantages."""
-    return [
-        replace(
-            batch,
-            micro_batches=[
-                replace(part, advantages=_advantages(own, part.response_mask.shape[1]))
-                for part, own in zip(batch.micro_batches, parts, strict=True)
-            ],
-        )
-        if parts
-        else batch
-        for batch, parts in zip(batches, rows, strict=True)
-    ]
+RowWeights = Literal["rollout", "row"]
+"""``rollout``: the rows of a rollout share the weight 1 by their trained tokens; ``row``: each has the weight 1."""
 
 
 def cut_micro_batches(
     rollouts: Sequence[Rollout], max_tokens: int, packed: bool = False, version: int | None = None
 ) -> list[MicroBatch]:
+    """Cut the rows of rollouts as :func:`cut` does, and build the micro-batches."""
+    return [make_micro_batch(rows, version) for rows in cut(rows_of(rollouts), max_tokens, packed)]
+
+
+def cut(rows: Sequence[Row], max_tokens: int, packed: bool = False) -> list[list[Row]]:
     """Cut rows into micro-batches of at most ``max_tokens``.
 
     Args:
-        rollouts: rows of a mini-batch.
-        max_tokens: budget. Padded: rows x the longest row. Packed: tokens of the distinct prompts and of all responses.
-        packed: keep rows of a prompt together, so that they pay for it once; only a group larger than the budget is
+        rows: those of a mini-batch, one or more.
+        max_tokens: budget. Padded: rows x the longest row. Packed: tokens of distinct contexts and of all responses.
+        packed: keep rows of a context together, so that they pay for it once; only a group larger than the budget is
             split. Loads are balanced. Otherwise rows of similar length stand together.
-        version: the policy's present version, see :func:`make_micro_batch`.
 
     Raises:
         UserError: a single row is longer than the budget: it could never be trained on.
     """
-    return [make_micro_batch(rows, version) for rows in _cut(rollouts, max_tokens, packed)]
-
-
-def _cut(rollouts: Sequence[Rollout], max_tokens: int, packed: bool) -> list[list[Rollout]]:
-    longest = max(_length(r) for r in rollouts)
+    longest = max(row.length for row in rows)
     if longest > max_tokens:
         raise UserError(
             "data.max_tokens_per_micro_batch",
             f"is {max_tokens}, but one sequence has {longest} tokens",
             fix=f"use at least max_prompt_tokens + max_response_tokens (here {longest} or more)",
         )
-    return _cut_groups(rollouts, max_tokens) if packed else _cut_rows(rollouts, max_tokens)
+    return _cut_contexts(rows, max_tokens) if packed else _cut_lengths(rows, max_tokens)
 
 
-def _cut_rows(rollouts: Sequence[Rollout], max_tokens: int) -> list[list[Rollout]]:
+def _cut_lengths(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
     """Sort rows by length and cut them so that rows x longest row stays within the budget."""
-    rows = sorted(rollouts, key=_length, reverse=True)  # a stable sort: equal lengths keep their order
-    cuts: list[list[Rollout]] = [[]]
-    width = _length(rows[0])
+    rows = sorted(rows, key=lambda row: row.length, reverse=True)  # a stable sort: equal lengths keep their order
+    cuts: list[list[Row]] = [[]]
+    width = rows[0].length
     for row in rows:
         if (len(cuts[-1]) + 1) * width > max_tokens:
             cuts.append([])
-            width = _length(row)
+            width = row.length
         cuts[-1].append(row)
     return cuts
 
 
-def _cut_groups(rollouts: Sequence[Rollout], max_tokens: int) -> list[list[Rollout]]:
-    """Deal groups to as few micro-batches as possible, the longest first to the emptiest."""
-    groups: dict[int, list[Rollout]] = {}
-    for rollout in rollouts:
-        groups.setdefault(rollout.prompt.id, []).append(rollout)
-    parts = [part for group in groups.values() for part in _split(group, max_tokens)]
+def _cut_contexts(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
+    """Deal the rows of each context to as few micro-batches as possible, the longest first to the emptiest."""
+    sharing: dict[object, list[Row]] = {}
+    for row in rows:
+        sharing.setdefault(_shared(row), []).append(row)
+    parts = [part for own in sharing.values() for part in _split(own, max_tokens)]
     sizes = [_packed_size(part) for part in parts]
     order = sorted(range(len(parts)), key=lambda i: -sizes[i])
     for count in range(-(-sum(sizes) // max_tokens), len(parts) + 1):
@@ -183,74 +84,96 @@ def _cut_groups(rollouts: Sequence[Rollout], max_tokens: int) -> list[list[Rollo
     return [list(chain.from_iterable(p for p, o in zip(parts, owner, strict=True) if o == i)) for i in range(count)]
 
 
-def _split(group: list[Rollout], max_tokens: int) -> list[list[Rollout]]:
-    """Return the group whole, or in parts if it is larger than the budget; each part repeats the prompt."""
-    if _packed_size(group) <= max_tokens:
-        return [group]
-    prompt = len(group[0].prompt.token_ids)
-    parts: list[list[Rollout]] = [[]]
-    size = prompt
-    for rollout in sorted(group, key=_length, reverse=True):
-        if size + len(rollout.token_ids) > max_tokens:
+def _shared(row: Row) -> tuple[int, tuple[int, ...]]:
+    """Return what rows must have in common to be computed with one context: its tokens, and the prompt's pictures."""
+    return row.of.prompt.id, row.context
+
+
+def _split(sharing: list[Row], max_tokens: int) -> list[list[Row]]:
+    """Return rows of a context whole, or in parts if larger than the budget; each part repeats the context."""
+    if _packed_size(sharing) <= max_tokens:
+        return [sharing]
+    context = len(sharing[0].context)
+    parts: list[list[Row]] = [[]]
+    size = context
+    for row in sorted(sharing, key=lambda row: row.length, reverse=True):
+        if size + row.size > max_tokens:
             parts.append([])
-            size = prompt
-        parts[-1].append(rollout)
-        size += len(rollout.token_ids)
+            size = context
+        parts[-1].append(row)
+        size += row.size
     return parts
 
 
-def _packed_size(rows: Sequence[Rollout]) -> int:
-    return len(rows[0].prompt.token_ids) + sum(len(r.token_ids) for r in rows)
-
-
-def _length(rollout: Rollout) -> int:
-    return len(rollout.prompt.token_ids) + int(rollout.token_ids.shape[0])
+def _packed_size(sharing: Sequence[Row]) -> int:
+    return len(sharing[0].context) + sum(row.size for row in sharing)
 
 
 def make_micro_batch(
-    rollouts: Sequence[Rollout], version: int | None = None, sources: Sequence[str] = (), accuracy_reward: str = ""
+    rollouts: Sequence[Rollout | Row],
+    version: int | None = None,
+    sources: Sequence[str] = (),
+    accuracy_reward: str = "",
+    group_index: tuple[int, ...] | None = None,
+    weigh: RowWeights = "rollout",
 ) -> MicroBatch:
-    """Build left-aligned rows: prompt, response, padding (id 0, masked by length, so its value is never read).
+    """Build left-aligned rows: context, response, padding (id 0, masked by length, so its value is never read).
 
-    ``version`` is the policy's present version: response tokens that an earlier version sampled are marked stale.
-    ``sources`` are those of a mixture; ``accuracy_reward`` names the reward that decides which responses are correct.
+    Args:
+        rollouts: rows, or rollouts, which stand for their rows.
+        version: the policy's present version: response tokens that an earlier version sampled are marked stale.
+        sources: names of a mixture's sources.
+        accuracy_reward: name of the reward that decides which responses are correct.
+        group_index: number of each row's group in the mini-batch (:func:`group_numbers`).
+        weigh: see :data:`RowWeights`.
     """
-    prompts = torch.tensor([len(r.prompt.token_ids) for r in rollouts])
-    responses = torch.tensor([r.token_ids.shape[0] for r in rollouts])
-    width = int((prompts + responses).max())
+    rows = rows_of(rollouts)
+    of = [row.of for row in rows]
+    contexts = torch.tensor([len(row.context) for row in rows])
+    responses = torch.tensor([row.size for row in rows])
+    width = int((contexts + responses).max())
     steps = int(responses.max())
-    input_ids = torch.zeros(len(rollouts), width, dtype=torch.int64)
-    mask = torch.zeros(len(rollouts), steps, dtype=torch.bool)
-    has_logprobs = all(r.logprobs is not None for r in rollouts)
-    behaviour = torch.zeros(len(rollouts), steps, dtype=torch.float32) if has_logprobs else None
-    pieces = any(r.versions is not None for r in rollouts)
-    stale = torch.zeros(len(rollouts), steps, dtype=torch.bool) if pieces else None
-    for i, rollout in enumerate(rollouts):
-        start, count = int(prompts[i]), int(responses[i])
-        input_ids[i, :start] = torch.tensor(rollout.prompt.token_ids)
-        input_ids[i, start : start + count] = rollout.token_ids
-        if rollout.reward is not None and not rollout.masked:
-            mask[i, :count] = rollout.response_mask
+    input_ids = torch.zeros(len(rows), width, dtype=torch.int64)
+    mask = torch.zeros(len(rows), steps, dtype=torch.bool)
+    has_logprobs = all(r.logprobs is not None for r in of)
+    behaviour = torch.zeros(len(rows), steps, dtype=torch.float32) if has_logprobs else None
+    pieces = any(r.versions is not None for r in of)
+    stale = torch.zeros(len(rows), steps, dtype=torch.bool) if pieces else None
+    for i, (row, rollout) in enumerate(zip(rows, of, strict=True)):
+        start, count = len(row.context), row.size
+        input_ids[i, :start] = torch.tensor(row.context)
+        input_ids[i, start : start + count] = row.token_ids
+        mask[i, :count] = row.trained
         if behaviour is not None and rollout.logprobs is not None:
-            behaviour[i, :count] = rollout.logprobs
+            behaviour[i, :count] = row.own(rollout.logprobs)
         if stale is not None and version is not None and rollout.versions is not None:
-            stale[i, :count] = rollout.versions < version
-    advantages = _advantages(rollouts, steps)
-    numbers = {id_: i for i, id_ in enumerate(dict.fromkeys(r.prompt.id for r in rollouts))}
-    index = torch.tensor([numbers[r.prompt.id] for r in rollouts])
+            stale[i, :count] = row.own(rollout.versions) < version
     return MicroBatch(
-        input_ids, prompts, responses, mask, advantages,
-        behaviour_logprobs=behaviour, prompt_index=index, stale=stale, routes=_routes(rollouts, width - 1),
-        sources=source_rows(rollouts, sources), segments=_segments(rollouts, steps),
-        positive=torch.tensor([r.correct(accuracy_reward) for r in rollouts]),
-        media=tuple(r.prompt.media for r in rollouts) if any(r.prompt.media for r in rollouts) else None,
+        input_ids, contexts, responses, mask, advantages_of(rows, steps),
+        behaviour_logprobs=behaviour, prompt_index=torch.tensor(_numbered(_shared(row) for row in rows)), stale=stale,
+        routes=_routes(rows, width - 1), sources=source_rows(of, sources), segments=_segments(rows, steps),
+        positive=torch.tensor([r.correct(accuracy_reward) for r in of]),
+        media=tuple(r.prompt.media for r in of) if any(r.prompt.media for r in of) else None,
+        group_index=group_index, row_weights=shares(rows) if weigh == "rollout" else None,
     )  # fmt: skip
 
 
-def _routes(rollouts: Sequence[Rollout], width: int) -> Tensor | None:
+def group_numbers(parts: Sequence[Sequence[Row]]) -> list[tuple[int, ...]]:
+    """Return the number of each row's group among those of a mini-batch, by micro-batch."""
+    found = iter(_numbered(row.of.prompt.id for rows in parts for row in rows))
+    return [tuple(next(found) for _ in rows) for rows in parts]
+
+
+def _numbered(keys: Iterable[object]) -> list[int]:
+    """Number things from 0 in the order in which they first appear; equal ones have the same number."""
+    numbers: dict[object, int] = {}
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
+
+
+def _routes(rows: Sequence[Row], width: int) -> Tensor | None:
     """Return routes [N, width, L, k] if all rollouts have them, else None; padding has the first k experts."""
-    known = [r.routes for r in rollouts if r.routes is not None]
-    if len(known) < len(rollouts):
+    known = [routes for row in rows if (routes := row.routes) is not None]
+    if len(known) < len(rows):
         return None
     layers, k = known[0].shape[1:]
     routes = torch.arange(k).to(known[0].dtype).expand(len(known), width, layers, k).clone()
@@ -259,25 +182,26 @@ def _routes(rollouts: Sequence[Rollout], width: int) -> Tensor | None:
     return routes
 
 
-def _segments(rollouts: Sequence[Rollout], width: int) -> Tensor | None:
+def _segments(rows: Sequence[Row], width: int) -> Tensor | None:
     """Return each token's step [N, width]; a step ends wherever any reward ends one. None if no steps were scored."""
-    if not any(rollout.steps for rollout in rollouts):
+    if not any(row.of.steps for row in rows):
         return None
-    segments = torch.zeros(len(rollouts), width, dtype=torch.int64)
-    for row, rollout in zip(segments, rollouts, strict=True):
-        for end in {end for steps in rollout.steps.values() for end, _ in steps}:
-            row[end : len(rollout.token_ids)] += 1
+    segments = torch.zeros(len(rows), width, dtype=torch.int64)
+    for segment, row in zip(segments, rows, strict=True):
+        for end in {end - row.start for steps in row.of.steps.values() for end, _ in steps}:
+            if 0 < end <= row.size:
+                segment[end : row.size] += 1
     return segments.clamp(max=max(width - 1, 0))
 
 
-def _advantages(rollouts: Sequence[Rollout], steps: int) -> Tensor:
-    """Return advantages [N] float32, or [N, T] if any row has one for each token."""
-    if all(r.token_advantages is None for r in rollouts):
-        return torch.tensor([r.advantage for r in rollouts], dtype=torch.float32)
-    values = torch.zeros(len(rollouts), steps, dtype=torch.float32)
-    for i, rollout in enumerate(rollouts):
-        own = rollout.token_advantages
-        values[i, : len(rollout.token_ids)] = rollout.advantage if own is None else own
+def advantages_of(rows: Sequence[Row], steps: int) -> Tensor:
+    """Return the present advantages of rows: [N] float32, or [N, T = ``steps``] if any row has one for each token."""
+    if all(row.of.token_advantages is None for row in rows):
+        return torch.tensor([row.of.advantage for row in rows], dtype=torch.float32)
+    values = torch.zeros(len(rows), steps, dtype=torch.float32)
+    for i, row in enumerate(rows):
+        own = row.of.token_advantages
+        values[i, : row.size] = row.of.advantage if own is None else row.own(own)
     return values
 
 
@@ -289,6 +213,5 @@ def filler(like: MicroBatch) -> MicroBatch:
     tensors = {f.name: v for f in dataclasses.fields(like) if isinstance(v := getattr(like, f.name), Tensor)}
     row: dict[str, Any] = {name: value[:1] for name, value in tensors.items()}
     row |= {name: torch.zeros_like(row[name]) for name in ("response_mask", "advantages")}
-    if like.media is not None:
-        row["media"] = like.media[:1]
+    row |= {name: value[:1] for name in ("media", "group_index") if (value := getattr(like, name)) is not None}
     return dataclasses.replace(like, **row, weight=0.0, host=None)

@@ -13,15 +13,18 @@ from typing import Literal
 
 from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.errors import UserError
-from gspo_lightning.randomness import permutation
+from gspo_lightning.randomness import Purpose, permutation, stream
 from gspo_lightning.types import Rollout
-
-__all__ = ["DEFAULT_DEAL", "Deal", "deal_rows", "prompts_per_update"]
 
 Deal = Literal["stratified", "shuffled", "groups"]
 """``stratified``: equal parts of every group; ``shuffled``: rows in random order; ``groups``: whole groups."""
 
 DEFAULT_DEAL: Deal = "stratified"
+
+
+def deal_stream(seed: int, iteration: int) -> int:
+    """Return the random stream of an iteration's ``shuffled`` deal."""
+    return stream(seed, Purpose.DEAL, iteration)
 
 
 def deal_rows(
@@ -35,10 +38,11 @@ def deal_rows(
     ``shuffled`` cuts a permutation of the rows of all ranks into equal parts; a rank may have few or no rows of a part.
 
     Args:
-        groups: this rank's, of G rollouts each, in the order of :meth:`gspo_lightning.prompts.order.PromptOrder.share`.
+        groups: this rank's, of G rollouts each, in the order of
+            :meth:`gspo_lightning.prompts.order.PromptOrder.prompts_for_rank`.
         mini_batches: number of mini-batches; must divide the number of groups.
         deal: one of :data:`Deal`.
-        base: random stream (:func:`gspo_lightning.randomness.stream`) of the permutation of ``shuffled``.
+        base: :func:`deal_stream`, of the permutation of ``shuffled``.
 
     Raises:
         UserError: the number of groups is not a multiple of ``mini_batches``.

@@ -17,8 +17,6 @@ from gspo_lightning.errors import InfrastructureError, first_line
 from gspo_lightning.resume import write_text
 from gspo_lightning.types import MicroBatch
 
-__all__ = ["MemoryLimit", "cut_rows", "is_out_of_memory"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -159,6 +157,5 @@ def _rows(part: MicroBatch, rows: slice) -> MicroBatch:
             columns = width if f.name == "input_ids" else steps
             of_tokens = value.dim() == 2 and f.name != "sources"
             taken[f.name] = value[rows, :columns] if of_tokens else value[rows]
-    if part.media is not None:
-        taken["media"] = part.media[rows]
+    taken |= {name: value[rows] for name in ("media", "group_index") if (value := getattr(part, name)) is not None}
     return dataclasses.replace(part, **taken, host=None)

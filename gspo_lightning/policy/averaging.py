@@ -15,8 +15,6 @@ from torch.optim.swa_utils import AveragedModel
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.policy import Policy
 
-__all__ = ["Average", "holds_average", "training_weights"]
-
 CURRENT, COUNT = "current_model_state", "averaging_state"
 """Keys of checkpoints, as in Lightning's: the current weights, and the number of averaged ones."""
 

@@ -6,24 +6,28 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from gspo_lightning.errors import UserError, first_line
+from gspo_lightning.pictures import Media, Picture
 from gspo_lightning.policy.attention import check_attention, windows
-from gspo_lightning.policy.leaks import Probe, carried_state, probe
+from gspo_lightning.policy.model_settings import Layout
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.rope import pin_rope
 from gspo_lightning.policy.rounding import few_tokens
-from gspo_lightning.policy.settings import Layout
-from gspo_lightning.policy.vision.probe import PictureProbe
-
-__all__ = ["check_head", "check_model", "choose_layout", "probe", "why_no_kernel"]
+from gspo_lightning.policy.row_isolation import Probe, answers, carried_state
+from gspo_lightning.policy.vision.image_processor import ImageProcessorAdapter
+from gspo_lightning.types import MicroBatch
 
 log = logging.getLogger(__name__)
 
 ANOTHER = "use another model family, or report this with the name of the model"
+_RESPONSE = 4
+_TEXT = 3
 
 
 def check_head(policy: Policy) -> None:
@@ -88,8 +92,8 @@ def choose_layout(
     with _refusing(policy), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         wrong = asked.why_not_exact()
-        if wrong is None and policy.sight is not None:
-            wrong = PictureProbe(policy, policy.sight).why_not_exact(asked.limit)
+        if wrong is None and policy.image_processor is not None:
+            wrong = PictureProbe(policy, policy.image_processor).why_not_exact(asked.limit)
     if wrong is not None:
         raise UserError("model.name_or_path", f"{type(policy.model).__name__} {wrong}", fix=ANOTHER)
     if layout == "padded":
@@ -112,8 +116,8 @@ def _why_not_packed(asked: Probe, device: torch.device, dtype: torch.dtype) -> s
     try:
         reason = None if device.type == "cpu" else why_no_kernel(policy, device, dtype)
         reason = reason or asked.why_not_packed()
-        if reason is None and policy.sight is not None:
-            reason = PictureProbe(policy, policy.sight).why_not_packed(asked.limit)
+        if reason is None and policy.image_processor is not None:
+            reason = PictureProbe(policy, policy.image_processor).why_not_packed(asked.limit)
         return reason
     except Exception as error:  # any exception: a family's modules in an untested call
         return first_line(error)
@@ -159,3 +163,74 @@ def check_model(model: PreTrainedModel) -> None:
             "the model's weights are bfloat16: an update smaller than about 1/256 of a weight is lost, and at learning "
             "rates below 1e-5 nearly all are; train model.float() instead"
         )
+
+
+class PictureProbe:
+    """Probe of two prompts with a picture each and two responses each.
+
+    Args:
+        policy: reads pictures; :attr:`Policy.packed` is restored afterwards.
+        image_processor: picture processor of the policy.
+    """
+
+    def __init__(self, policy: Policy, image_processor: ImageProcessorAdapter) -> None:
+        self.policy, self.image_processor = policy, image_processor
+        first, second, other = (image_processor.noise(seed) for seed in (1, 2, 3))
+        self.rows, self.others = self._batch(first, second), self._batch(first, other)
+        self.padded = answers(self.policy, self.rows, packed=False)
+
+    def why_not_exact(self, limit: float) -> str | None:
+        """Return what is wrong with padded rows, by more than ``limit`` nats; None if nothing was found."""
+        for row in (0, 2):
+            gap = float((self.padded[row] - self._alone(row)).abs().mean())
+            if not gap <= limit:
+                return f"gives a row with a picture log-probabilities {gap:.2g} nats off those of the row alone"
+        return None
+
+    def why_not_packed(self, limit: float) -> str | None:
+        """Return what is wrong with rows that share the picture of their prompt; None if nothing was found."""
+        packed = answers(self.policy, self.rows, packed=True)
+        if not (gap := float((packed - self.padded).abs().mean())) <= limit:
+            return f"log-probabilities of rows with pictures that differ by {gap:.2g} nats from those of padded rows"
+        moved = float((packed - answers(self.policy, self.others, packed=True))[:2].abs().mean())
+        if not moved <= limit:
+            return f"log-probabilities that move by {moved:.2g} nats when the picture of another prompt changes"
+        return None
+
+    def _batch(self, *pictures: Picture) -> MicroBatch:
+        unsaid, size = set(self.image_processor.unsaid), self.policy.model.config.get_text_config().vocab_size
+        said = [token for token in range(min(size, 64)) if token not in unsaid]
+        rows: list[list[int]] = []
+        for picture in pictures:
+            prompt = [
+                self.image_processor.start,
+                *[self.image_processor.image] * picture.tokens,
+                self.image_processor.end,
+                *said[5 : 5 + _TEXT],
+            ]
+            rows += [prompt + [said[(7 * k + 3 * t) % len(said)] for t in range(_RESPONSE)] for k in (1, 2)]
+        media: tuple[Media, ...] = tuple((p,) for p in pictures for _ in range(2))
+        total = torch.tensor([len(row) for row in rows])
+        responses = torch.full_like(total, _RESPONSE)
+        ids = torch.zeros(len(rows), int(total.max()), dtype=torch.int64)
+        for i, row in enumerate(rows):
+            ids[i, : len(row)] = torch.tensor(row)
+        mask = torch.ones(len(rows), _RESPONSE, dtype=torch.bool)
+        index = torch.arange(len(pictures)).repeat_interleave(2)
+        batch = MicroBatch(ids, total - _RESPONSE, responses, mask, torch.zeros(len(rows)), prompt_index=index)
+        return replace(batch, media=media).to(self.policy.device)
+
+    @torch.no_grad()
+    def _alone(self, row: int) -> Tensor:
+        """Return [T] from transformers' own forward, with its positions and its placement of features."""
+        rows = self.rows
+        assert rows.media is not None
+        width = int(rows.prompt_lengths[row])
+        ids = rows.input_ids[row, : width + _RESPONSE]
+        model = self.policy.model
+        asked = {name: x.to(ids.device) for name, x in self.image_processor.asked(rows.media[row], ids[None]).items()}
+        asked["pixel_values"] = asked["pixel_values"].to(model.dtype)
+        logits = model(input_ids=ids[None], use_cache=False, **asked).logits[0, width - 1 : -1]
+        model.base_model.rope_deltas = None
+        scores = self.policy.sayable(logits).to(self.padded.dtype).log_softmax(-1)
+        return scores.gather(-1, ids[width:, None])[:, 0]

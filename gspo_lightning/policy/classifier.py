@@ -16,8 +16,6 @@ from transformers import PreTrainedModel
 
 from gspo_lightning.errors import UserError
 
-__all__ = ["check_reading", "output_layers", "pad_of", "set_pad"]
-
 _SAME, _SAME_IN_16_BITS = 0.01, 0.1
 """Largest mean difference of two readings of a row, relative to their mean size, that counts as rounding.
 

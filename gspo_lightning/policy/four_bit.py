@@ -16,8 +16,6 @@ from gspo_lightning.policy.freezing import vision_layers
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["dequantise", "quantise"]
-
 ROUTERS = ("gate", "router")
 """Last names of linear layers that choose experts: small, and a rounded choice selects another expert."""
 

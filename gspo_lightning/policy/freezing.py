@@ -10,8 +10,6 @@ from torch import nn
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.vision.families import tower_of, unread_of
 
-__all__ = ["VISION", "freeze", "layers_left_out", "trains_vision", "vision_layers"]
-
 VISION = "vision"
 """Special pattern for the vision tower and the projector that maps its features to the text model."""
 

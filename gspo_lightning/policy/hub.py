@@ -15,8 +15,6 @@ from gspo_lightning.errors import UserError, first_line
 TRUST = "then set model.trust_remote_code: true (gspo export and replay: --trust_remote_code)"
 """Instruction to allow a model's code to run; no other file holds it."""
 
-__all__ = ["TRUST", "check_no_kernel", "check_reachable"]
-
 SECONDS = 3.0
 
 

@@ -17,19 +17,23 @@ from transformers import (
 
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.policy.freezing import freeze
+from gspo_lightning.policy.gguf import loadable_name
 from gspo_lightning.policy.hub import TRUST, check_no_kernel, check_reachable
 from gspo_lightning.policy.loading_lock import LOADING
 from gspo_lightning.policy.lora import add_adapters
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import checkpoint_contexts
-from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import TINY_CONTEXT, TINY_MODELS, build_tiny_model, character_tokenizer, tiny_config
-from gspo_lightning.policy.vision.families import FAMILIES, reads_pictures, refuse_unknown
-from gspo_lightning.policy.vision.processors import load_sight, tiny_sight
-from gspo_lightning.policy.vision.sight import give_sight
+from gspo_lightning.policy.vision.families import (
+    FAMILIES,
+    load_image_processor,
+    reads_pictures,
+    refuse_unknown,
+    tiny_image_processor,
+)
+from gspo_lightning.policy.vision.image_processor import attach_image_processor
 from gspo_lightning.resume.reading import fault_of
-
-__all__ = ["context_length", "load_config", "load_policy", "load_tokenizer"]
 
 
 def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
@@ -40,12 +44,13 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
     """
     if settings.name_or_path in TINY_MODELS:
         tiny, config = character_tokenizer(settings.name_or_path), tiny_config(settings.name_or_path)
-        give_sight(tiny, tiny_sight(config, tiny) if reads_pictures(config) else None)
+        attach_image_processor(tiny, tiny_image_processor(config, tiny) if reads_pictures(config) else None)
         return tiny
     _check_name(settings.name_or_path)
+    name = loadable_name(settings.name_or_path)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            settings.name_or_path, revision=settings.revision, trust_remote_code=settings.trust_remote_code
+            name, revision=settings.revision, trust_remote_code=settings.trust_remote_code
         )
     except (OSError, ValueError) as error:
         raise _not_loadable(settings.name_or_path, error) from error
@@ -58,14 +63,16 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # only ever used as a filler; masks come from lengths
     if _reads_pictures(settings):
-        give_sight(tokenizer, load_sight(settings.name_or_path, load_config(settings), tokenizer, settings.revision))
+        attach_image_processor(
+            tokenizer, load_image_processor(name, load_config(settings), tokenizer, settings.revision)
+        )
     return tokenizer
 
 
 def _reads_pictures(settings: ModelSettings) -> bool:
     """True if the config's family reads pictures; False for a folder that holds only a tokenizer."""
     try:
-        written, _ = PretrainedConfig.get_config_dict(settings.name_or_path, revision=settings.revision)
+        written, _ = PretrainedConfig.get_config_dict(loadable_name(settings.name_or_path), revision=settings.revision)
     except (OSError, ValueError):
         return False
     return written.get("model_type") in FAMILIES
@@ -73,7 +80,7 @@ def _reads_pictures(settings: ModelSettings) -> bool:
 
 def _check_name(name: str) -> None:
     """Refuse a model name that is neither a folder, a hub id nor a built-in, before anything is loaded."""
-    if name in TINY_MODELS or Path(name).is_dir():
+    if name in TINY_MODELS or Path(loadable_name(name)).is_dir():
         return
     if name.startswith(("/", "./", "../", "~")) or name.count("/") > 1:
         raise UserError("model.name_or_path", f"the folder {name!r} does not exist")
@@ -141,9 +148,10 @@ def load_config(settings: ModelSettings) -> PretrainedConfig:
     Raises:
         UserError: the config cannot be loaded, or an override is not one of its fields.
     """
+    name = loadable_name(settings.name_or_path)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
-            settings.name_or_path, revision=settings.revision, trust_remote_code=settings.trust_remote_code
+            name, revision=settings.revision, trust_remote_code=settings.trust_remote_code
         )
     except Exception as error:  # any exception: a family's config validates itself
         raise _not_loadable(settings.name_or_path, error) from error
@@ -164,7 +172,7 @@ def _load_pretrained(settings: ModelSettings) -> PreTrainedModel:
     try:
         model: PreTrainedModel
         model, info = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_pretrained(
-            settings.name_or_path,
+            loadable_name(settings.name_or_path),
             config=config,
             output_loading_info=True,
             revision=settings.revision,

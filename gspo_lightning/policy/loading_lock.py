@@ -9,7 +9,5 @@ from __future__ import annotations
 
 import threading
 
-__all__ = ["LOADING"]
-
-LOADING = threading.Lock()
+LOADING = threading.RLock()
 """Hold it while a model is built or loaded."""

@@ -16,8 +16,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["logprobs_from_logits", "token_logprobs"]
-
 DEFAULT_CHUNK = 1024
 """Rows of hidden states per chunk. At V = 151,936 one chunk of float32 logits is 0.6 GiB."""
 BUFFER = {True: 1 << 17, False: 1 << 24}

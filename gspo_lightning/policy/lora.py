@@ -24,16 +24,10 @@ from gspo_lightning.policy.four_bit import dequantise, quantise
 from gspo_lightning.policy.freezing import layers_left_out
 from gspo_lightning.policy.thread_state import without_autocast
 from gspo_lightning.randomness import Purpose, stream
-from gspo_lightning.unfinished import share
+from gspo_lightning.temp_files import share
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-__all__ = [
-    "BASE_NORM", "LoRA", "adapter_rank", "adapters_off", "adapts_from_base", "add_adapters", "check_base",
-    "check_names", "frozen_norm", "has_adapters", "merge_adapters", "only_adapters", "remove_adapters", "save_adapters",
-]  # fmt: skip
-
 
 MARK = ".lora_"
 """Substring of the names of adapter weights."""

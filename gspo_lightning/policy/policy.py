@@ -17,20 +17,17 @@ from transformers import (
 from gspo_lightning.errors import UserError
 from gspo_lightning.pictures import Media
 from gspo_lightning.policy.attention import PackedLayout, attention_plan, with_plan
+from gspo_lightning.policy.disable_dropout import DisabledDropout, disable_dropout, hold
 from gspo_lightning.policy.freezing import trains_vision
 from gspo_lightning.policy.logprobs import token_logprobs
 from gspo_lightning.policy.lora import has_adapters, merge_adapters, remove_adapters
 from gspo_lightning.policy.routing import Routing, TokenPlaces, gather_routes, routed
-from gspo_lightning.policy.silence import Silenced, hold, silence
 from gspo_lightning.policy.states import Distribution, States, vocabulary_kl
 from gspo_lightning.policy.vision.families import FAMILIES, SAID, reads_pictures
-from gspo_lightning.policy.vision.look import Look
-from gspo_lightning.policy.vision.sight import sight_of
+from gspo_lightning.policy.vision.image_processor import image_processor_of
+from gspo_lightning.policy.vision.vision_inputs import VisionInputs
+from gspo_lightning.temp_files import share
 from gspo_lightning.types import Decoding, MicroBatch, WeightsOn
-from gspo_lightning.unfinished import share
-
-__all__ = ["Policy"]
-
 
 KEPT_LOGITS = 192 << 20
 """Bytes of float32 logits of a micro-batch up to which they are computed once; beyond, again in the backward pass."""
@@ -51,16 +48,19 @@ class Policy(nn.Module):
     so that an unchanged policy has ratios of exactly 1.
 
     Args:
-        model: its randomness in training is switched off (:mod:`gspo_lightning.policy.silence`).
+        model: its randomness in training is switched off (:mod:`gspo_lightning.policy.disable_dropout`).
         tokenizer: the model's.
-        silenced: record of that for a copy of a policy's model; None: not done yet.
+        disabled_dropout: record of that for a copy of a policy's model; None: not done yet.
 
     Raises:
         UserError: the model cannot be run, or stays random in training.
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, silenced: Silenced | None = None
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        disabled_dropout: DisabledDropout | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -75,14 +75,14 @@ class Policy(nn.Module):
         """Ranks that hold the weights; others have them on the meta device until a strategy has sharded them."""
         self.routing: Routing | None = None
         """Routers of a mixture of experts, if they are measured, balanced or replayed."""
-        self.silenced = silence(self.model) if silenced is None else silenced
-        self.sight = sight_of(tokenizer) if reads_pictures(model.config) else None
+        self.disabled_dropout = disable_dropout(self.model) if disabled_dropout is None else disabled_dropout
+        self.image_processor = image_processor_of(tokenizer) if reads_pictures(model.config) else None
         """Picture processor, if the model reads pictures."""
 
     def train(self, mode: bool = True) -> Policy:
         """Set train or eval mode like any module; held modules stay in eval mode."""
         super().train(mode)
-        if self.silenced.held:
+        if self.disabled_dropout.held:
             hold(self.model)
         return self
 
@@ -125,9 +125,9 @@ class Policy(nn.Module):
 
     def sayable(self, logits: Tensor) -> Tensor:
         """Return logits [..., V] with the placeholders of pictures and videos suppressed."""
-        if self.sight is None:
+        if self.image_processor is None:
             return logits
-        return logits.index_fill(-1, torch.tensor(self.sight.unsaid, device=logits.device), UNSAID)
+        return logits.index_fill(-1, torch.tensor(self.image_processor.unsaid, device=logits.device), UNSAID)
 
     def forward(
         self, batch: MicroBatch, temperature: float = 1.0, against: Distribution | None = None
@@ -153,11 +153,7 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def distribution(self, batch: MicroBatch) -> Distribution:
-        """Return the prediction for every response token, before the product with the head, for comparisons.
-
-        Args:
-            batch: N rows on the policy's device.
-        """
+        """Return the prediction for every response token, before the product with the head, for comparisons."""
         states = self.states(batch)
         return Distribution(states.hidden[states.order()], self._head())
 
@@ -169,14 +165,17 @@ class Policy(nn.Module):
         """Compute states with every distinct token once: a prompt serves all its responses."""
         layout = PackedLayout.of(batch)
         places = TokenPlaces(layout.sources, layout.positions, layout.predicts, layout.rows, layout.steps)
-        blocks = layout.pictures if self.sight is not None and self.sight.mutual else ()
+        blocks = layout.pictures if self.image_processor is not None and self.image_processor.mutual else ()
         plan = attention_plan(layout.segments, layout.crossings, layout.longest, batch.input_ids.device, blocks)
         ids, positions = layout.token_ids.unsqueeze(0), layout.positions.unsqueeze(0)
         inputs: dict[str, Any] = {"input_ids": ids, "position_ids": positions}
-        if (look := self._look(batch)) is not None:
+        if (vision_inputs := self._vision_inputs(batch)) is not None:
             where = layout.sources, layout.positions
-            seen, table = look.places[where].unsqueeze(0), look.positions[:, where[0], where[1]].unsqueeze(1)
-            inputs = look.inputs(self.model.get_input_embeddings(), ids, seen, table)
+            seen, table = (
+                vision_inputs.places[where].unsqueeze(0),
+                vision_inputs.positions[:, where[0], where[1]].unsqueeze(1),
+            )
+            inputs = vision_inputs.inputs(self.model.get_input_embeddings(), ids, seen, table)
         with (
             with_plan(self.backbone, plan) as options,
             routed(places, self._prescribed(batch, places)),
@@ -198,39 +197,39 @@ class Policy(nn.Module):
         ids = batch.input_ids[:, :-1]
         inputs: dict[str, Any] = {"input_ids": ids, "position_ids": positions.masked_fill(~mask, 0)}
         seen: Any = mask.long()
-        if (look := self._look(batch)) is not None:
-            embed, where = self.model.get_input_embeddings(), look.places[:, :-1]
-            inputs = look.inputs(embed, ids, where, look.positions[..., :-1].masked_fill(~mask, 0))
-            seen = look.attention(self.backbone.config, inputs, seen, where)
+        if (vision_inputs := self._vision_inputs(batch)) is not None:
+            embed, where = self.model.get_input_embeddings(), vision_inputs.places[:, :-1]
+            inputs = vision_inputs.inputs(embed, ids, where, vision_inputs.positions[..., :-1].masked_fill(~mask, 0))
+            seen = vision_inputs.attention(self.backbone.config, inputs, seen, where)
         with routed(places, self._prescribed(batch, places)):
             hidden: Tensor = self.backbone(**inputs, attention_mask=seen, use_cache=False).last_hidden_state
         return States(hidden[rows, before], batch.input_ids[rows, before + 1], rows, offsets)
 
-    def _look(self, batch: MicroBatch) -> Look | None:
+    def _vision_inputs(self, batch: MicroBatch) -> VisionInputs | None:
         """Return the picture inputs of a micro-batch, each picture once; None if it has none.
 
         Ranks step together: if another one may gather the tower, or wait for its gradient, a blank picture is computed.
         """
         rows = batch.media or ()
         if not any(rows):
-            if self.sight is None:
+            if self.image_processor is None:
                 return None
             if self.gathering is None and not (torch.is_grad_enabled() and trains_vision(self.model)):
                 return None
-        return self.look(rows or ((),) * len(batch.input_ids), batch.input_ids.shape[1])
+        return self.vision_inputs(rows or ((),) * len(batch.input_ids), batch.input_ids.shape[1])
 
-    def look(self, rows: Sequence[Media], width: int, offsets: Sequence[int] = ()) -> Look:
-        """Return the pictures of some rows as the text model reads them; see :meth:`Look.at`.
+    def vision_inputs(self, rows: Sequence[Media], width: int, offsets: Sequence[int] = ()) -> VisionInputs:
+        """Return the pictures of some rows as the text model reads them; see :meth:`VisionInputs.at`.
 
         Raises:
             UserError: this model reads text only.
         """
-        if self.sight is None:
+        if self.image_processor is None:
             what = f"{type(self.model).__name__} reads text only, and a prompt holds a picture"
             raise UserError(
                 "model.name_or_path", what, fix=f"use prompts without pictures, or a model that reads them: {SAID}"
             )
-        return Look.at(self.model.base_model, self.sight, rows, width, offsets)
+        return VisionInputs.at(self.model.base_model, self.image_processor, rows, width, offsets)
 
     def _prescribed(self, batch: MicroBatch, places: TokenPlaces) -> list[Tensor] | None:
         """Return the experts prescribed for each forwarded token under Routing Replay, else None."""
@@ -250,7 +249,7 @@ class Policy(nn.Module):
     def _head(self) -> Callable[[Tensor], Tensor]:
         """Return the output embedding itself if :meth:`head` does nothing else and its weight is whole."""
         empty = torch.empty(0)
-        if self.gathering is None and self.sight is None and self.finish_logits(empty) is empty:
+        if self.gathering is None and self.image_processor is None and self.finish_logits(empty) is empty:
             return self.model.get_output_embeddings()
         return self.head
 
@@ -271,7 +270,7 @@ class Policy(nn.Module):
             memo: as in ``copy.deepcopy``: identity of an object -> its replacement.
         """
         shared = {id(p): p for p in self.model.parameters() if not p.requires_grad}
-        twin = Policy(copy.deepcopy(self.model, shared | (memo or {})), self.tokenizer, self.silenced)
+        twin = Policy(copy.deepcopy(self.model, shared | (memo or {})), self.tokenizer, self.disabled_dropout)
         twin.decoding, twin.weights_on = self.decoding, self.weights_on
         twin.packed, twin.routing = self.packed, self.routing  # the hooks of its routers were copied with the model
         return twin.requires_grad_(False)
@@ -308,14 +307,14 @@ class Policy(nn.Module):
         if dtype not in (None, model.dtype):
             options["state_dict"] = _cast(model.state_dict(), dtype)
         try:
-            with self.silenced.undone(model.config):
+            with self.disabled_dropout.undone(model.config):
                 model.save_pretrained(folder, **options)
         finally:
             del model.should_save_on_this_rank
         share(Path(folder), Path(folder) / "config.json")
         self.tokenizer.save_pretrained(folder)
-        if self.sight is not None:
-            self.sight.save(Path(folder))
+        if self.image_processor is not None:
+            self.image_processor.save(Path(folder))
         if getattr(self.model, "generation_config", None) is not None:
             self.model.generation_config.save_pretrained(folder)
 

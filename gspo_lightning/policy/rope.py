@@ -16,8 +16,6 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-__all__ = ["follows_length", "never_switching", "pin_rope"]
-
 log = logging.getLogger(__name__)
 
 PINNED = "pinned"

@@ -15,8 +15,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-__all__ = ["FLOOR", "OPERATIONS", "few_tokens", "nudged", "response_gap"]
-
 OPERATIONS = 4.0
 """Largest difference of two computations of the same, in multiples of one rounding of the embeddings.
 

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["Distribution", "States", "vocabulary_kl"]
-
 Head = Callable[[Tensor], Tensor]
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["on_device", "without_autocast"]
-
 
 @contextmanager
 def on_device(device: torch.device) -> Iterator[None]:

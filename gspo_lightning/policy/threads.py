@@ -18,10 +18,9 @@ from pathlib import Path
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.gguf import loadable_name
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.tiny import TINY_MODELS, tiny_config
-
-__all__ = ["few_threads", "width_of"]
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ def width_of(settings: ModelSettings) -> int | None:
     if name in TINY_MODELS:
         return int(tiny_config(name, settings.config_overrides).get_text_config().hidden_size)
     try:
-        width = json.loads((Path(name) / "config.json").read_text(encoding="utf-8")).get("hidden_size")
+        width = json.loads((Path(loadable_name(name)) / "config.json").read_text(encoding="utf-8")).get("hidden_size")
     except (OSError, ValueError, AttributeError):  # a hub id, or a broken folder that loading will report
         return None
     return width if isinstance(width, int) else None

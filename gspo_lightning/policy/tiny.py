@@ -17,8 +17,6 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 from gspo_lightning.errors import UserError
 from gspo_lightning.randomness import Purpose, stream
 
-__all__ = ["TINY_CONTEXT", "TINY_MODELS", "build_tiny_model", "character_tokenizer", "tiny_config"]
-
 CHARACTERS = "0123456789+-*/=;:#().,<>?!ABCabcxyz "
 SPECIAL = ["<pad>", "<eos>", "<unk>"]
 VISION = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]

@@ -1,9 +1,9 @@
 """Prompt sets: built-in tasks, files and data sets of the hub."""
 
-from gspo_lightning.prompts.base import Completion, Demonstration, PromptSet, Record, map_columns
 from gspo_lightning.prompts.curricula import Curriculum
 from gspo_lightning.prompts.files import HubPrompts, PromptFile, open_prompts, read_prompts
 from gspo_lightning.prompts.mixture import Mixture, MixtureSource
+from gspo_lightning.prompts.prompt_set import Completion, Demonstration, PromptSet, Record, map_columns
 from gspo_lightning.prompts.tasks.calculation import CalculatorTask
 from gspo_lightning.prompts.tasks.chain import ChainTask
 from gspo_lightning.prompts.tasks.code import CodeTask

@@ -6,13 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.prompts.base import Completion, Demonstration, Prompted
 from gspo_lightning.prompts.on_demand import Placed
 from gspo_lightning.prompts.pictures.columns import COLUMNS, has_pictures
+from gspo_lightning.prompts.prompt_set import Completion, Demonstration, Prompted
 from gspo_lightning.rewards.chat import tools_of
 from gspo_lightning.types import Message
-
-__all__ = ["Demonstrations", "MalformedError", "messages_of", "read_demonstrations"]
 
 _MAP = "map it: demonstrations: {class_path: PromptFile, init_args: {path: ..., columns: {completion: <its name>}}}"
 _TEXT_OR_MESSAGES = 'must be a non-empty text, or a list of messages such as {"role": "user", "content": "1+1?"}'

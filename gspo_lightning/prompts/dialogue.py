@@ -10,14 +10,12 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.policy.vision.sight import sight_of
-from gspo_lightning.prompts.base import Completion
+from gspo_lightning.policy.vision.image_processor import image_processor_of
 from gspo_lightning.prompts.encode import encode_prompt, unknown_token
-from gspo_lightning.prompts.template import render
+from gspo_lightning.prompts.prompt_set import Completion
+from gspo_lightning.prompts.specials import render
 from gspo_lightning.rewards.chat import tools_of
 from gspo_lightning.types import Message
-
-__all__ = ["Dialogue"]
 
 _TURN = "a-turn-of-the-policy"
 """Placeholder for a turn of the policy, to see what a template writes after it."""
@@ -45,8 +43,8 @@ class Dialogue:
     ) -> None:
         self.tokenizer, self.system_prompt, self.field = tokenizer, system_prompt, field
         self.template_kwargs = dict(chat_template_kwargs or {})
-        sight = sight_of(tokenizer)
-        self._unsaid = frozenset(() if sight is None else sight.unsaid)
+        image_processor = image_processor_of(tokenizer)
+        self._unsaid = frozenset(() if image_processor is None else image_processor.unsaid)
         self._ids: dict[str, list[int]] = {}  # environments repeat themselves, and tokenizers are slow to call
 
     def opening(self, messages: Sequence[Message], columns: Mapping[str, Any] | None = None) -> list[int]:
@@ -74,9 +72,6 @@ class Dialogue:
         """Return the token ids between the end of a turn, whose last token was ``last``, and the beginning of the next.
 
         An end-of-turn token that the policy has already written is not repeated.
-
-        Raises:
-            UserError: as :meth:`opening`.
         """
         if self.tokenizer.chat_template is None:
             text = "".join(m["content"] for m in messages)

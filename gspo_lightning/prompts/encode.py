@@ -15,19 +15,15 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.errors import UserError, first_line
-from gspo_lightning.policy.vision.sight import sight_of
-from gspo_lightning.prompts.base import Record
+from gspo_lightning.policy.vision.image_processor import image_processor_of
 from gspo_lightning.prompts.on_demand import OnDemand, place_of
 from gspo_lightning.prompts.pictures.columns import COLUMNS, has_pictures, join_texts
 from gspo_lightning.prompts.pictures.encode import SeeingEncoder, Seen, check_said
-from gspo_lightning.prompts.pictures.reading import BadPictureError
-from gspo_lightning.prompts.pictures.settings import Pictures
-from gspo_lightning.prompts.specials import Ends
-from gspo_lightning.prompts.template import render
+from gspo_lightning.prompts.pictures.reading import BadPictureError, Pictures
+from gspo_lightning.prompts.prompt_set import Record
+from gspo_lightning.prompts.specials import Ends, render
 from gspo_lightning.rewards.chat import tools_of
 from gspo_lightning.types import Prompt
-
-__all__ = ["EncodedPrompts", "Encoder", "encode_prompt", "encode_prompts", "unknown_token"]
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +111,7 @@ class Encoder:
 
     def _plain(self, record: Record) -> Record:
         """Join the content parts of each message into one text, for a model without pictures."""
-        return record if sight_of(self.tokenizer) is not None else join_texts(record)
+        return record if image_processor_of(self.tokenizer) is not None else join_texts(record)
 
     def _seen(self, seeing: SeeingEncoder, record: Record, where: str) -> Seen | BadPictureError:
         try:
@@ -127,10 +123,10 @@ class Encoder:
             return error
 
     def _texts(self, where: Callable[[], str], record: Record) -> tuple[str, str]:
-        if (sight := sight_of(self.tokenizer)) is not None:
+        if (image_processor := image_processor_of(self.tokenizer)) is not None:
             said = record["prompt"]
             texts = [said] if isinstance(said, str) else [str(message.get("content")) for message in said]
-            check_said(self.tokenizer, sight, texts, self.field, where())
+            check_said(self.tokenizer, image_processor, texts, self.field, where())
         try:
             return _texts(record["prompt"], self.tokenizer, self.system_prompt, self._kwargs(record), self.field)
         except TemplateError as error:

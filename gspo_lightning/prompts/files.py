@@ -10,14 +10,12 @@ from typing import Any
 
 from gspo_lightning.errors import PluginError, UserError, defined, did_you_mean, first_line, is_own
 from gspo_lightning.policy.hub import check_reachable
-from gspo_lightning.prompts.base import Columns, PromptSet, Record, absent_columns, map_columns
 from gspo_lightning.prompts.demonstrations import Demonstrations, read_demonstrations
 from gspo_lightning.prompts.formats import SUFFIXES, place_of, read_rows, suffix_of
 from gspo_lightning.prompts.on_demand import OnDemand
 from gspo_lightning.prompts.preferences import Preferences, read_preferences
+from gspo_lightning.prompts.prompt_set import Columns, PromptSet, Record, absent_columns, map_columns
 from gspo_lightning.registry import components
-
-__all__ = ["HubPrompts", "PromptFile", "open_prompts", "read_prompts"]
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]*){0,2}")
 _READABLE = f"{', '.join(SUFFIXES[:-1])} (each may end in .gz) or {SUFFIXES[-1]}"
@@ -260,11 +258,7 @@ def _neighbours(path: str) -> list[str]:
 
 
 def _check_columns(rows: Sequence[Mapping[str, Any]], columns: Columns, where: str) -> None:
-    """Refuse a mapping that names a column no record has.
-
-    Raises:
-        UserError: a column is missing; the message lists those that exist.
-    """
+    """Refuse a mapping that names a column no record has."""
     for ours, theirs in absent_columns(rows, columns):
         names = {name for row in rows for name in row}
         near = did_you_mean(theirs, names).partition("?")[0]

@@ -16,10 +16,8 @@ from typing import IO, Any
 
 from gspo_lightning.corpus.lines import no_json, no_text, numbered, parse_line
 from gspo_lightning.errors import UserError
-from gspo_lightning.prompts.lines import JsonLines
-from gspo_lightning.prompts.parquet import ParquetRows
-
-__all__ = ["SUFFIXES", "place_of", "read_rows", "suffix_of"]
+from gspo_lightning.parsing import load_json
+from gspo_lightning.prompts.on_demand import JsonLines, ParquetRows
 
 Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
@@ -83,10 +81,10 @@ def _read_json(path: str) -> list[Row]:
     with _open(path) as file:
         content = file.read()
     try:
-        rows = json.loads(content.decode("utf-8-sig"))
+        rows = load_json(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise no_text(f"{name}:{_line(content, error.start)}", error) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise no_json(name + line, error, "an array of objects; one object a line is .jsonl") from None
     if not isinstance(rows, list):
@@ -142,11 +140,7 @@ def _header(path: str, content: bytes, delimiter: str) -> list[str]:
 
 
 def _check_lines(path: str, content: bytes, delimiter: str) -> None:
-    """Find the first malformed line and name it without its content.
-
-    Raises:
-        UserError: the first such line.
-    """
+    """Find the first malformed line and name it without its content."""
     name = Path(path).name
     try:
         text = content.decode("utf-8")

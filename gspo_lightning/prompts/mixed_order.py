@@ -17,12 +17,9 @@ from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.errors import UserError
 from gspo_lightning.prompts.curricula import Curriculum, Seen, Uniform
 from gspo_lightning.prompts.order import PromptOrder
-from gspo_lightning.prompts.quotas import Quota, Quotas
-from gspo_lightning.prompts.weighted import WeightedTurns, weighted_sample
+from gspo_lightning.prompts.weighted import Quota, Quotas, WeightedTurns, weighted_sample
 from gspo_lightning.randomness import Purpose, Shuffle, permutation, stream, uniforms
 from gspo_lightning.types import Prompt
-
-__all__ = ["MixedOrder", "Part"]
 
 _KEPT = 8
 """Iterations whose choice is kept; rollouts may be made ahead for them."""
@@ -99,7 +96,7 @@ class MixedOrder(PromptOrder):
 
     # the order ---------------------------------------------------------------------------------------------------
 
-    def spare(self, iteration: int, limit: int) -> list[Prompt]:
+    def replacement_prompts(self, iteration: int, limit: int) -> list[Prompt]:
         """Return up to ``limit`` unused prompts of every source for this rank, to replace dead groups."""
         rank, world = rank_and_world()
         taken = set(self._choice(iteration))

@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.prompts.base import Demonstration, PromptSet, Record
 from gspo_lightning.prompts.files import open_prompts, read_prompts
 from gspo_lightning.prompts.on_demand import OnDemand, place_of
+from gspo_lightning.prompts.prompt_set import Demonstration, PromptSet, Record
 from gspo_lightning.rewards import Reward
 from gspo_lightning.rewards.by_record import ByRecord, Judge, Rewards, chosen
-
-__all__ = ["SOURCE", "Mixture", "MixtureSource", "all_rewards"]
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,6 @@ from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.randomness import Purpose, Shuffle, permutation, stream
 from gspo_lightning.types import Prompt
 
-__all__ = ["ORDER", "PromptOrder"]
-
 ORDER = 2
 """Version of the training order: 1 sorts random numbers, one for every prompt; 2 computes any place alone."""
 
@@ -38,12 +36,12 @@ class PromptOrder:
     sources: tuple[str, ...] = ()
     """Names of the prompts' sources, if there are several."""
 
-    def share(self, iteration: int) -> list[Prompt]:
+    def prompts_for_rank(self, iteration: int) -> list[Prompt]:
         """Return this rank's prompts of an iteration, mini-batch by mini-batch."""
         mine = self._size // rank_and_world()[1]
         return [self.at(place) for place in range(iteration * mine, (iteration + 1) * mine)]
 
-    def spare(self, iteration: int, limit: int) -> list[Prompt]:
+    def replacement_prompts(self, iteration: int, limit: int) -> list[Prompt]:
         """Return up to ``limit`` unused prompts of every source for this rank, to replace dead groups."""
         rank, world = rank_and_world()
         mine = itertools.islice(self._spare(iteration), rank, None, world)

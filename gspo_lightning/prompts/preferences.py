@@ -17,8 +17,6 @@ from gspo_lightning.prompts.on_demand import Placed
 from gspo_lightning.rewards.chat import tools_of
 from gspo_lightning.types import Message
 
-__all__ = ["Pair", "Preferences", "Side", "read_preferences"]
-
 Side = str | tuple[Message, ...]
 """One answer: a text, or messages."""
 _MAP = "map it: data.columns: {chosen: <its name>, rejected: <its name>}"

@@ -5,38 +5,75 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gspo_lightning.corpus.decontamination_report import about
 from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.errors import UserError
-from gspo_lightning.prompts.base import PromptSet, Record
 from gspo_lightning.prompts.encode import EncodedPrompts, Encoder
-from gspo_lightning.prompts.files import open_prompts, read_prompts
+from gspo_lightning.prompts.files import PromptFile, open_prompts, read_prompts
 from gspo_lightning.prompts.mixed_order import Part
 from gspo_lightning.prompts.mixture import SOURCE, Mixture
-from gspo_lightning.prompts.number_column import NumberColumn
 from gspo_lightning.prompts.on_demand import OnDemand
-from gspo_lightning.prompts.pictures.settings import Pictures
-from gspo_lightning.prompts.quotas import largest_remainder
-from gspo_lightning.prompts.survey import Survey, file_of
-from gspo_lightning.prompts.weighted import LEAST, MOST, WEIGHT
+from gspo_lightning.prompts.pictures.reading import Pictures
+from gspo_lightning.prompts.prompt_set import PromptSet, Record
+from gspo_lightning.prompts.weighted import LEAST, MOST, WEIGHT, largest_remainder
 from gspo_lightning.resume import Fingerprint
 from gspo_lightning.types import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["PromptSets"]
-
 log = logging.getLogger(__name__)
 MOST_SOURCES = 32
 """Largest number of texts in the column ``source`` that get metrics of their own."""
+_SAME = (
+    "data.val: the same %d prompts as data.train, so held-out accuracy is measured on prompts that are trained on "
+    "(gspo data split divides a file; a task such as ChainTask takes another split or seed)"
+)
+
+
+class Survey:
+    """Lengths and hashes of the prompts in use, 12 bytes each."""
+
+    def __init__(self) -> None:
+        self._lengths, self._hashes = array("I"), array("q")
+
+    def add(self, prompt: Prompt) -> None:
+        """Add one prompt."""
+        self._lengths.append(len(prompt.token_ids))
+        self._hashes.append(hash((prompt.text, *(picture.sha256 for picture in prompt.media))))
+
+    def lines(self, file: Path) -> Iterator[str]:
+        """Yield at most three lines; ``gspo data report`` has the details.
+
+        Raises:
+            UserError: the decontamination report (certificate) of the file cannot be read.
+        """
+        lengths, hashes = np.frombuffer(self._lengths, np.uint32), np.frombuffer(self._hashes, np.int64)
+        low, median, high = (int(x) for x in np.percentile(lengths, [0, 50, 100]))
+        yield f"{file.name}: {len(lengths):,} prompts of {low:,} to {high:,} tokens, median {median:,}"
+        if repeated := len(hashes) - len(np.unique(hashes)):
+            yield f"{file.name}: {repeated:,} prompts repeat another one exactly (gspo data dedup)"
+        said = about(file)
+        if said is None:
+            yield f"{file.name}: not checked for leaks from benchmarks (gspo data decontaminate)"
+        else:
+            yield said[0] if said[1] else f"warning: {said[0]}"
+
+
+def file_of(source: PromptSet | str | None) -> Path | None:
+    """Return the file of a prompt source; None if it is not a file."""
+    path = source.path if isinstance(source, PromptFile) else source
+    return Path(path) if isinstance(path, str) and Path(path).is_file() else None
 
 
 @dataclass(slots=True)
@@ -60,7 +97,7 @@ class PromptSets:
     pictures: Pictures = field(default_factory=Pictures)
     read: dict[str, EncodedPrompts] = field(default_factory=dict)
     """Sets read so far."""
-    _notes: dict[str, Notes] = field(default_factory=dict)
+    _stats: dict[str, DatasetStats] = field(default_factory=dict)
     _parts: dict[str, list[Part]] = field(default_factory=dict)
 
     def load(self, name: str, tokenizer: PreTrainedTokenizerBase) -> Sequence[Prompt]:
@@ -75,10 +112,10 @@ class PromptSets:
         if isinstance(source, Mixture):
             source.columns = self.columns
         encoder = Encoder(tokenizer, self.system_prompt, self.chat_template_kwargs, f"data.{name}", self.pictures)
-        notes, survey, file = Notes(name == "train"), Survey(), file_of(source) if name == "train" else None
+        stats, survey, file = DatasetStats(name == "train"), Survey(), file_of(source) if name == "train" else None
 
         def see(prompt: Prompt) -> None:
-            notes.add(prompt)
+            stats.add(prompt)
             if file is not None:
                 survey.add(prompt)
 
@@ -87,11 +124,13 @@ class PromptSets:
             found = EncodedPrompts(records, encoder, self.max_prompt_tokens, see)
         except UserError as error:
             raise UserError(f"data.{name}", error.problem, fix=error.fix) if error.field == "data" else error from None
-        self.read[name], self._notes[name] = found, notes
+        self.read[name], self._stats[name] = found, stats
         self._parts[name] = _parts(source, records, found)
-        if file is not None and os.environ.get("LOCAL_RANK", "0") == "0":
-            for line in survey.lines(file):
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            for line in survey.lines(file) if file is not None else ():
                 log.info("data.train: %s", line)
+            if name == "val" and self.fingerprints().get("train") == stats.fingerprint.value():
+                log.warning(_SAME, len(found))
         return found
 
     def parts(self, name: str) -> list[Part]:
@@ -104,7 +143,7 @@ class PromptSets:
         Raises:
             UserError: a difficulty is not a number.
         """
-        found, where = self._notes[name].difficulty, self.read[name].where
+        found, where = self._stats[name].difficulty, self.read[name].where
         return found.values(f"data.{name}", where)
 
     def weights(self, name: str) -> NDArray[np.float64] | None:
@@ -115,12 +154,12 @@ class PromptSets:
         Raises:
             UserError: a weight that is not a number, or out of range.
         """
-        found, where = self._notes[name].weight, self.read[name].where
+        found, where = self._stats[name].weight, self.read[name].where
         return found.values(f"data.{name}", where) if found.given else None
 
     def source_names(self, name: str) -> list[str]:
         """Return the texts in the column ``source`` of a set; empty if there is only one or more than 32."""
-        found = self._notes[name].sources if name in self._notes else set()
+        found = self._stats[name].sources if name in self._stats else set()
         return sorted(found) if 1 < len(found) <= MOST_SOURCES else []
 
     def share(self, name: str, limit: int | None, batch_size: int) -> Sequence[list[Prompt]]:
@@ -149,7 +188,7 @@ class PromptSets:
 
     def fingerprints(self) -> dict[str, dict[str, Any]]:
         """Return number and checksum of the prompts that were read, by name of their set."""
-        return {name: notes.fingerprint.value() for name, notes in self._notes.items()}
+        return {name: stats.fingerprint.value() for name, stats in self._stats.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +217,7 @@ def _parts(source: PromptSet | str, records: Sequence[Record], prompts: EncodedP
     return [Part(one.called, one.weight, range(begin, end)) for one, begin, end in spans]
 
 
-class Notes:
+class DatasetStats:
     """Facts about a prompt set, collected in the one pass over it.
 
     Args:
@@ -200,3 +239,68 @@ class Notes:
             self.sources.add(columns[SOURCE])
         for column in self._columns:
             column.add(prompt)
+
+
+class NumberColumn:
+    """A column of numbers of a prompt set. Memory: 8 bytes a prompt if any prompt has a value, else nothing.
+
+    Args:
+        column: its name.
+        default: value of prompts that have none.
+        least: smallest valid value.
+        most: largest valid value.
+        meaning: of a value, for messages.
+    """
+
+    def __init__(self, column: str, default: float, least: float, most: float, meaning: str) -> None:
+        self._column, self._default, self._least, self._most = column, default, least, most
+        self._meaning = meaning
+        self._count, self._found = 0, array("d")
+        self._wrong: tuple[int, object] | None = None
+
+    @property
+    def given(self) -> bool:
+        """True if any prompt has a value."""
+        return bool(self._found) or self._wrong is not None
+
+    def add(self, prompt: Prompt) -> None:
+        """Add the next prompt; a cell of a table is a text, and an empty one is no value."""
+        self._count += 1
+        value = prompt.columns.get(self._column)
+        if value is not None and value != "":
+            self._found.extend([self._default] * (self._count - 1 - len(self._found)))
+            self._found.append(self._number(prompt.id, value))
+
+    def values(self, field_name: str, where: Callable[[int], str]) -> NDArray[np.float64]:
+        """Return the values [n], the default for prompts without one.
+
+        Raises:
+            UserError: a value is wrong; names the first one by ``where``.
+        """
+        if self._wrong is not None:
+            number, value = self._wrong
+            problem = "out of range" if _as_float(value) is not None else "not a number"
+            what = f"{where(number)}: {self._column!r} is {str(value)[:40]!r}, which is {problem}"
+            span = f" from {self._least:g} to {self._most:g}" if math.isfinite(self._least) else ""
+            rename = f"rename the column (data.columns: {{own_{self._column}: {self._column}}})"
+            raise UserError(field_name, what, fix=f"write numbers{span} ({self._meaning}), or {rename}")
+        self._found.extend([self._default] * (self._count - len(self._found)))
+        return np.frombuffer(self._found, dtype=np.float64)
+
+    def _number(self, number: int, value: object) -> float:
+        found = _as_float(value)
+        if found is not None and math.isnan(found) and math.isnan(self._default):
+            return self._default
+        if found is None or math.isinf(found) or not self._least <= found <= self._most:
+            self._wrong = self._wrong or (number, value)
+            return self._default
+        return found
+
+
+def _as_float(value: Any) -> float | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.prompts.template import render
-
-__all__ = ["Ends", "check_stop_strings", "check_turn_end"]
 
 log = logging.getLogger(__name__)
-
 _ANSWER = "An answer."
 
 
-class Ends:
-    """Counter of prompts that begin with two begin tokens or end with the end token.
+def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+    """Return the text of a conversation.
 
-    Args:
-        tokenizer: of the policy.
+    Raises:
+        TemplateError: the template refuses the messages, or fails on a value of another type than it expects.
     """
+    try:
+        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise TemplateError(f"{type(error).__name__}: {error}") from error
+
+
+class Ends:
+    """Counter of prompts that begin with two begin tokens or end with the end token."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer, self._prompts, self._twice, self._over = tokenizer, 0, 0, 0

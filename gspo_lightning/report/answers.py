@@ -1,18 +1,24 @@
-"""Read and write ``held_out_answers.jsonl``: answers to the same held-out prompts at every evaluation."""
+"""Answers to the same held-out prompts at every evaluation, in a run folder: their rows, and thumbnails of pictures."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ANSWERS", "AnswersFile", "read_answers"]
+from gspo_lightning.parsing import load_json
+from gspo_lightning.temp_files import temp_path
 
 ANSWERS = "held_out_answers.jsonl"
 Row = Mapping[str, Any]
 """Keys: ``update`` (optimizer steps so far), ``id``, ``prompt``, ``answer``, ``completion``, ``reward``, ``tokens``,
 ``finish``."""
+FOLDER = "pictures"
+_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def read_answers(folder: Path) -> list[dict[str, Any]]:
@@ -21,19 +27,15 @@ def read_answers(folder: Path) -> list[dict[str, Any]]:
     found = []
     for line in file.read_bytes().splitlines() if file.is_file() else ():
         try:
-            row = json.loads(line)
+            row = load_json(line)
             found.append({**row, "update": int(row["update"])})
-        except (ValueError, RecursionError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError):
             continue
     return sorted(found, key=lambda row: row["update"])
 
 
 class AnswersFile:
-    """Appends rows to the file; a repeated evaluation replaces its old rows.
-
-    Args:
-        folder: the run folder.
-    """
+    """Appends rows to the file; a repeated evaluation replaces its old rows."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -60,3 +62,54 @@ class AnswersFile:
 
 def _line(row: Row) -> str:
     return json.dumps(row) + "\n"
+
+
+def thumbnail_file(sha256: str) -> str:
+    """Return the path of a picture's thumbnail, relative to the run folder."""
+    return f"{FOLDER}/{sha256[:32]}.png"
+
+
+def keep_thumbnails(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write thumbnails (hash of a picture -> PNG) that the run folder lacks, each atomically."""
+    for sha256, data in files.items():
+        target = folder / thumbnail_file(sha256)
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = temp_path(target)
+            unfinished.write_bytes(data)
+            os.replace(unfinished, target)
+
+
+def picture_cell(folder: Path, row: Mapping[str, Any]) -> str:
+    """Return Markdown that shows the thumbnails of a row's pictures, and the number of those not shown.
+
+    Args:
+        folder: the run folder, beside the page.
+        row: holds hashes under ``pictures``. They come from a file: an entry that is not a hash, or has no thumbnail,
+            is counted and not shown.
+    """
+    known = _known(row.get("pictures"))
+    shown = [name for name in known if (folder / thumbnail_file(name)).is_file()]
+    more = _count(row.get("pictures")) - len(shown)
+    images = " ".join(f"![picture]({thumbnail_file(name)})" for name in shown)
+    return f"{images} and {more} more" if images and more else images or (f"{more} not shown" if more else " ")
+
+
+def copy_thumbnails(folder: Path, rows: Sequence[Mapping[str, Any]], out: Path) -> None:
+    """Copy the thumbnails of some rows to a report that is written elsewhere."""
+    for row in rows if out.resolve() != folder.resolve() else ():
+        for name in _known(row.get("pictures")):
+            source, target = folder / thumbnail_file(name), out / thumbnail_file(name)
+            if source.is_file() and not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                unfinished = temp_path(target)
+                shutil.copyfile(source, unfinished)
+                os.replace(unfinished, target)
+
+
+def _known(names: Any) -> list[str]:
+    return [n for n in names if isinstance(n, str) and _HASH.fullmatch(n)] if isinstance(names, list) else []
+
+
+def _count(names: Any) -> int:
+    return len(names) if isinstance(names, list) else 0

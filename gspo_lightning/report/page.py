@@ -9,18 +9,15 @@ from typing import Any
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.escape import cell, code
-from gspo_lightning.report.answers import ANSWERS, read_answers
+from gspo_lightning.report.answers import ANSWERS, copy_thumbnails, picture_cell, read_answers
 from gspo_lightning.report.figure import draw
-from gspo_lightning.report.pictures import copy_thumbnails, picture_cell
 from gspo_lightning.report.read import read_run
 from gspo_lightning.report.run import Run, labels
-from gspo_lightning.report.save import save
 from gspo_lightning.report.scalars import Scalars
+from gspo_lightning.report.style import save
 from gspo_lightning.report.verdicts import verdicts
 from gspo_lightning.report.words import headline, table
-from gspo_lightning.unfinished import beside
-
-__all__ = ["PAGE", "PICTURE", "page", "read_runs", "write_report", "write_runs"]
+from gspo_lightning.temp_files import temp_path
 
 PICTURE, PAGE = "report.png", "report.md"
 EVALUATIONS = 5
@@ -66,7 +63,7 @@ def write_runs(runs: Sequence[Run], out: Path) -> Path:
         save(draw(runs), out / PICTURE)
         for run in runs:
             copy_thumbnails(run.folder, [*_examples_of(run), *read_answers(run.folder)], out)
-        unfinished = beside(out / PAGE)
+        unfinished = temp_path(out / PAGE)
         unfinished.write_text(page(runs), encoding="utf-8")
         os.replace(unfinished, out / PAGE)
     except OSError as error:
@@ -94,7 +91,7 @@ def page(runs: Sequence[Run]) -> str:
     for run in runs:
         lines += _examples(run, "" if one else f": {cell(run.label)}")
         lines += _over_time(run, "" if one else f": {cell(run.label)}")
-    lines.append("What every number means: docs/metrics.md of gspo_lightning.")
+    lines.append("What every number means: `gspo list metrics`.")
     return "\n".join(lines) + "\n"
 
 

@@ -1,11 +1,11 @@
-"""Read a run from its folder: scalars, summary, config and alarms, also if it was killed."""
+"""Read a run from its folder, also if it was killed: scalars, summary, config, alarms, damage of event files."""
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,18 +13,20 @@ from pathlib import Path
 import numpy as np
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.report.events import NO_EVENTS, last_scalar, problem_of
+from gspo_lightning.parsing import load_json, load_yaml
 from gspo_lightning.report.run import Run, Series, number
 from gspo_lightning.report.scalars import Scalars
-
-__all__ = ["ALARMS", "CONFIG", "EVENTS", "SEARCH_DEPTH", "SEARCH_FOLDERS", "SUMMARY", "read_events", "read_run"]
 
 EVENTS, SUMMARY, CONFIG, ALARMS = "events.out.tfevents.", "summary.json", "config.yaml", "alarms.json"
 NONE = Series(np.array([], dtype=np.int64), np.array([]))
 SEARCH_DEPTH, SEARCH_FOLDERS = 4, 2000
 """Limits of the search for run folders below a wrong folder, in levels and in folders."""
+NO_EVENTS = "is not an event file of TensorBoard"
+_LENGTH, _CRC = 8, 4
 
 
 def read_run(folder: Path, scalars: Scalars | None = None) -> Run:
@@ -143,8 +145,8 @@ def _read_json(run: Run) -> None:
         run.problems.append(f"no {SUMMARY}: the run has not finished, or it was stopped; numbers are from its events")
         return
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        content = load_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         run.problems.append(f"{SUMMARY} is damaged ({error}); numbers are from the events")
         return
     if isinstance(content, dict):
@@ -158,9 +160,9 @@ def _read_alarms(run: Run) -> None:
     if not path.is_file():
         return  # no alarm, or a run of older code
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = load_json(path.read_text(encoding="utf-8"))
         run.alarms = [{**alarm, "since": int(alarm["since"]), "update": int(alarm["update"])} for alarm in content]
-    except (ValueError, RecursionError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         run.problems.append(f"{ALARMS} is damaged ({error})")
 
 
@@ -170,8 +172,63 @@ def _read_config(run: Run) -> None:
         run.problems.append(f"no {CONFIG}")
         return
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        content = load_yaml(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError) as error:
         run.problems.append(f"{CONFIG} is damaged ({str(error).splitlines()[0]})")
         return
     run.config = content if isinstance(content, dict) else {}
+
+
+def records(file: Path) -> tuple[list[tuple[int, int]], int]:
+    """Return (start, bytes) of the whole records, found by their lengths alone, and the end of the last one."""
+    found, at, size = [], 0, file.stat().st_size
+    with open(file, "rb") as stream:
+        while at + _LENGTH + _CRC <= size:
+            stream.seek(at)
+            length = int(struct.unpack("<Q", stream.read(_LENGTH))[0])
+            start, end = at + _LENGTH + _CRC, at + _LENGTH + _CRC + length + _CRC
+            if end > size:
+                break
+            found.append((start, length))
+            at = end
+    return found, at
+
+
+def problem_of(file: Path) -> str | None:
+    """Return a description of damage; None if the records are whole, as far as their lengths tell."""
+    size = file.stat().st_size
+    if size == 0:
+        return f"{file.name} is empty"
+    with open(file, "rb") as stream:
+        head = stream.read(_LENGTH + _CRC)
+    if len(head) == _LENGTH + _CRC and struct.unpack("<I", head[_LENGTH:])[0] != masked_crc32c(head[:_LENGTH]):
+        return f"{file.name} {NO_EVENTS}"
+    found, end = records(file)
+    if found and not _event(file, *found[0]).file_version.startswith("brain.Event"):
+        return f"{file.name} {NO_EVENTS}"
+    if end < size:
+        return (
+            f"{file.name} ends within a record, or is damaged, after {end:,} of {size:,} bytes: what stood behind "
+            f"that is missing in it (the run was killed, the file was cut, or it is being written now)"
+        )
+    return None
+
+
+def last_scalar(file: Path) -> tuple[str, int] | None:
+    """Return tag and step of the last scalar in the file."""
+    for place in reversed(records(file)[0]):
+        event = _event(file, *place)
+        for value in event.summary.value:
+            if value.WhichOneof("value") == "simple_value":
+                return value.tag, event.step
+    return None
+
+
+def _event(file: Path, start: int, length: int) -> Event:
+    """Return a record; an empty one if it cannot be read."""
+    with open(file, "rb") as stream:
+        stream.seek(start)
+        try:
+            return Event.FromString(stream.read(length))
+        except Exception:  # protobuf's own class; only tensorboard depends on that package
+            return Event()

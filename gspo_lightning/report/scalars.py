@@ -17,9 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from gspo_lightning.errors import InfrastructureError
+from gspo_lightning.parsing import load_json
 from gspo_lightning.report.run import Series
-
-__all__ = ["SCALARS", "Scalars"]
 
 SCALARS = "scalars.jsonl"
 
@@ -41,11 +40,7 @@ class _Table:
 
 
 class Scalars:
-    """Numbers of a run, 4 bytes each in memory, about 10 in the file.
-
-    Args:
-        folder: the run folder.
-    """
+    """Numbers of a run, 4 bytes each in memory, about 10 in the file."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder.absolute() / SCALARS
@@ -59,7 +54,7 @@ class Scalars:
         found, tables = cls(folder), dict[int, _Table]()
         for line in found.file.read_bytes().splitlines() if found.file.is_file() else ():
             try:
-                content = json.loads(line)
+                content = load_json(line)
                 if isinstance(content, dict):
                     tables[content["table"]] = found._table(tuple(content["tags"]))
                     continue
@@ -68,7 +63,7 @@ class Scalars:
                 if len(row) != len(tables[number].tags):
                     raise ValueError("a row is cut off")
                 tables[number].add(int(step), float(seconds), row)
-            except (ValueError, RecursionError, TypeError, KeyError, OverflowError):
+            except (ValueError, TypeError, KeyError, OverflowError):
                 found.damaged += 1
         return found
 

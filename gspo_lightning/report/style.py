@@ -1,41 +1,25 @@
-"""Style of all report panels: colours, axes, labels at the right edge, and notes on missing data."""
+"""Plot kit of all figures: canvas, colours, axes, labels at the right edge, notes, keys, and files written whole."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.gridspec import GridSpec
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
+from gspo_lightning.escape import visible
 from gspo_lightning.report.run import Run, Series
-
-__all__ = [
-    "ALARM",
-    "COLOURS",
-    "FAINT",
-    "GREY",
-    "INK",
-    "LEFT",
-    "MANY",
-    "RIGHT",
-    "Line",
-    "draw_series",
-    "dress",
-    "label_ends",
-    "lines_of",
-    "mark_alarms",
-    "note",
-    "quiet",
-    "say_not_logged",
-    "say_what_is_missing",
-    "short",
-    "smooth",
-    "style",
-    "window",
-]
+from gspo_lightning.temp_files import temp_path
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's palette, safe for colour blindness; without its yellow, which vanishes on white."""
@@ -47,12 +31,64 @@ MANY = 4
 
 
 @dataclass(frozen=True, slots=True)
+class Panel:
+    """A panel of one metric. ``log``: a logarithmic axis. ``whole``: the axis shows all of a fraction, 0 to 1."""
+
+    tag: str
+    title: str
+    unit: str
+    log: bool = False
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Line:
     """A run with the colour and dash that it has in every panel."""
 
     run: Run
     colour: str
     dash: str
+
+
+def canvas(width: float, height: float, **options: Any) -> Figure:
+    """Return an empty figure of this size in inches, which touches no global state of matplotlib."""
+    figure = Figure(figsize=(width, height), **options)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def poster(height: float = 8.2) -> Figure:
+    """Return an empty figure for many panels: wide, and white wherever it is pasted."""
+    return canvas(15, height, dpi=120, facecolor="white")
+
+
+def grid_of(figure: Figure, wspace: float, hspace: float) -> GridSpec:
+    """Return two rows of four panels, below a heading."""
+    return figure.add_gridspec(2, 4, left=0.045, right=0.965, top=0.83, bottom=0.09, wspace=wspace, hspace=hspace)
+
+
+def heading(figure: Figure, names: Sequence[str], text: str) -> None:
+    """Write the compared names, and a line of text below them, above the panels."""
+    figure.text(0.045, 0.95, " / ".join(names), fontsize=15, fontweight="bold", color=INK)
+    figure.text(0.045, 0.912, text, fontsize=11, color=INK)
+
+
+def draw_key(axes: Any, styles: Mapping[str, tuple[str, str]], text: str, marks: str = "") -> None:
+    """Turn a panel into the key of the others.
+
+    Args:
+        axes: the panel.
+        styles: name -> colour and dash.
+        text: explanation below the names.
+        marks: markers of the lines, in turn; empty for none.
+    """
+    axes.axis("off")
+    handles = [
+        Line2D([], [], color=colour, ls=dash, lw=2.6, marker=marks[i % len(marks)] if marks else None, label=name)
+        for i, (name, (colour, dash)) in enumerate(styles.items())
+    ]
+    axes.legend(handles=handles, loc="upper left", frameon=False, fontsize=11, labelcolor=INK, borderaxespad=0)
+    axes.text(0, 0.02, text, transform=axes.transAxes, fontsize=9, color=GREY, va="bottom")
 
 
 def style(number: int) -> tuple[str, str]:
@@ -95,6 +131,20 @@ def quiet(axes: Any, title: str, unit: str) -> None:
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color(FAINT)
+
+
+def logarithmic(axes: Any) -> None:
+    """Make the y axis logarithmic, without ticks."""
+    axes.set_yscale("log")
+    axes.tick_params(which="both", length=0)
+
+
+def bare(axes: Any, *sides: str) -> None:
+    """Draw vertical grid lines behind the data, and hide these sides of the frame."""
+    axes.grid(axis="x", color=FAINT, linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in sides:
+        axes.spines[side].set_visible(False)
 
 
 def draw_series(
@@ -227,3 +277,26 @@ def window(run: Run, length: int) -> int:
     if iteration is not None:
         period = max(1, int(np.median(np.unique(iteration.values, return_counts=True)[1])))
     return max(1, min(period * max(1, round(length / (20 * period))), length))
+
+
+def save(figure: Figure, file: Path) -> None:
+    """Write a PNG beside the file, then swap it in, so that a viewer of the old picture always finds a whole one."""
+    _show_plainly(figure)
+    unfinished = temp_path(file)
+    figure.savefig(unfinished, format="png")
+    os.replace(unfinished, file)
+
+
+def _show_plainly(figure: Figure) -> None:
+    """Turn off formulas in texts: two dollars in a name would end the run. Ticks of numbers stay unchanged."""
+    axes = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
+    for axis in axes:
+        named = isinstance(axis.get_major_formatter(), FuncFormatter)  # set by set_ticks for names
+        if not (named and isinstance(axis.get_major_locator(), FixedLocator)):
+            continue
+        axis.set_ticklabels([visible(label.get_text()) for label in axis.get_ticklabels()], parse_math=False)
+    ticks = {label for axis in axes for label in axis.get_ticklabels(which="both")}
+    for text in figure.findobj(Text):
+        if isinstance(text, Text) and text not in ticks:
+            text.set_text(visible(text.get_text()))
+            text.set_parse_math(False)

@@ -9,8 +9,6 @@ import numpy as np
 from gspo_lightning.report.run import Run, number
 from gspo_lightning.report.words import arrow, count, known, plain, two
 
-__all__ = ["FALLEN", "LEARNED", "LOW_ENTROPY", "RESTLESS", "SPIKY", "TOKEN_LEVEL_CLIPS", "Verdict", "verdicts"]
-
 LEARNED = 0.02
 """Smallest change of held-out accuracy that counts: one standard error of 512 prompts."""
 FALLEN = 0.05

@@ -8,8 +8,6 @@ import numpy as np
 
 from gspo_lightning.report.run import Run, number
 
-__all__ = ["arrow", "count", "headline", "known", "plain", "table", "two"]
-
 EXTRA_ROWS = {
     "update/relative_norm": "size of an update relative to the weights",
     "response/repetition": "repeated 4-grams",

@@ -1,12 +1,10 @@
 """Resume of interrupted runs: verified checkpoints, and a comparison with the run that wrote them."""
 
 from gspo_lightning.resume.changes import Change, changes, forbidden
-from gspo_lightning.resume.epochs import close_epoch, reopen_epoch
 from gspo_lightning.resume.files import atomic_file, swapping, sync_folder, synced, uninterrupted, write_text
 from gspo_lightning.resume.find import Found, find_checkpoint, newest_run, read_checkpoint
-from gspo_lightning.resume.finite import check_finite
-from gspo_lightning.resume.folders import METADATA, is_folder, save_folder, unwritable
-from gspo_lightning.resume.logs import flush
+from gspo_lightning.resume.folders import METADATA, check_finite, is_folder, save_folder, unwritable
+from gspo_lightning.resume.lightning import close_epoch, flush, reopen_epoch
 from gspo_lightning.resume.manifest import Manifest, damage, manifest_path, manifests, next_serial
 from gspo_lightning.resume.reading import check_shards, fault_of, read_tensors
 from gspo_lightning.resume.resumption import Fingerprint, Provenance, Resumption

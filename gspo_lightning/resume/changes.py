@@ -1,12 +1,14 @@
-"""Compare the config of a checkpoint with the config of its resume."""
+"""Compare the config of a checkpoint with the config of its resume, and the versions that each ran with."""
 
 from __future__ import annotations
 
+import functools
+import platform
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Change", "changes", "forbidden"]
+from gspo_lightning.registry import installed_version
 
 BOOKKEEPING = ("config", "ckpt_path", "allow_changed_config", "weights_only")
 """Settings of the command itself; changes are not reported."""
@@ -30,12 +32,15 @@ ADDED: Mapping[str, Any] = {
     "model.objective.init_args.distill_coef": 0.0,
     "model.objective.init_args.distill_exact": False,
     "model.objective.init_args.positive_nll_coef": 0.0,
+    "data.rows": "rollout",
     "data.pictures.bad": "stop",
     "data.pictures.urls": False,
     "data.rollouts.init_args.transfer": "auto",
     "data.rollouts.init_args.source.init_args.transfer": "auto",
 }
 """Settings that older checkpoints lack -> the value that matches their behaviour."""
+PACKAGES = ("gspo_lightning", "torch", "lightning", "transformers", "torchmetrics", "jsonargparse", "tensorboard")
+_installed = functools.cache(installed_version)
 
 
 @dataclass(frozen=True)
@@ -90,3 +95,8 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 def _short(value: Any) -> str:
     text = "(not set)" if value is None else str(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that influence results."""
+    return {"python": platform.python_version(), **{name: _installed(name) for name in PACKAGES}}

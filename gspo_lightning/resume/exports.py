@@ -12,9 +12,7 @@ from typing import Any
 from gspo_lightning.errors import UserError
 from gspo_lightning.faults import written
 from gspo_lightning.resume.files import replace_folder, sync_tree
-from gspo_lightning.unfinished import beside, remove, sweep
-
-__all__ = ["MARK", "check_replaceable", "exported_folder"]
+from gspo_lightning.temp_files import remove, sweep, temp_path
 
 MARK = "gspo_export.json"
 """File that lists the files of an export; written last."""
@@ -67,12 +65,12 @@ def exported_folder(target: Path, sources: Iterable[Path], field: str = "output"
         field: the target's name in messages.
 
     Raises:
-        UserError: see :func:`check_replaceable`.
+        UserError: see :func:`check_replaceable`, which runs just before the replacement; writing a model takes
+            minutes, so callers run it before they begin, too.
         InfrastructureError: the folder cannot be written; nothing of it is left.
     """
-    check_replaceable(target, sources, field)
     target = target.resolve()
-    unfinished = beside(target)
+    unfinished = temp_path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     sweep(target.parent, target.name)
     remove(unfinished)
@@ -81,7 +79,7 @@ def exported_folder(target: Path, sources: Iterable[Path], field: str = "output"
         files = sorted(str(p.relative_to(unfinished)) for p in unfinished.rglob("*") if not p.is_dir())
         (unfinished / MARK).write_text(json.dumps({"files": [*files, MARK]}, indent=1) + "\n", encoding="utf-8")
         sync_tree(unfinished)
-        check_replaceable(target, sources, field)  # writing a model takes minutes
+        check_replaceable(target, sources, field)
         replace_folder(unfinished, target)
 
 

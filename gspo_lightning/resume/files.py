@@ -12,20 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from gspo_lightning.unfinished import beside, remove
-
-__all__ = [
-    "DigestWriter",
-    "atomic_file",
-    "replace_folder",
-    "sha256",
-    "swapping",
-    "sync_folder",
-    "sync_tree",
-    "synced",
-    "uninterrupted",
-    "write_text",
-]
+from gspo_lightning.temp_files import remove, temp_path
 
 _BLOCK = 1 << 20
 _EXCHANGE, _HERE = 2, -100
@@ -94,7 +81,7 @@ def atomic_file(target: Path, private: bool = False) -> Iterator[DigestWriter]:
         OSError: the disk is full, the folder is read-only ...; the target is unchanged, nothing is left beside it.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = beside(target)
+    unfinished = temp_path(target)
     try:
         if private:
             unfinished.unlink(missing_ok=True)  # left by a killed run; it would keep its mode

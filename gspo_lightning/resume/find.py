@@ -14,8 +14,6 @@ from gspo_lightning.resume.folders import METADATA, is_folder
 from gspo_lightning.resume.manifest import SUFFIX, damage, manifest_path, manifests
 from gspo_lightning.resume.reading import check_shards, read_tensors
 
-__all__ = ["Found", "find_checkpoint", "newest_run", "read_checkpoint"]
-
 log = logging.getLogger(__name__)
 
 LAST = "last.ckpt"
@@ -31,14 +29,22 @@ class Found:
 
     def __str__(self) -> str:
         """Return one line for the log."""
-        passed = "; ".join(f"skipped {path.name} ({why})" for path, why in self.skipped)
-        return f"resuming from {self.checkpoint}" + (f"; {passed}" if passed else "")
+        return f"resuming from {self.described}"
+
+    @property
+    def described(self) -> str:
+        """Path of the checkpoint, and the names of those that were skipped with their damage."""
+        return "; ".join([str(self.checkpoint), *(f"skipped {path.name} ({why})" for path, why in self.skipped)])
 
 
-def find_checkpoint(run: Path) -> Found | None:
+def find_checkpoint(run: Path, field: str = "ckpt_path") -> Found | None:
     """Return the newest intact checkpoint of a run; None if the run never finished writing one.
 
     A run that was killed between its first checkpoint and that one's manifest has one file, and no link to it yet.
+
+    Args:
+        run: the run folder.
+        field: the run's name in messages.
 
     Raises:
         UserError: it has checkpoints, but none is intact.
@@ -54,11 +60,28 @@ def find_checkpoint(run: Path) -> Found | None:
     if not skipped or (first and skipped[0][0].name != LAST):
         return None
     reasons = "; ".join(f"{path.name}: {why}" for path, why in skipped[:3])
-    raise UserError(
-        "ckpt_path",
-        f"'last', but no checkpoint in {folder} is whole ({reasons})",
-        fix="start again without --ckpt_path, or give a checkpoint of another run",
-    )
+    problem, fix = f"no checkpoint in {folder} is whole ({reasons})", "give another run"
+    if field == "ckpt_path":
+        problem, fix = f"'last', but {problem}", "start again without --ckpt_path, or give a checkpoint of another run"
+    raise UserError(field, problem, fix=fix)
+
+
+def newest_of_run(path: Path, field: str) -> Found | None:
+    """Return the newest intact checkpoint if a path is a run folder; None if it is not one.
+
+    Args:
+        path: a run folder, or anything else that a command takes.
+        field: the path's name in messages.
+
+    Raises:
+        UserError: the run has no checkpoint, or none that is intact.
+    """
+    if not (path / "checkpoints").is_dir():
+        return None
+    found = find_checkpoint(path, field)
+    if found is None:
+        raise UserError(field, f"the run {path} has no checkpoint yet", fix="give another run")
+    return found
 
 
 def _candidates(folder: Path) -> list[Path]:

@@ -1,22 +1,23 @@
-"""Save checkpoints that are folders of shards, with files of every rank, atomically."""
+"""Save checkpoints that are folders of shards, with files of every rank, atomically and only if finite."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.tensor import DTensor
 
 from gspo_lightning.distributed import all_gather_objects, fail_together, rank_and_world
-from gspo_lightning.errors import InfrastructureError
+from gspo_lightning.errors import InfrastructureError, NonFiniteError
 from gspo_lightning.resume.files import replace_folder, swapping, sync_folder, synced, uninterrupted
-from gspo_lightning.resume.finite import check_finite
 from gspo_lightning.resume.manifest import Manifest, next_serial
-from gspo_lightning.unfinished import beside, remove
-
-__all__ = ["METADATA", "is_folder", "save_folder", "unwritable"]
+from gspo_lightning.temp_files import remove, temp_path
 
 METADATA = "meta.pt"
 """File of a folder with all but weights and optimizer state (Lightning's name)."""
@@ -41,7 +42,7 @@ def save_folder(target: Path, checkpoint: dict[str, Any], write: Callable[[Path]
         InfrastructureError: a file cannot be written.
     """
     rank, step = rank_and_world()[0], int(checkpoint.get("global_step", 0))
-    unfinished: Path = all_gather_objects(beside(target))[0]
+    unfinished: Path = all_gather_objects(temp_path(target))[0]
     with fail_together(), _said(target):
         check_finite(checkpoint)
         if rank == 0:
@@ -87,3 +88,33 @@ def _writer(name: str) -> int:
     """Return the rank that wrote a file: ``__1_0.distcp`` is rank 1's; all other files are rank 0's."""
     parts = name.split("_")
     return int(parts[2]) if name.startswith("__") and parts[2].isdigit() else 0
+
+
+def check_finite(checkpoint: Mapping[str, Any]) -> None:
+    """Check that weights and optimizer state are finite; if sharded, this rank's part.
+
+    Raises:
+        NonFiniteError: a value is not finite.
+    """
+    for part in ("state_dict", "current_model_state", "optimizer_states"):
+        for name, tensor in _tensors(checkpoint.get(part), part):
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise NonFiniteError(
+                    f"{name} is not finite: nothing was saved, older checkpoints are good.\n"
+                    f"  fix: lower the learning rate, or clip gradients (trainer.gradient_clip_val), and resume"
+                )
+
+
+def _tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, DTensor):
+        yield name, value.to_local()
+    elif isinstance(value, ShardedTensor):
+        yield from ((name, shard.tensor) for shard in value.local_shards())
+    elif isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _tensors(item, f"{name}.{key}")
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            yield from _tensors(item, f"{name}.{i}")

@@ -12,8 +12,6 @@ from typing import Any
 from gspo_lightning.errors import UserError
 from gspo_lightning.resume.files import sha256, write_text
 
-__all__ = ["SUFFIX", "Manifest", "damage", "manifest_path", "manifests", "next_serial"]
-
 SUFFIX = ".manifest.json"
 """Suffix of a checkpoint's name."""
 

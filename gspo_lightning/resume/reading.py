@@ -18,8 +18,6 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from gspo_lightning.errors import UserError, first_line
 
-__all__ = ["check_shards", "fault_of", "read_tensors"]
-
 _NAMED = re.compile(r"Unsupported (?:global: GLOBAL|class) ([\w.]+)|(?:GLOBAL|class) ([\w.]+) was not an allowed")
 _METADATA = {
     "torch.distributed.checkpoint.metadata": None,  # all of it: plain records

@@ -19,8 +19,6 @@ from gspo_lightning.resume.files import sha256
 from gspo_lightning.resume.find import find_checkpoint, newest_run, read_checkpoint
 from gspo_lightning.resume.writer import Writer
 
-__all__ = ["REWARD_MODEL", "Fingerprint", "Provenance", "Resumption", "plugin_fingerprints"]
-
 log = logging.getLogger(__name__)
 
 REWARD_MODEL = "gspo_reward_model"

@@ -21,9 +21,7 @@ from filelock import FileLock, Timeout
 
 from gspo_lightning.errors import GSPOError, InfrastructureError, UserError
 from gspo_lightning.resume.files import write_text
-from gspo_lightning.unfinished import alive
-
-__all__ = ["Writer", "claim_version", "is_held", "sole_writer"]
+from gspo_lightning.temp_files import alive
 
 log = logging.getLogger(__name__)
 
@@ -111,10 +109,6 @@ class Writer:
 @contextlib.contextmanager
 def sole_writer(folder: Path, field: str) -> Iterator[None]:
     """Hold the lock of a folder that a command without ranks writes; make the folder if needed.
-
-    Args:
-        folder: the folder to write.
-        field: the option that names it.
 
     Raises:
         UserError: another process writes it, or it may not be written.

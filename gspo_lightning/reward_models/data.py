@@ -15,10 +15,8 @@ from gspo_lightning.prompts.files import HubPrompts, PromptFile
 from gspo_lightning.prompts.preferences import Preferences, read_preferences
 from gspo_lightning.randomness import Purpose, permutation, stream
 from gspo_lightning.resume.resumption import Fingerprint
-from gspo_lightning.reward_models.rows import Dropped, PairLoader, Row, Text, encode_pairs
+from gspo_lightning.reward_models.pair_batches import Dropped, PairLoader, Row, Text, encode_pairs
 from gspo_lightning.types import Prompt
-
-__all__ = ["PreferenceDataModule"]
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,6 @@ import numpy as np
 
 from gspo_lightning.statistics.intervals import Estimate, of_new_problems
 
-__all__ = ["Bin", "HeldOut", "judge"]
-
 _BINS = 10
 
 

@@ -15,13 +15,11 @@ from gspo_lightning.policy.classifier import output_layers
 from gspo_lightning.policy.loading import load_config
 from gspo_lightning.policy.loading_lock import LOADING
 from gspo_lightning.policy.lora import add_adapters
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.tiny import TINY_MODELS, tiny_config
 from gspo_lightning.policy.vision.families import tower_of
 from gspo_lightning.randomness import Purpose, stream
 from gspo_lightning.resume.reading import fault_of
-
-__all__ = ["head_of", "layers_of", "load_reward_model"]
 
 
 class _Float32Linear(nn.Linear):
@@ -37,7 +35,7 @@ class _Float32Linear(nn.Linear):
 def load_reward_model(settings: ModelSettings) -> PreTrainedModel:
     """Load a reward model in train mode; the same weights for the same seed.
 
-    Training also needs :func:`gspo_lightning.policy.silence.silence`, and for rows of different lengths
+    Training also needs :func:`gspo_lightning.policy.disable_dropout.disable_dropout`, and for rows of different lengths
     :func:`gspo_lightning.policy.classifier.set_pad`.
 
     A head that the model does not have yet starts at zero, so all rewards are 0 before the first update. With adapters,

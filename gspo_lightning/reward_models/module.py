@@ -12,6 +12,7 @@ import math
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.strategies import ModelParallelStrategy
@@ -22,24 +23,44 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from gspo_lightning.distributed import all_gather_objects, all_sum
 from gspo_lightning.errors import NonFiniteError, UserError, check_number
 from gspo_lightning.policy.classifier import check_reading, set_pad
+from gspo_lightning.policy.disable_dropout import disable_dropout, hold
 from gspo_lightning.policy.loading import context_length, load_tokenizer
 from gspo_lightning.policy.lora import LoRA, frozen_norm
-from gspo_lightning.policy.settings import DType, ModelSettings
-from gspo_lightning.policy.silence import hold, silence
+from gspo_lightning.policy.model_settings import DType, ModelSettings
 from gspo_lightning.resume import close_epoch, flush, reopen_epoch
 from gspo_lightning.reward_models.data import PreferenceDataModule
 from gspo_lightning.reward_models.held_out import HeldOut, judge
-from gspo_lightning.reward_models.loss import bradley_terry
 from gspo_lightning.reward_models.model import layers_of, load_reward_model
-from gspo_lightning.reward_models.rows import PairBatch, alone_and_padded
+from gspo_lightning.reward_models.pair_batches import PairBatch, alone_and_padded
 from gspo_lightning.reward_models.weights import check_frozen, trained_only
 from gspo_lightning.strategies.layers import compute_dtype
 from gspo_lightning.strategies.sharding import total_norm
 from gspo_lightning.update.clipping import clip_gradients
-from gspo_lightning.update.optimizers import fuse
+from gspo_lightning.update.optimizers import fuse, settings_of_optimizer
 from gspo_lightning.update.schedules import schedule
 
-__all__ = ["RewardModule"]
+
+def bradley_terry(chosen: Tensor, rejected: Tensor, margins: Tensor, center: float = 0.0) -> Tensor:
+    """Return the loss of each pair, [N] nats: ``-log sigmoid(r_c - r_r - m) + center (r_c + r_r)^2``.
+
+    The first term is the negative log-likelihood of Bradley and Terry (1952) with the margin of Llama 2
+    (arXiv 2307.09288, Eq. 2). It depends on differences only; the second term keeps the mean reward of a pair near 0
+    (Eisenstein
+    et al., arXiv 2312.09244, TRL's ``center_rewards_coefficient``).
+
+    Args:
+        chosen: [N] rewards of the preferred answers, float32 or wider.
+        rejected: [N] rewards of the others.
+        margins: [N], reward units.
+        center: coefficient of the second term, >= 0.
+
+    >>> import torch
+    >>> bradley_terry(torch.tensor([1.0]), torch.tensor([1.0]), torch.zeros(1), center=0.01)
+    tensor([0.7331])
+    """
+    loss = -F.logsigmoid(chosen - rejected - margins)
+    return loss + center * (chosen + rejected).square() if center else loss
+
 
 _MEASURED = ("loss", "accuracy", "margin", "reward")
 
@@ -117,7 +138,7 @@ class RewardModule(LightningModule):
             return
         self.model = load_reward_model(self.settings)
         set_pad(self.model, self.tokenizer.pad_token_id)
-        self.silenced = silence(self.model)
+        self.disabled_dropout = disable_dropout(self.model)
         self.train()
         self.base_norm = frozen_norm(self.model.base_model) if self.settings.lora is not None else 0.0
         strategy = self.trainer.strategy
@@ -131,7 +152,8 @@ class RewardModule(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Return the optimizer over the trainable parameters, with its schedule."""
-        made = self.build_optimizer([p for p in self.model.parameters() if p.requires_grad])
+        with settings_of_optimizer():
+            made = self.build_optimizer([p for p in self.model.parameters() if p.requires_grad])
         fuse(made)
         if self.build_scheduler is None:
             return made
@@ -153,7 +175,7 @@ class RewardModule(LightningModule):
     def train(self, mode: bool = True) -> RewardModule:
         """Set train mode like any module, but keep in eval mode the modules that would be random in train mode."""
         super().train(mode)
-        if mode and hasattr(self, "silenced") and self.silenced.held:
+        if mode and hasattr(self, "disabled_dropout") and self.disabled_dropout.held:
             hold(self.model)
         return self
 

@@ -12,11 +12,9 @@ from transformers import PreTrainedModel
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.lora import BASE_NORM, check_base, frozen_norm, merge_adapters
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.resume.resumption import REWARD_MODEL
 from gspo_lightning.reward_models.model import load_reward_model
-
-__all__ = ["check_frozen", "reward_model_of", "trained_only"]
 
 _PREFIX = "model."
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gspo_lightning.rewards.base import Reward
+from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.types import Sample, SampleScore, Score, ScoreStatus, TrainerState
 
 if TYPE_CHECKING:
     from gspo_lightning.rewards.classifier import SequenceClassificationReward
     from gspo_lightning.rewards.code.executor import CodeExecutor
-    from gspo_lightning.rewards.environment import EnvironmentReward
     from gspo_lightning.rewards.exact import ExactMatch
     from gspo_lightning.rewards.format import FormatReward
     from gspo_lightning.rewards.function import FunctionReward
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from gspo_lightning.rewards.judge.judge import LLMJudge
     from gspo_lightning.rewards.logic.puzzle import LogicPuzzle
     from gspo_lightning.rewards.math.verifier import MathVerifier
-    from gspo_lightning.rewards.steps import StepReward
+    from gspo_lightning.rewards.steps import EnvironmentReward, StepReward
     from gspo_lightning.rewards.workers.runner import Pending, RewardRunner
 
 __all__ = [
@@ -53,7 +52,7 @@ __all__ = [
 _LAZY = {
     "SequenceClassificationReward": "classifier",
     "CodeExecutor": "code.executor",
-    "EnvironmentReward": "environment",
+    "EnvironmentReward": "steps",
     "ExactMatch": "exact",
     "FormatReward": "format",
     "FunctionReward": "function",

@@ -8,11 +8,9 @@ from typing import Any
 
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.registry import components
-from gspo_lightning.rewards.base import Reward
+from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.scores import NONE
 from gspo_lightning.rewards.types import Score, ScoreStatus
-
-__all__ = ["ByRecord", "Judge", "Judges", "RewardChoice", "Rewards", "applying_weight", "chosen"]
 
 RewardChoice = Reward | dict[str, Reward | str]
 """A reward, or ``{by: <column>, <value>: <reward>, ...}``, with ``default`` for every other value."""

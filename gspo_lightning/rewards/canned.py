@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gspo_lightning.errors import counted
-from gspo_lightning.rewards.base import Reward
 from gspo_lightning.rewards.by_record import Judges
+from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.types import Sample, Score, ScoreStatus
-
-__all__ = ["FEW", "canned", "conversation_columns", "examined", "silent", "unreadable"]
 
 FEW, MANY = 16, 1000
 """Records per data set checked before the first rollout: for all rewards, and for those that read answers."""

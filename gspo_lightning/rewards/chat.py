@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gspo_lightning.parsing import load_json
 from gspo_lightning.rewards.types import Sample
-
-__all__ = ["answer_text", "completion_messages", "prompt_messages", "tools_of", "wants_messages"]
 
 _MESSAGES = re.compile(r"(list|Sequence)\[\s*(list|Sequence)\b|(list|Sequence)\[\s*\w*[Mm]essages?\b", re.IGNORECASE)
 
@@ -63,8 +61,8 @@ def tools_of(record: Mapping[str, Any]) -> dict[str, Any]:
     tools = record.get("tools")
     if isinstance(tools, str):
         try:
-            tools = json.loads(tools)
-        except (ValueError, RecursionError):
+            tools = load_json(tools)
+        except ValueError:
             return {}
     if not isinstance(tools, list | tuple) or not tools or not all(isinstance(tool, Mapping) for tool in tools):
         return {}

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.policy.hub import check_no_kernel
 from gspo_lightning.policy.loading_lock import LOADING
-from gspo_lightning.rewards.base import Reward
 from gspo_lightning.rewards.chat import completion_messages, prompt_messages, tools_of
+from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.types import Sample, Score
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
     _Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase, int]
-
-__all__ = ["SequenceClassificationReward"]
 
 
 class SequenceClassificationReward(Reward):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gspo_lightning.rewards.base import Reward
+from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.types import Score
-
-__all__ = ["ExactMatch"]
 
 
 class ExactMatch(Reward):

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.rewards.base import Reward
-
-__all__ = ["FormatReward"]
+from gspo_lightning.rewards.reward import Reward
 
 
 class FormatReward(Reward):

@@ -10,8 +10,6 @@ from typing import SupportsFloat, SupportsIndex
 from gspo_lightning.errors import UserError, is_finite
 from gspo_lightning.rewards.types import Sample, Score, ScoreStatus
 
-__all__ = ["NONE", "check_batch", "to_score"]
-
 NONE = "the reward returned None"
 """Detail of a *missing* score when the reward returned None."""
 

@@ -9,8 +9,6 @@ from typing import Any
 from gspo_lightning.errors import UserError
 from gspo_lightning.rewards.types import Sample
 
-__all__ = ["BUILT_IN", "Plan", "make_plan"]
-
 BUILT_IN = ("prompt", "completion", "completion_ids", "truncated", "sample")
 """Names that every sample has; any other name is a column of the record."""
 

@@ -1,4 +1,4 @@
-"""Step rewards: score a response step by step (process rewards)."""
+"""Rewards of steps and turns: score a response step by step (process rewards), or sum what its environment gave."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.rewards.base import Reward
+from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.scores import to_score
 from gspo_lightning.rewards.types import Sample, Score
-
-__all__ = ["StepReward", "split_steps"]
 
 
 class StepReward(Reward):
@@ -89,3 +87,15 @@ def split_steps(completion: str, marker: str) -> tuple[int, ...]:
             ends[-1] = end
         start = end if ends else 0
     return tuple(ends)
+
+
+class EnvironmentReward(Reward):
+    """The sum of the rewards that the environment gave for the turns of a conversation.
+
+    >>> EnvironmentReward().score(environment_reward=1.5).reward
+    1.5
+    """
+
+    def score(self, environment_reward: float | None = None) -> Score:
+        """Return the column ``environment_reward`` of a conversation; *missing* without one."""
+        return Score.missing("no conversation") if environment_reward is None else Score(float(environment_reward))

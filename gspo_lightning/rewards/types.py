@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["Sample", "SampleScore", "Score", "ScoreStatus", "TrainerState"]
-
 
 class ScoreStatus(StrEnum):
     """Status of a score: why a sample has this reward."""

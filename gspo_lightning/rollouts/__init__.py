@@ -1,24 +1,34 @@
 """Rollout sources."""
 
+from typing import Any
+
 from gspo_lightning.environments import Environment
-from gspo_lightning.rollouts.base import Beginning, RolloutSource
+from gspo_lightning.errors import say_renamed
 from gspo_lightning.rollouts.conversations.environment import EnvironmentRollouts
 from gspo_lightning.rollouts.drawing import Draws, sample_tokens
 from gspo_lightning.rollouts.generate import TransformersGenerate
 from gspo_lightning.rollouts.recording.recorded import Recorded
 from gspo_lightning.rollouts.sampler.sampler import GroupedSampler
+from gspo_lightning.rollouts.source import ResponsePrefix, RolloutSource
 from gspo_lightning.rollouts.vllm import VLLMEngine, VLLMServer
 
 __all__ = [
-    "Beginning",
     "Draws",
     "Environment",
     "EnvironmentRollouts",
     "GroupedSampler",
     "Recorded",
+    "ResponsePrefix",
     "RolloutSource",
     "TransformersGenerate",
     "VLLMEngine",
     "VLLMServer",
     "sample_tokens",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Beginning":
+        say_renamed("gspo_lightning.rollouts.Beginning", "ResponsePrefix")
+        return ResponsePrefix
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,10 +8,8 @@ from typing import Any
 import torch
 
 from gspo_lightning.errors import PluginError, defined, is_own
-from gspo_lightning.rollouts.base import Beginning
+from gspo_lightning.rollouts.source import ResponsePrefix
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
-
-__all__ = ["LARGEST_LOGPROB", "check_group", "check_groups", "check_pieces"]
 
 LARGEST_LOGPROB = 1e-3
 """Nats: how far above 0 rounding may put a log-probability from a server or a file."""
@@ -40,11 +38,7 @@ def check_groups(
 def check_group(
     source: object, group: object, group_size: int, sampling: SamplingParams, prompt: Prompt | None = None
 ) -> list[Rollout]:
-    """Check the responses to one prompt; ``prompt`` None accepts any prompt.
-
-    Raises:
-        PluginError: see :func:`check_groups`.
-    """
+    """Check the responses to one prompt; ``prompt`` None accepts any prompt."""
     rule = f"a list of {group_size} rollouts of one prompt, sample 0 to {group_size - 1} in order"
     if not isinstance(group, list | tuple):
         raise _wrong(source, "generate", f"{_kind(group)} as a group", rule)
@@ -52,7 +46,9 @@ def check_group(
         raise _wrong(source, "generate", f"{len(group)} responses to a prompt instead of {group_size}", rule)
     for k, rollout in enumerate(group):
         _check_rollout(source, "generate", rollout, sampling.max_response_tokens)
-        _check_routes(source, "generate", rollout, len(rollout.prompt.token_ids))
+        _check_rows(source, rollout, sampling.max_response_tokens)
+        contexts = rollout.contexts or (rollout.prompt.token_ids,)
+        _check_routes(source, "generate", rollout, sum(map(len, contexts)) - len(contexts) + 1)
         wanted = group[0].prompt.id if prompt is None else prompt.id
         if rollout.prompt.id != wanted:
             what = f"a response to prompt {rollout.prompt.id} where one to prompt {wanted} belongs"
@@ -66,7 +62,7 @@ def check_group(
     return list(group)
 
 
-def check_pieces(source: object, pieces: object, beginnings: Sequence[Beginning]) -> list[Rollout]:
+def check_pieces(source: object, pieces: object, beginnings: Sequence[ResponsePrefix]) -> list[Rollout]:
     """Check the result of ``extend``: one piece per beginning, in order.
 
     Raises:
@@ -78,7 +74,9 @@ def check_pieces(source: object, pieces: object, beginnings: Sequence[Beginning]
     if len(pieces) != len(beginnings):
         raise _wrong(source, "extend", f"{len(pieces)} pieces for {len(beginnings)} beginnings", rule)
     for piece, row in zip(pieces, beginnings, strict=True):
-        _check_rollout(source, "extend", piece, row.room)
+        _check_rollout(source, "extend", piece, row.token_budget)
+        if piece.row_ends:
+            raise _wrong(source, "extend", "a piece of several rows", "only generate may give rollouts of several rows")
         _check_routes(source, "extend", piece, len(row.context))
         if (piece.prompt.id, piece.sample) != (row.prompt.id, row.sample):
             found, wanted = f"{piece.prompt.id}/{piece.sample}", f"{row.prompt.id}/{row.sample}"
@@ -87,14 +85,14 @@ def check_pieces(source: object, pieces: object, beginnings: Sequence[Beginning]
     return list(pieces)
 
 
-def _check_rollout(source: object, method: str, rollout: Any, room: int) -> None:
+def _check_rollout(source: object, method: str, rollout: Any, token_budget: int) -> None:
     if not isinstance(rollout, Rollout):
         raise _wrong(source, method, f"{_kind(rollout)} as a response", "a Rollout")
     where = f"response {rollout.prompt.id}/{rollout.sample} (prompt/sample)"
     if rollout.token_ids.dtype != torch.int64:
         raise _wrong(source, method, f"{where} with token_ids of {rollout.token_ids.dtype}", "int64, shape [T]")
-    if len(rollout.token_ids) > room:
-        what = f"{where} with {len(rollout.token_ids)} tokens where {room} are allowed"
+    if not rollout.row_ends and len(rollout.token_ids) > token_budget:
+        what = f"{where} with {len(rollout.token_ids)} tokens where {token_budget} are allowed"
         raise _wrong(source, method, what, "what is longer is cut there, with finish_reason LENGTH")
     reason: Any = rollout.finish_reason
     if not isinstance(reason, FinishReason):
@@ -112,6 +110,22 @@ def _check_rollout(source: object, method: str, rollout: Any, room: int) -> None
         raise _wrong(source, method, f"{where} with log-probabilities that are not finite", rule)
     if bool((rollout.logprobs > _ROUNDING).any()):
         raise _wrong(source, method, f"{where} with a log-probability above 0", "logarithms, not probabilities")
+
+
+def _check_rows(source: object, rollout: Rollout, token_budget: int) -> None:
+    """Check the rows of a rollout that has several: each must fit where a response to the prompt would."""
+    where = f"response {rollout.prompt.id}/{rollout.sample} (prompt/sample)"
+    prompt, longest, start = rollout.prompt.token_ids, len(rollout.prompt.token_ids) + token_budget, 0
+    for number, (context, end) in enumerate(zip(rollout.contexts, rollout.row_ends, strict=True)):
+        if (length := len(context) + end - start) > longest:
+            what = f"{where} with a row {number} of {length} tokens where {longest} are allowed"
+            raise _wrong(source, "generate", what, "context and response of a row have the room of prompt and response")
+        if min(context) < 0:
+            raise _wrong(source, "generate", f"{where} with a negative token id", "padding is no token")
+        if rollout.prompt.media and context[: len(prompt)] != prompt:
+            what = f"{where} with a row {number} that does not begin with its prompt"
+            raise _wrong(source, "generate", what, "with pictures every context begins with the prompt that shows them")
+        start = end
 
 
 def _check_routes(source: object, method: str, rollout: Rollout, context: int) -> None:

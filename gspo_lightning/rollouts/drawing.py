@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from gspo_lightning.randomness import Purpose, stream, uniforms
 from gspo_lightning.types import SamplingParams
 
-__all__ = ["Draws", "sample_tokens"]
-
 BLOCK = 64
 """Vocabulary tokens per block in the two-level search for a drawn token."""
 

@@ -18,16 +18,14 @@ from transformers import (
 )
 from typing_extensions import override
 
-from gspo_lightning.policy.compute_copy import in_compute_dtype
+from gspo_lightning.policy.autocast_weights import in_compute_dtype
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.rope import never_switching
-from gspo_lightning.policy.vision.sight import Features
-from gspo_lightning.rollouts.base import Beginning, Enough, Progress, RolloutSource
+from gspo_lightning.policy.vision.image_processor import Features
 from gspo_lightning.rollouts.drawing import Draws, sample_tokens
 from gspo_lightning.rollouts.ending import cut, finish, has_ended
+from gspo_lightning.rollouts.source import Enough, Progress, ResponsePrefix, RolloutSource
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
-
-__all__ = ["TransformersGenerate"]
 
 
 class TransformersGenerate(RolloutSource):
@@ -57,7 +55,7 @@ class TransformersGenerate(RolloutSource):
         version: int = 0,
         progress: Progress | None = None,
     ) -> list[list[Rollout]]:
-        rows = Beginning.groups(prompts, group_size, sampling.max_response_tokens)
+        rows = ResponsePrefix.groups(prompts, group_size, sampling.max_response_tokens)
         done: list[Rollout] = []
         with in_compute_dtype(policy) as cast:
             for start in range(0, len(rows), self.batch_size):
@@ -70,14 +68,14 @@ class TransformersGenerate(RolloutSource):
     def extend(
         self,
         policy: Policy,
-        beginnings: Sequence[Beginning],
+        beginnings: Sequence[ResponsePrefix],
         *,
         sampling: SamplingParams,
         draws: Draws,
         version: int = 0,
         enough: Enough | None = None,
     ) -> list[Rollout]:
-        """See :meth:`RolloutSource.extend`; ``enough`` is checked between batches."""
+        """Continue responses; ``enough`` is checked between batches."""
         done: list[Rollout] = []
         with in_compute_dtype(policy) as cast:
             for start in range(0, len(beginnings), self.batch_size):
@@ -92,14 +90,14 @@ class TransformersGenerate(RolloutSource):
 
     @staticmethod
     def _batch(
-        policy: Policy, rows: Sequence[Beginning], sampling: SamplingParams, draws: Draws, version: int
+        policy: Policy, rows: Sequence[ResponsePrefix], sampling: SamplingParams, draws: Draws, version: int
     ) -> list[Rollout]:
         width = max(len(row.context) for row in rows)
         ids = torch.tensor([[0] * (width - len(row.context)) + list(row.context) for row in rows])
         mask = torch.tensor([[0] * (width - len(row.context)) + [1] * len(row.context) for row in rows])
         chooser, stopper = _Choose(policy, rows, sampling, draws, width), _Stop(policy, sampling, width, rows)
         config = GenerationConfig(
-            max_new_tokens=max(row.room for row in rows),
+            max_new_tokens=max(row.token_budget for row in rows),
             do_sample=False,
             pad_token_id=policy.tokenizer.pad_token_id,
         )
@@ -124,17 +122,17 @@ class TransformersGenerate(RolloutSource):
         ]  # fmt: skip
 
 
-def _pictures(policy: Policy, rows: Sequence[Beginning], ids: Tensor) -> dict[str, Any]:
+def _pictures(policy: Policy, rows: Sequence[ResponsePrefix], ids: Tensor) -> dict[str, Any]:
     """Return the picture arguments of ``generate``; features are computed once per distinct picture."""
-    if policy.sight is None or not any(row.prompt.media for row in rows):
+    if policy.image_processor is None or not any(row.prompt.media for row in rows):
         return {}
     every = [picture for row in rows for picture in row.prompt.media]
     distinct = {picture.key: picture for picture in every}
-    found = policy.sight.features(policy.model.base_model, list(distinct.values()))
+    found = policy.image_processor.features(policy.model.base_model, list(distinct.values()))
     sizes = [picture.tokens for picture in distinct.values()]
     parts = zip(found.embeddings.split(sizes), *(layer.split(sizes) for layer in found.layers), strict=True)
     features = {key: Features(own, tuple(layers)) for key, (own, *layers) in zip(distinct, parts, strict=True)}
-    given = policy.sight.generated(every, [features[picture.key] for picture in every], ids)
+    given = policy.image_processor.generated(every, [features[picture.key] for picture in every], ids)
     return {name: x.to(policy.device) if isinstance(x, Tensor) else x for name, x in given.items()}
 
 
@@ -155,7 +153,7 @@ class _Choose(LogitsProcessor):
     """Logits processor that draws the token itself and forces it on ``generate``: all other tokens get -inf."""
 
     def __init__(
-        self, policy: Policy, rows: Sequence[Beginning], sampling: SamplingParams, draws: Draws, width: int
+        self, policy: Policy, rows: Sequence[ResponsePrefix], sampling: SamplingParams, draws: Draws, width: int
     ) -> None:
         self.policy = policy
         self.prompt_ids = torch.tensor([row.prompt.id for row in rows])
@@ -178,9 +176,9 @@ class _Stop(StoppingCriteria):
     ended the row.
     """
 
-    def __init__(self, policy: Policy, sampling: SamplingParams, width: int, rows: Sequence[Beginning]) -> None:
+    def __init__(self, policy: Policy, sampling: SamplingParams, width: int, rows: Sequence[ResponsePrefix]) -> None:
         self.policy, self.sampling, self.width, self.rows = policy, sampling, width, rows
-        self.room = torch.tensor([row.room for row in rows])
+        self.token_budget = torch.tensor([row.token_budget for row in rows])
         self.counts = torch.zeros(len(rows), dtype=torch.int64)
         self.stopped = torch.zeros(len(rows), dtype=torch.bool)
 
@@ -195,5 +193,7 @@ class _Stop(StoppingCriteria):
         going = self.counts == 0
         ended = has_ended(self.policy, responses[:, -1], self.sampling, newest, going.to(responses.device)).cpu()
         self.stopped |= going & ended
-        self.counts = torch.where(going & (ended | (self.room <= responses.shape[1])), responses.shape[1], self.counts)
+        self.counts = torch.where(
+            going & (ended | (self.token_budget <= responses.shape[1])), responses.shape[1], self.counts
+        )
         return (self.counts > 0).to(input_ids.device)

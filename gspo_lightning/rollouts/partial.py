@@ -16,13 +16,11 @@ from torch import Tensor
 
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.rollouts.base import Beginning, OnGroup, Progress, RolloutSource
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.ending import cut
 from gspo_lightning.rollouts.retrying import RetryingSource
+from gspo_lightning.rollouts.source import OnGroup, Progress, ResponsePrefix, RolloutSource
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams, WeightsOn
-
-__all__ = ["PartialRollouts"]
 
 
 @dataclass(slots=True)
@@ -98,7 +96,7 @@ class PartialRollouts:
         if not enough(()):
             pieces = self.source.extend(
                 policy,
-                [_beginning(r, r.prompt.room(sampling.max_response_tokens)) for _, r in rows],
+                [_prefix(r, r.prompt.token_budget(sampling.max_response_tokens)) for _, r in rows],
                 sampling=sampling,
                 draws=draws,
                 version=version,
@@ -155,23 +153,23 @@ class PartialRollouts:
         return self.source.weights_on
 
     def sync_weights(self, policy: Policy, version: int) -> None:
-        """See :meth:`RolloutSource.sync_weights`; delegates to the source."""
+        """Send new weights to the source."""
         self.source.sync_weights(policy, version)
 
     @property
-    def renews(self) -> bool:
+    def updates_in_flight(self) -> bool:
         """False: a source that cuts responses takes no weights in flight."""
         return False
 
-    def renew(self, policy: Policy, version: int) -> None:
+    def update_weights_in_flight(self, policy: Policy, version: int) -> None:
         """Do nothing: responses are cut, and an iteration samples with its own weights only."""
 
-    def rest(self) -> None:
-        """See :meth:`RolloutSource.rest`; delegates to the source."""
-        self.source.rest()
+    def sleep(self) -> None:
+        """Release the source's memory for training."""
+        self.source.sleep()
 
     def measured(self) -> dict[str, float]:
-        """See :meth:`RolloutSource.measured`; delegates to the source."""
+        """Return the source's measurements since the last call."""
         return self.source.measured()
 
     @property
@@ -205,14 +203,14 @@ def _state(response: Rollout) -> dict[str, Any]:
 
 
 def _nothing(prompt: Prompt, sample: int, version: int) -> Rollout:
-    whole = Beginning(prompt, sample, prompt.token_ids, drawn=0, room=1)
+    whole = ResponsePrefix(prompt, sample, prompt.token_ids, drawn=0, token_budget=1)
     return replace(cut(whole, version), versions=torch.zeros(0, dtype=torch.int64))
 
 
-def _beginning(response: Rollout, limit: int) -> Beginning:
+def _prefix(response: Rollout, limit: int) -> ResponsePrefix:
     written = tuple(response.token_ids.tolist())
     prompt = response.prompt
-    return Beginning(
+    return ResponsePrefix(
         prompt, response.sample, (*prompt.token_ids, *written), len(written), limit - len(written), written
     )
 

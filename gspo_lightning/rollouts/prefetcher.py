@@ -16,8 +16,6 @@ import torch.distributed as dist
 
 from gspo_lightning.distributed import another_group, through
 
-__all__ = ["CancelledError", "Job", "RolloutPrefetcher"]
-
 T = TypeVar("T")
 Job = Callable[[Callable[[], None]], T]
 """Work of one iteration; it calls its argument now and then, which raises to cancel the job."""

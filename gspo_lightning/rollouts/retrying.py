@@ -12,12 +12,10 @@ import torch
 from gspo_lightning.errors import InfrastructureError, first_line
 from gspo_lightning.packing.memory import is_out_of_memory
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.rollouts import Beginning, RolloutSource
-from gspo_lightning.rollouts.base import OnGroup
+from gspo_lightning.rollouts import ResponsePrefix, RolloutSource
 from gspo_lightning.rollouts.contract import check_pieces
+from gspo_lightning.rollouts.source import OnGroup
 from gspo_lightning.types import Prompt, Rollout, WeightsOn
-
-__all__ = ["RetryingSource"]
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +44,7 @@ class RetryingSource:
         return self.source.weights_on
 
     def sync_weights(self, policy: Policy, version: int) -> None:
-        """See :meth:`RolloutSource.sync_weights`, with retries.
+        """Send weights to the source, with retries.
 
         Raises:
             InfrastructureError: every attempt failed.
@@ -54,24 +52,24 @@ class RetryingSource:
         self._ask(lambda: self.source.sync_weights(policy, version))
 
     @property
-    def renews(self) -> bool:
+    def updates_in_flight(self) -> bool:
         """True if the source takes new weights in the middle of a call."""
-        return self.source.renews
+        return self.source.updates_in_flight
 
-    def renew(self, policy: Policy, version: int) -> None:
-        """See :meth:`RolloutSource.renew`, without retries: rollouts continue without the update."""
-        self.source.renew(policy, version)
+    def update_weights_in_flight(self, policy: Policy, version: int) -> None:
+        """Send weights in the middle of a call, without retries; rollouts continue if that fails."""
+        self.source.update_weights_in_flight(policy, version)
 
-    def rest(self) -> None:
-        """See :meth:`RolloutSource.rest`; delegates to the source."""
-        self.source.rest()
+    def sleep(self) -> None:
+        """Release the source's memory for training."""
+        self.source.sleep()
 
     def measured(self) -> dict[str, float]:
-        """See :meth:`RolloutSource.measured`; delegates to the source."""
+        """Return the source's measurements since the last call."""
         return self.source.measured()
 
     def generate(self, policy: Policy, prompts: Sequence[Prompt], **options: Any) -> list[list[Rollout]]:
-        """See :meth:`RolloutSource.generate`, with retries.
+        """Generate groups, with retries.
 
         Raises:
             InfrastructureError: every attempt failed.
@@ -79,8 +77,8 @@ class RetryingSource:
         self.source.on_group = self.on_group
         return self._fit(policy, lambda: self.source.generate(policy, prompts, **options))
 
-    def extend(self, policy: Policy, beginnings: Sequence[Beginning], **options: Any) -> list[Rollout]:
-        """See :meth:`RolloutSource.extend`, with retries.
+    def extend(self, policy: Policy, beginnings: Sequence[ResponsePrefix], **options: Any) -> list[Rollout]:
+        """Continue responses, with retries.
 
         Raises:
             InfrastructureError: every attempt failed.
@@ -102,7 +100,7 @@ class RetryingSource:
                     raise
                 why = first_line(error)[:200]
             # outside the except clause: the exception holds the tensors of the attempt
-            rows = self.source.use_less_memory()
+            rows = self.source.reduce_batch()
             what = f"{type(self.source).__name__} is out of memory ({why})"
             if not rows:
                 raise InfrastructureError(

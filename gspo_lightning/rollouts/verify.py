@@ -19,15 +19,13 @@ from torch import Tensor
 from gspo_lightning.errors import UserError, first_line
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.packing.memory import is_out_of_memory
-from gspo_lightning.policy.horizons import horizons
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.row_isolation import context_thresholds
 from gspo_lightning.randomness import Purpose
-from gspo_lightning.rollouts.base import Beginning, RolloutSource
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.sampler.sampler import GroupedSampler
+from gspo_lightning.rollouts.source import ResponsePrefix, RolloutSource
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
-
-__all__ = ["verify_decoding"]
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +124,7 @@ def verify_decoding(
 def _choose(
     policy: Policy,
     source: RolloutSource,
-    rows: Sequence[Beginning],
+    rows: Sequence[ResponsePrefix],
     temperature: float,
     context: Callable[[], AbstractContextManager[Any]],
 ) -> None:
@@ -152,7 +150,7 @@ def _choose(
     )
 
 
-def _why_not(policy: Policy, source: RolloutSource, rows: Sequence[Beginning], temperature: float) -> str | None:
+def _why_not(policy: Policy, source: RolloutSource, rows: Sequence[ResponsePrefix], temperature: float) -> str | None:
     """Return the difference or error of the source's samples, or None if they are correct.
 
     Raises:
@@ -218,27 +216,27 @@ def _together(policy: Policy, rollouts: Sequence[Rollout], temperature: float) -
     return [row[: r.length].float().cpu() for row, r in zip(logprobs, rollouts, strict=True)]
 
 
-def _rows(policy: Policy, longest: int) -> list[Beginning]:
+def _rows(policy: Policy, longest: int) -> list[ResponsePrefix]:
     """Return two prompts of different lengths with two responses each, and more around every reachable threshold."""
     config = policy.model.config.get_text_config()
     names = ("max_position_embeddings", "n_positions", "n_ctx")
     limits = [limit for name in names if isinstance(limit := getattr(config, name, None), int) and limit > 0]
     top = min([longest, *limits]) - max(ROOM)
     widths = list(PROMPTS)
-    for horizon in horizons(policy):
-        if horizon >= top:
+    for threshold in context_thresholds(policy):
+        if threshold >= top:
             continue
-        beyond = min(top, 2 * horizon)  # far enough that most earlier tokens are outside the window
+        beyond = min(top, 2 * threshold)  # far enough that most earlier tokens are outside the window
         if _affordable(policy, beyond):
-            widths += [max(1, horizon - 2), beyond]  # crosses it during decoding, and in the prompt
+            widths += [max(1, threshold - 2), beyond]  # crosses it during decoding, and in the prompt
         else:
-            log.info("%s: decoding beyond its %d tokens is not verified, it would take long", _name(policy), horizon)
+            log.info("%s: decoding beyond its %d tokens is not verified, it would take long", _name(policy), threshold)
     vocabulary = config.vocab_size
     prompts = [
         Prompt(i, "", tuple((7 * t + 3 * i + 1) % vocabulary for t in range(max(1, min(width, top)))))
         for i, width in enumerate(widths)
     ]
-    return [Beginning(p, k, p.token_ids, 0, room) for p in prompts for k, room in enumerate(ROOM)]
+    return [ResponsePrefix(p, k, p.token_ids, 0, token_budget) for p in prompts for k, token_budget in enumerate(ROOM)]
 
 
 def _affordable(policy: Policy, width: int) -> bool:
@@ -267,8 +265,8 @@ def _is_exact(policy: Policy) -> bool:
     return next(policy.parameters()).dtype in (torch.float32, torch.float64)
 
 
-def _lengths(rows: Sequence[Rollout] | Sequence[Beginning]) -> str:
-    lengths = [len(r.prompt.token_ids) + (r.room if isinstance(r, Beginning) else r.length) for r in rows]
+def _lengths(rows: Sequence[Rollout] | Sequence[ResponsePrefix]) -> str:
+    lengths = [len(r.prompt.token_ids) + (r.token_budget if isinstance(r, ResponsePrefix) else r.length) for r in rows]
     return f"{min(lengths)} to {max(lengths)}"
 
 

@@ -15,8 +15,6 @@ from gspo_lightning.sandbox.limits import End, Limits, Outcome
 from gspo_lightning.sandbox.probe import Isolation
 from gspo_lightning.sandbox.process import Sandbox
 
-__all__ = ["COMPILING", "compiled", "forget", "missing"]
-
 COMPILING = Limits(cpu_s=20, memory_mb=1024, tasks=16, disk_mb=128, files=64, file_mb=32)
 """Limits of the compiler. All of ``bits/stdc++.h`` takes about 1.5 s of CPU and 250 MiB."""
 _LARGEST_LIBRARY = 8 << 20

@@ -13,8 +13,6 @@ from gspo_lightning.sandbox.limits import End, Limits, Outcome
 from gspo_lightning.sandbox.probe import Isolation
 from gspo_lightning.sandbox.process import Sandbox
 
-__all__ = ["Script", "Verdict", "examine"]
-
 _END = marshal.dumps(("end", None, False, (), {}))
 
 

@@ -15,8 +15,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["INSIDE", "NOBODY", "Interpreter", "Kind", "program_user", "start"]
-
 NOBODY = 65534
 """User and group of programs if this process is root; also the user that programs see in a namespace."""
 INSIDE = Path(__file__).parent / "inside"

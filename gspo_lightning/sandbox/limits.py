@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["LAYERS", "End", "Limits", "Outcome"]
-
 LAYERS = frozenset(
     (
         "files", "network", "processes", "environment", "uid", "privileges", "landlock", "seccomp", "watch",

@@ -20,8 +20,6 @@ from gspo_lightning.sandbox.launch import INSIDE, Interpreter, Kind
 from gspo_lightning.sandbox.limits import End, Limits, Outcome
 from gspo_lightning.sandbox.process import Sandbox
 
-__all__ = ["AUTO", "INSTALL", "Isolation", "Probe", "Trial", "choose", "trials", "with_packages"]
-
 AUTO = "auto"
 INSTALL = (
     "install bubblewrap (make sandbox, or apt-get install bubblewrap) where user namespaces are allowed, or use Linux "

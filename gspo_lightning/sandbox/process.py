@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import signal
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
 from gspo_lightning.errors import InfrastructureError
+from gspo_lightning.parsing import load_json
+from gspo_lightning.sandbox.inside.decode import decode as decode_with
 from gspo_lightning.sandbox.launch import INSIDE, Interpreter, Kind, program_user
 from gspo_lightning.sandbox.limits import LAYERS, End, Limits, Outcome
-from gspo_lightning.sandbox.values import decode
 from gspo_lightning.sandbox.warm import Driver, borrow, give_back
-
-__all__ = ["Sandbox"]
 
 _DEVICES = ("/dev/urandom", "/dev/random", "/dev/full")
 _START_S = 60.0
@@ -104,11 +102,7 @@ class Sandbox:
         return self.outcome()
 
     def compile(self, frame: dict[str, Any]) -> Outcome:
-        """Compile the program; the outcome's value is the library.
-
-        Raises:
-            InfrastructureError: as :meth:`run`.
-        """
+        """Compile the program; the outcome's value is the library."""
         self._send(frame)
         found = self._receive(self._limits.patience_s + _GRACE_S)
         library, found["report"] = base64.b64decode(found["report"]), ""
@@ -123,11 +117,7 @@ class Sandbox:
         self._send(test | {"preamble": True} if self._preamble else test)
 
     def outcome(self) -> Outcome:
-        """Wait for the test that was begun, and return how it ended.
-
-        Raises:
-            InfrastructureError: as :meth:`run`.
-        """
+        """Wait for the test that was begun, and return how it ended."""
         return _outcome(self._receive(self._limits.patience_s + _GRACE_S))
 
     def fileno(self) -> int:
@@ -212,7 +202,38 @@ def _outcome(frame: dict[str, Any]) -> Outcome:
 def _report(data: bytes) -> dict[str, Any]:
     """Parse the program's own report of its end, which it may have forged: anything but an object says nothing."""
     try:
-        found = json.loads(data or b"{}")
-    except (ValueError, RecursionError):
+        found = load_json(data or b"{}")
+    except ValueError:
         return {"error": "forged report"}
     return found if isinstance(found, dict) else {"error": "forged report"}
+
+
+@dataclass(frozen=True, eq=False)
+class Opaque:
+    """A value that is not plain data; it equals nothing, not even itself.
+
+    >>> Opaque("Foo") == Opaque("Foo")
+    False
+    """
+
+    kind: str
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def decode(data: Any) -> Any:
+    """Return the value that :func:`encode` described.
+
+    >>> import json
+    >>> from gspo_lightning.sandbox.inside.encode import encode
+    >>> value = [1, (2.5, float("inf")), {1: {"a"}}, 1 << 70]
+    >>> decode(json.loads(encode(value))) == value
+    True
+
+    Raises:
+        ValueError: not what :func:`encode` writes, or keys that collide.
+    """
+    return decode_with(data, lambda kind: Opaque(str(kind)))

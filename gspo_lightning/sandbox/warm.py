@@ -25,9 +25,7 @@ from typing import IO, Any
 
 from gspo_lightning.errors import InfrastructureError
 from gspo_lightning.sandbox.launch import NOBODY, Interpreter, Kind, start
-from gspo_lightning.unfinished import alive
-
-__all__ = ["Driver", "borrow", "close_waiting", "give_back", "sweep"]
+from gspo_lightning.temp_files import alive
 
 _PREFIX = "gspo-sandbox-"
 _LARGEST_FRAME = 1 << 26

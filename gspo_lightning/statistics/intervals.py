@@ -12,12 +12,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 
-from gspo_lightning.statistics.student import NORMAL, quantile
-
-__all__ = ["Estimate", "of_new_problems", "of_these_problems"]
+_PRIOR = 0.5
+_TINY = 1e-300
+NORMAL = NormalDist().inv_cdf(0.975)
+"""The two-sided 95 % quantile of the normal distribution, 1.96."""
+_LARGE = 200
+"""Degrees of freedom from which two terms of the expansion about the normal quantile are exact to seven digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,3 +138,102 @@ def _checked(values: Sequence[float], weights: Sequence[float] | None) -> tuple[
     if not (w > 0).all():
         raise ValueError("weights must be positive")
     return x, w
+
+
+def beta_interval(passes: int, trials: int) -> tuple[float, float]:
+    """Return the middle 95 % of Beta(passes + 1/2, failures + 1/2); it reaches 0 for no pass, 1 for no failure.
+
+    Brown, Cai & DasGupta (2001), "Interval estimation for a binomial proportion", section 4.
+
+    >>> [round(end, 4) for end in beta_interval(3, 8)]
+    [0.119, 0.7052]
+    >>> [round(end, 4) for end in beta_interval(8, 8)]
+    [0.7378, 1.0]
+
+    Raises:
+        ValueError: no trial, or more passes than trials.
+    """
+    if not 0 <= passes <= trials or not trials:
+        raise ValueError(f"passes must lie in 0 to trials, of which there is one at least, got {passes} of {trials}")
+    a, b = passes + _PRIOR, trials - passes + _PRIOR
+    low = 0.0 if passes == 0 else _quantile(0.025, a, b)
+    high = 1.0 if passes == trials else _quantile(0.975, a, b)
+    return low, high
+
+
+def _quantile(share: float, a: float, b: float) -> float:
+    """Invert the distribution function by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _below(middle, a, b) < share else (low, middle)
+    return (low + high) / 2
+
+
+def _below(x: float, a: float, b: float) -> float:
+    """Return the regularised incomplete beta function (its continued fraction, DLMF 8.17.22)."""
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):
+        return 1 - _below(1 - x, b, a)
+    front = math.exp(a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b))
+    return front * _fraction(x, a, b) / a
+
+
+def _fraction(x: float, a: float, b: float) -> float:
+    """Evaluate the continued fraction by Lentz's algorithm."""
+    c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1) or _TINY)
+    found = d
+    for m in range(1, 400):
+        for term in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d = 1 / (1 + term * d or _TINY)
+            c = 1 + term / c or _TINY
+            found *= c * d
+        if abs(c * d - 1) < 1e-15:
+            break
+    return found
+
+
+@lru_cache(maxsize=1024)
+def quantile(freedom: int) -> float:
+    """Return the two-sided 95 % quantile for this number of degrees of freedom.
+
+    The distribution function of an odd or even number of degrees is a finite sum (Abramowitz & Stegun 26.7.3, 26.7.4);
+    it is inverted by bisection. From 200 degrees on, the expansion 26.7.5 about the normal quantile.
+
+    >>> round(quantile(1), 3), round(quantile(29), 4), round(quantile(400), 4)
+    (12.706, 2.0452, 1.9659)
+
+    Raises:
+        ValueError: less than one degree of freedom.
+    """
+    if freedom < 1:
+        raise ValueError(f"degrees of freedom must be 1 or more, got {freedom}")
+    if freedom >= _LARGE:
+        z = NORMAL
+        return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    low, high = 0.0, 13.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _inside(middle, freedom) < 0.95 else (low, middle)
+    return low
+
+
+def _inside(t: float, freedom: int) -> float:
+    """Return the probability of a value within +-t."""
+    angle = math.atan(t / math.sqrt(freedom))
+    cosine, sine = math.cos(angle), math.sin(angle)
+    if freedom % 2 == 0:
+        term, total = 1.0, 1.0
+        for j in range(1, freedom // 2):
+            term *= (2 * j - 1) / (2 * j) * cosine**2
+            total += term
+        return sine * total
+    term, total = cosine, cosine if freedom > 1 else 0.0
+    for j in range(1, (freedom - 1) // 2):
+        term *= 2 * j / (2 * j + 1) * cosine**2
+        total += term
+    return 2 / math.pi * (angle + sine * total)

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gspo_lightning.statistics.student import quantile
-
-__all__ = ["LEVEL", "Difference", "difference"]
+from gspo_lightning.statistics.intervals import quantile
 
 LEVEL = 0.05
 _EXACT = 16

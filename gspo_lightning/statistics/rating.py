@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["ATTEMPTS", "Contest", "Place", "first_accepted", "outcomes", "rating"]
-
 ATTEMPTS = 8
 """Most submissions to a problem."""
 _POINTS_LOST, _MINUTES_LOST = 50, 10

@@ -6,8 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-__all__ = ["g_pass_at_k", "majority", "mg_pass_at_k", "pass_at_k"]
-
 
 def pass_at_k(right: int, answers: int, k: int) -> float:
     """Return the probability that at least one of k answers drawn from these is right (arXiv 2107.03374, Eq. 1).

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from gspo_lightning.strategies.base import Sharding, ddp_of, has_whole_weights, no_backward_sync, sharding_of
-from gspo_lightning.strategies.fsdp import FSDPStrategy
-from gspo_lightning.strategies.fsdp2 import FSDP2Strategy
+from gspo_lightning.strategies.fsdp import FSDP2Strategy, FSDPStrategy
+from gspo_lightning.strategies.sharding_strategy import (
+    Sharding,
+    ddp_of,
+    has_whole_weights,
+    no_backward_sync,
+    sharding_of,
+)
 
 __all__ = [
     "FSDP2Strategy",

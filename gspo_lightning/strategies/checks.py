@@ -11,10 +11,8 @@ from torch.distributed.fsdp import (
 )
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.strategies.base import sharding_of
 from gspo_lightning.strategies.sharding import is_sharded
-
-__all__ = ["check_optimizer", "check_strategy"]
+from gspo_lightning.strategies.sharding_strategy import sharding_of
 
 _ENGINES = {"DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy", "XLAFSDPStrategy"}
 """Compared by name: importing them would need their dependencies."""

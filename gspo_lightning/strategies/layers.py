@@ -16,8 +16,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.policy import Policy
 
-__all__ = ["ShardedPrecision", "compute_dtype", "decoder_layers"]
-
 
 def decoder_layers(policy: Policy) -> list[nn.Module]:
     """Return the layers that are sharded separately: gathered just before they compute and dropped right after.

@@ -22,8 +22,6 @@ from gspo_lightning.distributed import all_gather_objects, fail_together, from_f
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.types import WeightsOn
 
-__all__ = ["made_by_first_rank", "receive_weights", "whole_state"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -19,11 +19,6 @@ from gspo_lightning.distributed import all_sum, gather_rows, largest, local, ran
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.types import WeightsOn
 
-__all__ = [
-    "Gathering", "clip_norm", "clip_values", "copy_weights", "first_rank_weights", "full_weights", "gathered",
-    "in_step", "is_sharded", "plain_name", "reshard", "total_norm", "units", "unwrapped", "without_sync",
-]  # fmt: skip
-
 T = TypeVar("T")
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,12 +10,10 @@ from typing import Any
 import numpy as np
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.statistics.intervals import Estimate
+from gspo_lightning.parsing import load_json
+from gspo_lightning.statistics.intervals import Estimate, quantile
 from gspo_lightning.statistics.rating import Contest, Place
-from gspo_lightning.statistics.student import quantile
 from gspo_lightning.suites.problems import Problem
-
-__all__ = ["LEAST_RATED", "check_contests", "contest_rating", "read_contest"]
 
 LEAST_RATED = 200
 """A contest counts only if more rated participants than this took part."""
@@ -109,8 +106,8 @@ def _answer(file: Path) -> Any:
     if not file.is_file():
         raise UserError("--data", f"{file} is missing", fix="save the public API's answer there")
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        content = load_json(file.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise UserError(str(file), f"is not JSON: {error}") from error
     if isinstance(content, dict) and content.get("status", "OK") == "OK":
         return content.get("result", content)

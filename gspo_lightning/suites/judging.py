@@ -1,24 +1,55 @@
-"""Grade answers with the rewards and workers of training."""
+"""Grade answers with the rewards and workers of training, and group equal ones for a majority vote."""
 
 from __future__ import annotations
 
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping
 
 from gspo_lightning.rewards import Pending, Reward, RewardRunner, Sample, SampleScore
+from gspo_lightning.rewards.math.notation import canonical
+from gspo_lightning.rewards.math.numbers import literal
+from gspo_lightning.rewards.math.text import after_thinking, boxed, without_hidden
+from gspo_lightning.rewards.math.unboxed_answer import committed
 from gspo_lightning.suites.problems import Problem
 from gspo_lightning.suites.suite import Suite
 from gspo_lightning.suites.verdicts import Answer, Verdict
-from gspo_lightning.suites.votes import vote
 
-__all__ = ["judge", "unread"]
-
+RIGHT = "="
+"""Vote of every right answer, however it is written."""
+_CHARACTERS, _READ = 200, 2000
 _BATCH, _AHEAD = 256, 3
 _WAIT_S = 10.0
 """Seconds after which an incomplete batch is graded: an interruption loses answers that are not graded."""
+
+
+def vote(completion: str, *, right: bool) -> str | None:
+    r"""Return the vote of a mathematical answer; None has no vote.
+
+    All right answers share one vote. Wrong ones share a vote if they are the same number, or if their texts are equal
+    after notation without meaning is removed. A wrong answer counts if it is in a box, or is a number that the text
+    commits to.
+
+    >>> vote(r"\boxed{024.0}", right=False), vote(r"so \boxed{\dfrac12}", right=False), vote("I give up", right=False)
+    ('24', '1/2', None)
+    """
+    if right:
+        return RIGHT
+    text = after_thinking(completion)
+    if text is None:
+        return None
+    text = without_hidden(text)
+    found = boxed(text, _READ)
+    if found.reason == "no box":
+        found = committed(text, _READ)
+    if found.reason:
+        return None
+    short = canonical(found.text)
+    number = literal(short)
+    if number is None and not found.boxed:
+        return None  # the last words of a text without an answer
+    return (str(number.value) if number is not None else short)[:_CHARACTERS]
 
 
 def judge(
@@ -36,13 +67,12 @@ def judge(
     """
     waiting: deque[tuple[list[Answer], Pending]] = deque()
     broken: list[Exception] = []
-    record = cache(lambda identifier: problems[identifier].record_sha256)  # records may hold megabytes of tests
     for batch in _batches(answers, broken):
         waiting.append((batch, runner.submit([_sample(problems[answer.id], answer) for answer in batch])))
         while len(waiting) > _AHEAD or (waiting and waiting[0][1].done()):
-            yield _verdicts(suite, problems, record, *waiting.popleft())
+            yield _verdicts(suite, problems, *waiting.popleft())
     while waiting:
-        yield _verdicts(suite, problems, record, *waiting.popleft())
+        yield _verdicts(suite, problems, *waiting.popleft())
     if broken:
         raise broken[0]
 
@@ -81,12 +111,11 @@ def _sample(problem: Problem, answer: Answer) -> Sample:
 def _verdicts(
     suite: Suite,
     problems: Mapping[str, Problem],
-    record: Callable[[str], str],
     answers: list[Answer],
     pending: Pending,
 ) -> list[Verdict]:
     scores = zip(answers, pending.result(), strict=True)
-    return [_verdict(suite, problems[answer.id], record(answer.id), answer, score) for answer, score in scores]
+    return [_verdict(suite, problems[answer.id], answer, score) for answer, score in scores]
 
 
 def unread(reward: Reward, score: SampleScore) -> bool:
@@ -94,7 +123,7 @@ def unread(reward: Reward, score: SampleScore) -> bool:
     return not score.reward and re.fullmatch(reward.no_answer, score.detail, re.DOTALL) is not None
 
 
-def _verdict(suite: Suite, problem: Problem, record_sha256: str, answer: Answer, score: SampleScore) -> Verdict:
+def _verdict(suite: Suite, problem: Problem, answer: Answer, score: SampleScore) -> Verdict:
     right = score.reward is not None and score.reward >= 1.0
     voted = vote(answer.completion, right=right) if "maj" in suite.metrics else None
     return Verdict(
@@ -110,5 +139,5 @@ def _verdict(suite: Suite, problem: Problem, record_sha256: str, answer: Answer,
         vote=voted,
         tokens=answer.tokens,
         truncated=answer.truncated,
-        record_sha256=record_sha256,
+        record_sha256=problem.record_sha256,
     )

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,15 @@ from jinja2 import StrictUndefined, Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gspo_lightning.errors import UserError, first_line
-from gspo_lightning.prompts.base import Record, map_columns
 from gspo_lightning.prompts.files import open_prompts, read_prompts
 from gspo_lightning.prompts.formats import SUFFIXES
+from gspo_lightning.prompts.prompt_set import Record, map_columns
 from gspo_lightning.suites.suite import Suite
-
-__all__ = ["Problem", "data_file", "read_problems"]
 
 _WINDOW = re.compile(r"(\d{4}(?:-\d\d){0,2})?\.\.(\d{4}(?:-\d\d){0,2})?")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Problem:
     """One problem: its id in the data, the prompt for the model, and the columns for the reward."""
 
@@ -43,9 +42,12 @@ class Problem:
         """Hash of the prompt, so that answers are never graded against another wording."""
         return hashlib.sha256(self.prompt.encode()).hexdigest()
 
-    @property
+    @cached_property
     def record_sha256(self) -> str:
-        """Hash of the columns given to a reward, so that verdicts from different answers are never compared."""
+        """Hash of the columns given to a reward, so that verdicts from different answers are never compared.
+
+        Computed once: records may hold megabytes of tests.
+        """
         told = {name: self.columns[name] for name in sorted(self.columns) if name not in ("id", "prompt")}
         return hashlib.sha256(json.dumps(told, default=repr).encode()).hexdigest()
 

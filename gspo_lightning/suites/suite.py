@@ -10,12 +10,10 @@ from typing import Any
 
 import yaml
 
-from gspo_lightning.corpus.yaml_text import load_yaml
 from gspo_lightning.errors import UserError, did_you_mean
-from gspo_lightning.prompts.base import Columns, PromptSet
+from gspo_lightning.parsing import load_yaml
+from gspo_lightning.prompts.prompt_set import Columns, PromptSet
 from gspo_lightning.rewards import Reward
-
-__all__ = ["METRICS", "SHIPPED", "Sampling", "Suite", "load_suite", "shipped"]
 
 SHIPPED = Path(__file__).parent / "shipped"
 METRICS = ("avg", "pass", "maj", "g-pass", "puzzle_accuracy", "cell_accuracy", "rating")

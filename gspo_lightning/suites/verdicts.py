@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.parsing import load_json
 from gspo_lightning.resume.files import sync_folder
-from gspo_lightning.unfinished import beside, sweep
-
-__all__ = ["Answer", "Verdict", "VerdictFile", "read_verdicts"]
+from gspo_lightning.temp_files import sweep, temp_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,7 @@ class VerdictFile:
 
     def _keep_whole_lines(self) -> None:
         sweep(self.path.parent, self.path.name)
-        unfinished = beside(self.path)
+        unfinished = temp_path(self.path)
         with os.fdopen(
             os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
         ) as kept:
@@ -120,8 +119,8 @@ def read_verdicts(path: Path, *, torn: bool = False) -> Iterator[Verdict]:
             if torn and not line.endswith(b"\n"):
                 return
             try:
-                record: Any = json.loads(line)
+                record: Any = load_json(line)
                 said = {name: record[name] for name in _NAMES}
                 yield Verdict(**said, record_sha256=record.get("record_sha256", ""))
-            except (ValueError, RecursionError, TypeError, KeyError) as error:
+            except (ValueError, TypeError, KeyError) as error:
                 raise UserError(f"{path.name}:{number}", "is not a verdict of an evaluation") from error

@@ -14,17 +14,15 @@ from gspo_lightning.critic import ValueModel
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.checks import check_head, choose_layout
 from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import Replay, routers_of
-from gspo_lightning.policy.settings import ModelSettings
-from gspo_lightning.strategies.base import sharding_of
 from gspo_lightning.strategies.checks import check_optimizer
 from gspo_lightning.strategies.loading import made_by_first_rank
+from gspo_lightning.strategies.sharding_strategy import sharding_of
 from gspo_lightning.update.nonfinite import check_weights
-from gspo_lightning.update.optimizers import fuse, warn_if_weights_stand_still
+from gspo_lightning.update.optimizers import fuse, settings_of_optimizer, warn_if_weights_stand_still
 from gspo_lightning.update.schedules import schedule
-
-__all__ = ["build_critic", "build_optimizers", "build_policy"]
 
 
 def build_policy(
@@ -64,7 +62,7 @@ def build_policy(
         return policy
 
     policy = made_by_first_rank(make) if on_first_rank else make()
-    if policy.silenced.held:  # on purpose (gspo_lightning.policy.silence); Lightning would warn
+    if policy.disabled_dropout.held:  # on purpose (gspo_lightning.policy.disable_dropout); Lightning would warn
         warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")
     return policy
 
@@ -117,7 +115,8 @@ def build_optimizers(
     Raises:
         UserError: an optimizer or a schedule that cannot work here.
     """
-    made = optimizer([p for p in policy.parameters() if p.requires_grad])
+    with settings_of_optimizer():
+        made = optimizer([p for p in policy.parameters() if p.requires_grad])
     check_optimizer(made, policy)
     if not scaled:
         fuse(made)

@@ -8,12 +8,10 @@ from typing import Any
 from gspo_lightning.critic import ValueModel
 from gspo_lightning.errors import UserError
 from gspo_lightning.evaluation.evaluator import Evaluator
-from gspo_lightning.metrics.meter import UpdateMeter
+from gspo_lightning.metrics.update_metrics import UpdateMetrics
 from gspo_lightning.old_policy.logprobs import OldLogProbs
 from gspo_lightning.resume import Provenance
 from gspo_lightning.update.nonfinite import NonFiniteGuard
-
-__all__ = ["RunRecord"]
 
 
 @dataclass(slots=True)
@@ -22,7 +20,7 @@ class RunRecord:
 
     Args:
         guard: provides the number of skipped mini-batches.
-        meter: provides the history of gradient norms.
+        update_metrics: provides the history of gradient norms.
         old_logprobs: provides the measured noise of the sampler's log-probabilities.
         evaluator: provides the history of evaluations.
         critic: the value model, if there is one.
@@ -30,7 +28,7 @@ class RunRecord:
     """
 
     guard: NonFiniteGuard
-    meter: UpdateMeter
+    update_metrics: UpdateMetrics
     old_logprobs: OldLogProbs
     evaluator: Evaluator
     critic: ValueModel | None = None
@@ -42,17 +40,17 @@ class RunRecord:
         """Add the state to a checkpoint."""
         checkpoint["gspo_run"] = self.provenance
         checkpoint["gspo_skipped"] = self.guard.skipped
-        checkpoint["gspo_meter"] = self.meter.state_dict()
+        checkpoint["gspo_meter"] = self.update_metrics.state_dict()
         checkpoint["gspo_noise"] = self.old_logprobs.noise
         checkpoint["gspo_evaluations"] = [[step, dict(values)] for step, values in self.evaluator.history]
-        if self.critic is not None and self.critic.trunk is not None:
+        if self.critic is not None and self.critic.backbone is not None:
             checkpoint["gspo_critic"] = self.critic.state_dict()
 
     def take_from(self, checkpoint: dict[str, Any]) -> None:
         """Read the state from a checkpoint; entries that an older checkpoint lacks keep their initial values."""
         self.evaluator.history = [(int(s), dict(values)) for s, values in checkpoint.get("gspo_evaluations", [])]
         self.guard.skipped = int(checkpoint.get("gspo_skipped", 0))
-        self.meter.load_state_dict(checkpoint.get("gspo_meter", {}))
+        self.update_metrics.load_state_dict(checkpoint.get("gspo_meter", {}))
         self.old_logprobs.noise = checkpoint.get("gspo_noise")
         self._of_critic, self._resumed = checkpoint.pop("gspo_critic", None), True
 

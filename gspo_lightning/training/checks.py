@@ -8,35 +8,34 @@ from typing import Protocol
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.cli import LRSchedulerCallable
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from transformers import PreTrainedTokenizerBase
 
-from gspo_lightning.advantages.base import Advantages
+from gspo_lightning.advantages.advantages import Advantages
 from gspo_lightning.advantages.shaping import Shaping
 from gspo_lightning.critic import ValueModel
 from gspo_lightning.errors import UserError
 from gspo_lightning.experience.settings import ExperienceSettings
 from gspo_lightning.experience.sources import has_environment
-from gspo_lightning.metrics.meter import UpdateMeter
+from gspo_lightning.metrics.update_metrics import UpdateMetrics
 from gspo_lightning.objectives import Objective
 from gspo_lightning.objectives.trial import try_objective
-from gspo_lightning.old_policy.base import OldPolicy
 from gspo_lightning.old_policy.logprobs import OldLogProbs
+from gspo_lightning.old_policy.old_policy import OldPolicy
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import Replay
-from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.prompts.specials import check_turn_end
 from gspo_lightning.rewards import StepReward
 from gspo_lightning.rewards.by_record import Judges
-from gspo_lightning.strategies.base import has_whole_weights, sharding_of
 from gspo_lightning.strategies.checks import check_strategy
+from gspo_lightning.strategies.sharding_strategy import has_whole_weights, sharding_of
 from gspo_lightning.training.data import PromptDataModule
 from gspo_lightning.training.teacher import TeacherModel, check_teacher
 from gspo_lightning.training.trainer_checks import check_trainer
 from gspo_lightning.types import SamplingParams
 from gspo_lightning.update.loss_scale import scaler_of
-
-__all__ = ["RunModule", "check_critic", "check_device", "check_precision", "check_run", "check_sampling"]
+from gspo_lightning.update.optimizers import try_optimizer
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +53,12 @@ class RunModule(Protocol):
     objective: Objective
     old_policy: OldPolicy
     old_logprobs: OldLogProbs
-    meter: UpdateMeter
+    update_metrics: UpdateMetrics
     segment_delimiters: list[str]
     allow_unusual_clip: bool
     routing_replay: Replay
     critic: ValueModel | None
+    build_optimizer: OptimizerCallable
     build_scheduler: LRSchedulerCallable | None
     teacher_model: TeacherModel | None
 
@@ -74,6 +74,7 @@ def check_run(data: PromptDataModule, module: RunModule, trainer: Trainer) -> No
         UserError: they do not.
     """
     _check_objective(data, module)
+    try_optimizer(module.build_optimizer)
     check_teacher(module.teacher_model, module.objective, module.settings, module.tokenizer, data, trainer)
     _check_replay(data, module)
     check_critic(module.critic, data.settings.advantages, data.settings.shaping, module.objective)
@@ -90,7 +91,7 @@ def check_run(data: PromptDataModule, module: RunModule, trainer: Trainer) -> No
             f"is true, but {type(trainer.strategy).__name__} gathers the policy's weights around its own forward pass",
             fix="use share: false (the critic is then sharded like the policy), or trainer.strategy: ddp",
         )
-    check_trainer(data, module.meter.level, trainer)
+    check_trainer(data, module.update_metrics.level, trainer)
     check_precision(str(trainer.precision))
     _check_scaled(module, trainer)
     check_device(str(trainer.precision), module.settings.dtype, trainer.strategy.root_device)
@@ -170,13 +171,6 @@ def check_critic(
     critic: ValueModel | None, advantages: Advantages, shaping: Shaping, objective: Objective, where: str = "data."
 ) -> None:
     """Check that critic, advantages and objective go together (the table in docs/critic.md).
-
-    Args:
-        critic: the critic; None without one.
-        advantages: of the run.
-        shaping: settings that combine scores.
-        objective: of the run.
-        where: prefix of setting names in messages.
 
     Raises:
         UserError: they do not go together.

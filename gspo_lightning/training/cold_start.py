@@ -1,7 +1,7 @@
 """Supervised cold start: a few hundred steps on demonstrations, made once and cached.
 
 The GSPO paper, too, starts from a supervised model. The result is an ordinary folder in transformers format, named by
-a hash of everything that decides its weights (:mod:`gspo_lightning.training.cached_model` keeps it).
+a hash of everything that decides its weights, and verified by its checksums.
 """
 
 from __future__ import annotations
@@ -21,20 +21,19 @@ from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.faults import written
+from gspo_lightning.policy.gguf import loadable_name
 from gspo_lightning.policy.loading import load_config, load_policy
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.rope import follows_length, pin_rope
-from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import TINY_MODELS
 from gspo_lightning.prompts import Demonstration, HubPrompts, PromptFile, PromptSet, open_prompts
 from gspo_lightning.prompts.demonstrations import Demonstrations
-from gspo_lightning.prompts.taught import Asking, Taught, teach
+from gspo_lightning.prompts.taught import PromptFormat, Taught, teach
 from gspo_lightning.randomness import Purpose, permutation, stream
-from gspo_lightning.training.cached_model import found_or_made
+from gspo_lightning.resume.cached_model import found_or_made
 from gspo_lightning.training.data import PromptDataModule
 from gspo_lightning.training.supervised import Point, Supervised, learn, write_curve
-
-__all__ = ["FIELD", "ColdStart", "asking_of"]
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +42,7 @@ _HELD_OUT_FROM, _HELD_OUT_SHARE, _HELD_OUT_MOST = 200, 20, 256
 """Files of at least 200 demonstrations hold out one in 20 for measurement, at most 256."""
 _TRIED = 16
 """Demonstrations that are encoded before the model is loaded: a wrong template fails on the first."""
-_PLAIN = Asking()
+_PLAIN = PromptFormat()
 _UNLIMITED: dict[str, Any] = {
     "max_prompt_tokens": _PLAIN.max_prompt_tokens,
     "max_response_tokens": _PLAIN.max_response_tokens,
@@ -68,43 +67,45 @@ class ColdStart:
     gradient_clip: float = 1.0
     """Largest gradient norm."""
 
-    def ensure(self, settings: ModelSettings, root: Path, longest: int = 0, asking: Asking = _PLAIN) -> ModelSettings:
+    def ensure(
+        self, settings: ModelSettings, root: Path, longest: int = 0, prompt_format: PromptFormat = _PLAIN
+    ) -> ModelSettings:
         """Make the cold start unless it is cached; return settings that load it.
 
         Args:
             settings: settings of the model to start from.
             root: the folder of all runs.
             longest: tokens of the longest row of the run that follows; some rotary embeddings depend on it.
-            asking: the prompt format of that run.
+            prompt_format: the prompt format of that run.
 
         Raises:
             UserError: the demonstrations cannot be read or learnt from.
         """
         adapted, settings = settings, dataclasses.replace(settings, lora=None)  # adapters are added to the result
-        target = root.resolve() / "cold_start" / self.key(settings, longest, asking)
-        make = partial(self._make, settings, longest, asking)
+        target = root.resolve() / "cold_start" / self.key(settings, longest, prompt_format)
+        make = partial(self._make, settings, longest, prompt_format)
         found_or_made(target, make, what="cold start", steps=self.steps)
         return dataclasses.replace(adapted, name_or_path=str(target), config_overrides={}, revision=None)
 
-    def check(self, tokenizer: PreTrainedTokenizerBase, asking: Asking = _PLAIN) -> None:
+    def check(self, tokenizer: PreTrainedTokenizerBase, prompt_format: PromptFormat = _PLAIN) -> None:
         """Read all demonstrations and encode the first ones, while a mistake is still cheap.
 
         Raises:
             UserError: as :meth:`ensure`; but the token that ends a turn is only known with the model.
         """
         pairs, where = self._read()
-        teach(pairs[:_TRIED], tokenizer, None, dataclasses.replace(asking, **_UNLIMITED), where, FIELD)
+        teach(pairs[:_TRIED], tokenizer, None, dataclasses.replace(prompt_format, **_UNLIMITED), where, FIELD)
 
     def fingerprint(self) -> dict[str, Any]:
         """Return number and SHA-256 of the demonstrations, for checkpoints."""
         pairs = self._read()[0]
         return {"prompts": len(pairs), "sha256": hashlib.sha256(_json(list(pairs)).encode()).hexdigest()}
 
-    def key(self, settings: ModelSettings, longest: int = 0, asking: Asking = _PLAIN) -> str:
+    def key(self, settings: ModelSettings, longest: int = 0, prompt_format: PromptFormat = _PLAIN) -> str:
         """Return a hash of everything that decides the weights, including package versions."""
         import transformers
 
-        folder = Path(settings.name_or_path)
+        folder = Path(loadable_name(settings.name_or_path))
         files = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in folder.glob("*")] if folder.is_dir() else []
         described = {
             "cold_start": {
@@ -117,27 +118,31 @@ class ColdStart:
         }
         if settings.name_or_path not in TINY_MODELS and follows_length(load_config(settings)):
             described["longest"] = longest
-        if asking.system_prompt is not None or asking.chat_template_kwargs:
-            described["asking"] = [asking.system_prompt, dict(asking.chat_template_kwargs)]
+        if prompt_format.system_prompt is not None or prompt_format.chat_template_kwargs:
+            described["asking"] = [prompt_format.system_prompt, dict(prompt_format.chat_template_kwargs)]
         if self._from_file:
-            described["file"] = [asking.max_prompt_tokens, asking.max_response_tokens, asking.stop_token_ids]
+            described["file"] = [
+                prompt_format.max_prompt_tokens,
+                prompt_format.max_response_tokens,
+                prompt_format.stop_token_ids,
+            ]
         return hashlib.sha256(_json(described).encode()).hexdigest()[:16]
 
-    def _make(self, settings: ModelSettings, longest: int, asking: Asking, folder: Path) -> None:
+    def _make(self, settings: ModelSettings, longest: int, prompt_format: PromptFormat, folder: Path) -> None:
         policy = load_policy(settings)
         if longest:
             pin_rope(policy.model, longest)
-        curve = self.train(policy, settings.seed, asking)
+        curve = self.train(policy, settings.seed, prompt_format)
         with written(f"the cold start {folder}", folder):
             policy.save_pretrained(folder)
             write_curve(curve, folder)
 
-    def train(self, policy: Policy, seed: int, asking: Asking = _PLAIN) -> list[Point]:
+    def train(self, policy: Policy, seed: int, prompt_format: PromptFormat = _PLAIN) -> list[Point]:
         """Train in place; return the loss curve in nats per learnt token."""
         pairs, where = self._read()
         if not self._from_file:
-            asking = dataclasses.replace(asking, **_UNLIMITED)
-        rows = teach(pairs, policy.tokenizer, policy.eos_token_ids, asking, where, FIELD)
+            prompt_format = dataclasses.replace(prompt_format, **_UNLIMITED)
+        rows = teach(pairs, policy.tokenizer, policy.eos_token_ids, prompt_format, where, FIELD)
         rows, held_out = self._split(rows, seed)
 
         def batch(step: int) -> list[int]:
@@ -184,10 +189,10 @@ class ColdStart:
         return found, lambda number: f"{FIELD}, record {number + 1}"
 
 
-def asking_of(data: PromptDataModule) -> Asking:
+def prompt_format_of(data: PromptDataModule) -> PromptFormat:
     """Return the prompt format of a run: demonstrations use the same."""
     sets, settings = data.sets, data.settings
-    return Asking(
+    return PromptFormat(
         sets.system_prompt, sets.chat_template_kwargs, settings.stop_token_ids, settings.max_prompt_tokens,
         settings.max_response_tokens,
     )  # fmt: skip

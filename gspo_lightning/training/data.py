@@ -11,32 +11,34 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch import LightningDataModule
 
-from gspo_lightning.advantages.base import Advantages
+from gspo_lightning.advantages.advantages import Advantages
 from gspo_lightning.advantages.shaping import CombineRewards, Shaping, TruncatedResponses, TurnCredit
 from gspo_lightning.advantages.within_groups import GroupNormalised
 from gspo_lightning.distributed import gather_objects, rank_and_world
-from gspo_lightning.evaluation.settings import Evaluation
+from gspo_lightning.evaluation.evaluation_settings import Evaluation
 from gspo_lightning.evaluation.suites import SuiteEvaluations
 from gspo_lightning.experience import sources
 from gspo_lightning.experience.collect import Experience
-from gspo_lightning.experience.iteration import Iteration, Sampled
-from gspo_lightning.experience.learner import Learner
+from gspo_lightning.experience.generate_and_score import GenerateAndScore, Unrewarded, total_steps
+from gspo_lightning.experience.iteration import Iteration
 from gspo_lightning.experience.loader import ExperienceLoader, PromptLoader, part_of
-from gspo_lightning.experience.respond import Responder, Unrewarded, total_steps
+from gspo_lightning.experience.sampling import Responses, Sampling
 from gspo_lightning.experience.settings import ExperienceSettings
+from gspo_lightning.experience.training_state import TrainingState
+from gspo_lightning.packing.batches import RowWeights
 from gspo_lightning.packing.deal import DEFAULT_DEAL, Deal
 from gspo_lightning.packing.memory import MemoryLimit
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts import Curriculum, Mixture, PromptSet
 from gspo_lightning.prompts.mixture import all_rewards
 from gspo_lightning.prompts.order import ORDER, PromptOrder
-from gspo_lightning.prompts.pictures.settings import Pictures
+from gspo_lightning.prompts.pictures.reading import Pictures
 from gspo_lightning.prompts.sets import PromptSets
 from gspo_lightning.prompts.specials import check_stop_strings
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rewards import EnvironmentReward, RewardRunner
 from gspo_lightning.rewards.by_record import Rewards
-from gspo_lightning.rewards.workers.settings import weights_by_name
+from gspo_lightning.rewards.workers.runner_settings import weights_by_name
 from gspo_lightning.rollouts import EnvironmentRollouts, GroupedSampler, RolloutSource
 from gspo_lightning.rollouts.partial import PartialRollouts
 from gspo_lightning.rollouts.prefetcher import RolloutPrefetcher
@@ -45,8 +47,6 @@ from gspo_lightning.types import MiniBatch, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-__all__ = ["PromptDataModule"]
 
 
 class PromptDataModule(LightningDataModule):
@@ -99,6 +99,8 @@ class PromptDataModule(LightningDataModule):
         epochs_per_rollout: passes over each rollout batch.
         deal: how rows are dealt to mini-batches: ``stratified`` (equal parts of every group), ``shuffled`` (a random
             permutation of all rows) or ``groups`` (whole groups). None: ``stratified``; a resumed run keeps its own.
+        rows: weights in the loss of a rollout's rows, if it has several: ``rollout`` (they share the weight 1 by their
+            trained tokens) or ``row`` (each has the weight 1).
         max_tokens_per_micro_batch: tokens, padding included, in one forward pass; changes memory, not results.
         max_prompt_tokens: longer prompts are dropped with a message, never cut.
         max_response_tokens: longer responses are cut and count as truncated.
@@ -116,7 +118,7 @@ class PromptDataModule(LightningDataModule):
         plugins: plug-ins that reward workers import; the command line sets it.
     """
 
-    respond_held_out: Responder
+    score_held_out: GenerateAndScore
     """Answers held-out prompts, after :meth:`bind`."""
 
     def __init__(
@@ -149,6 +151,7 @@ class PromptDataModule(LightningDataModule):
         minibatches_per_rollout: int = 4,
         epochs_per_rollout: int = 1,
         deal: Deal | None = None,
+        rows: RowWeights = "rollout",
         max_tokens_per_micro_batch: int = 16384,
         max_prompt_tokens: int = 512,
         max_response_tokens: int = 512,
@@ -192,7 +195,7 @@ class PromptDataModule(LightningDataModule):
             stop_token_ids=tuple(stop_token_ids or ()), resample_dead_groups=resample_dead_groups,
             kl_in_reward=kl_in_reward, prompts_in_flight=prompts_in_flight, max_carry=max_carry,
             max_staleness=max_staleness, record_rollouts=record_rollouts, shaping=shaping, deal=deal or DEFAULT_DEAL,
-            advantages=advantages if advantages is not None else GroupNormalised(),
+            rows=rows, advantages=advantages if advantages is not None else GroupNormalised(),
         )  # fmt: skip
         self._deal = deal
         sources.check_sources(self.settings, self.rollouts, judges, weights, turn_credit)
@@ -205,8 +208,8 @@ class PromptDataModule(LightningDataModule):
         self._order: PromptOrder | None = None
         self.iteration: Iteration | None = None
         """Produces the next rollout batch, after :meth:`bind`."""
-        self._prefetcher = RolloutPrefetcher[Sampled](max_staleness) if max_staleness else None
-        self._asking = threading.Lock()  # a source answers one request at a time
+        self._prefetcher = RolloutPrefetcher[Responses](max_staleness) if max_staleness else None
+        self._one_request = threading.Lock()  # a source answers one request at a time
         self._runner: RewardRunner | None = None
         kwargs = chat_template_kwargs or {}
         self.sets = PromptSets(given, columns or {}, max_prompt_tokens, system_prompt, kwargs, pictures)
@@ -227,7 +230,7 @@ class PromptDataModule(LightningDataModule):
         """
         check_stop_strings(self.settings.stop_strings, tokenizer)
         sources.check_reading(tokenizer, (self.rollouts, self.rollouts.for_evaluation()))
-        sources.read_sets(self.sets, stage, tokenizer, self.evaluation.limit, world, judged=bool(self.rewards))
+        sources.read_sets(self.sets, stage, tokenizer, self.evaluation.limit, world, graded=bool(self.rewards))
         sources.check_shown(tokenizer, self.sets, (self.rollouts, self.rollouts.for_evaluation()))
         sources.check_context(self.longest, context)
         self.suites.prepare()
@@ -238,31 +241,31 @@ class PromptDataModule(LightningDataModule):
         if self._runner is None and self.rewards:  # the workers start now: their import time hides behind the model's
             sources.check_rewards(self.runner, self.sets, self.rollouts)
 
-    def bind(self, learner: Learner, folder: Path, *, distributions: bool = True) -> None:
-        """Connect the learner that all later rollouts are for.
+    def bind(self, state: TrainingState, folder: Path, *, distributions: bool = True) -> None:
+        """Connect the training state that all later rollouts are for.
 
         Args:
-            learner: provides the policy.
+            state: provides the policy.
             folder: the run folder.
             distributions: keep measurements of single responses.
         """
-        settings, context = self.settings, learner.forward_context
-        responder = partial(Responder, total_steps=partial(total_steps, learner, settings.updates_per_iteration))
+        settings, context = self.settings, state.forward_context
+        build = partial(GenerateAndScore, total_steps=partial(total_steps, state, settings.updates_per_iteration))
         rewards = self.runner if self.rewards else Unrewarded()
-        self.respond_held_out = responder(
+        self.score_held_out = build(
             self._retrying(self.rollouts.for_evaluation()), rewards, self.evaluation.samples,
-            settings.seed, Purpose.EVAL_SAMPLING, context, self._asking,
+            settings.seed, Purpose.EVAL_SAMPLING, context, self._one_request,
         )  # fmt: skip
         if self._order is None:
             return
+        generate_and_score = build(
+            self._retrying(self.rollouts) if self.partial is None else self.partial, rewards,
+            settings.group_size, settings.seed, Purpose.TRAIN_SAMPLING, context, self._one_request,
+        )  # fmt: skip
         self.iteration = Iteration(
-            learner, settings, self._order,
-            responder(
-                self._retrying(self.rollouts) if self.partial is None else self.partial, rewards,
-                settings.group_size, settings.seed, Purpose.TRAIN_SAMPLING, context, self._asking,
-            ),
-            lambda: self.token_budget, partial=self.partial, prefetcher=self._prefetcher, folder=folder,
-            distributions=distributions, accuracy_reward=self.accuracy_reward, memory=self.memory,
+            Sampling(state, settings, self._order, generate_and_score, self.partial, self._prefetcher),
+            lambda: self.token_budget, folder=folder, distributions=distributions,
+            accuracy_reward=self.accuracy_reward, memory=self.memory,
         )  # fmt: skip
         self.memory.folder = folder
         self.memory.resume(folder)
@@ -357,7 +360,7 @@ class PromptDataModule(LightningDataModule):
 
     def _roll_out(self, number: int) -> Experience:
         if self.iteration is None:
-            raise RuntimeError("no learner: call bind() before the first rollout")
+            raise RuntimeError("no training state: call bind() before the first rollout")
         return self.iteration.run(number)
 
     def _deal_as(self, deal: Deal) -> None:

@@ -1,9 +1,7 @@
 """GSPOModule: the LightningModule of policy, old policy and objective; :meth:`GSPOModule.training_step` is the loop.
 
-Automatic optimization. One Lightning epoch is one RL iteration, one batch is one mini-batch is one optimizer step. So
-``global_step``, clipping, schedulers, precision and checkpoints keep their plain meaning, and no checkpoint can fall
-between the micro-batches of an update. Between two iterations runs :mod:`gspo_lightning.experience.iteration`, which
-sees this module as a ``Learner``.
+One Lightning epoch is one RL iteration, one batch is one mini-batch is one optimizer step (docs/architecture.md).
+Between two iterations runs :mod:`gspo_lightning.experience.iteration`, which sees this module as a ``TrainingState``.
 """
 
 from __future__ import annotations
@@ -21,25 +19,23 @@ from torch import Tensor
 
 from gspo_lightning.critic import ValueModel
 from gspo_lightning.distributed import from_first_rank, rank_and_world
-from gspo_lightning.metrics.meter import UpdateMeter
 from gspo_lightning.metrics.sums import Level, MetricSums
+from gspo_lightning.metrics.update_metrics import UpdateMetrics
 from gspo_lightning.objectives import GSPO, Objective, segments_by_delimiter
-from gspo_lightning.old_policy.base import OldPolicy
 from gspo_lightning.old_policy.logprobs import OldLogProbs, OldLogProbsChoice
 from gspo_lightning.old_policy.noise import check_ratio_noise
+from gspo_lightning.old_policy.old_policy import OldPolicy
 from gspo_lightning.old_policy.reference import ReferencePolicy
 from gspo_lightning.old_policy.snapshots import CachedLogProbs, ResidentSnapshot
 from gspo_lightning.old_policy.teacher import Teacher
 from gspo_lightning.policy.averaging import holds_average, training_weights
-from gspo_lightning.policy.checks import probe
-from gspo_lightning.policy.leaks import probe_length
 from gspo_lightning.policy.lora import LoRA, frozen_norm
-from gspo_lightning.policy.precision import autocast_dtype
+from gspo_lightning.policy.model_settings import DType, Layout, ModelSettings
 from gspo_lightning.policy.routing import replay_word
-from gspo_lightning.policy.settings import DType, Layout, ModelSettings
+from gspo_lightning.policy.row_isolation import probe, probe_length
 from gspo_lightning.resume import close_epoch, flush, reopen_epoch
-from gspo_lightning.strategies.base import ddp_of, no_backward_sync, sharding_of
 from gspo_lightning.strategies.sharding import is_sharded, total_norm
+from gspo_lightning.strategies.sharding_strategy import ddp_of, no_backward_sync, sharding_of
 from gspo_lightning.training.build import build_critic, build_optimizers, build_policy
 from gspo_lightning.training.checkpoint import RunRecord
 from gspo_lightning.training.checks import check_run, check_sampling
@@ -59,14 +55,12 @@ from gspo_lightning.update.router_loss import changed_routes
 from gspo_lightning.update.schedules import lr_factor, step_plateaus
 from gspo_lightning.update.update import Update
 
-__all__ = ["GSPOModule"]
-
 
 class GSPOModule(PolicyModule):
     """A policy trained with a sequence- or token-level objective against its own frozen snapshot.
 
     Args:
-        name_or_path: hub id, local folder in transformers format, or a built-in tiny model (``tiny-qwen3``,
+        name_or_path: hub id, local folder in transformers format, GGUF file, or a built-in tiny model (``tiny-qwen3``,
             ``tiny-qwen3-moe``).
         objective: turns log-probabilities and advantages into a loss.
         old_policy: how the frozen snapshot is kept.
@@ -157,8 +151,8 @@ class GSPOModule(PolicyModule):
         self.allow_unusual_clip, self.histogram_every = allow_unusual_clip, histogram_every
         self.routing_replay, self.router_metrics = replay_word(routing_replay), router_metrics
         self.router_aux_loss_coef = router_aux_loss_coef
-        self.meter, self.guard = UpdateMeter(metrics), NonFiniteGuard(on_nonfinite, max_skips)
-        self.run = RunRecord(self.guard, self.meter, self.old_logprobs, self.evaluator, critic)
+        self.update_metrics, self.guard = UpdateMetrics(metrics), NonFiniteGuard(on_nonfinite, max_skips)
+        self.run = RunRecord(self.guard, self.update_metrics, self.old_logprobs, self.evaluator, critic)
         self.before_update: list[Callable[[dict[str, float]], None]] = []
         """Callbacks that get the metrics of an update, before the optimizer steps."""
         self.last_update: dict[str, float] = {}
@@ -176,9 +170,7 @@ class GSPOModule(PolicyModule):
     @property
     def lr_factor(self) -> float:
         """The current learning rate as a factor of its initial value."""
-        optimizer = self.optimizers(use_pl_optimizer=False)
-        assert isinstance(optimizer, torch.optim.Optimizer)
-        return lr_factor(optimizer)
+        return lr_factor(self.policy_optimizer)
 
     @property
     def critic_only(self) -> bool:
@@ -217,7 +209,7 @@ class GSPOModule(PolicyModule):
     def setup(self, stage: str) -> None:
         """Make the cold start if there is none yet: in :meth:`configure_model` Lightning watches every operation."""
         self.prepare(stage, self.data, self.trainer)
-        self.data.bind(self, self.folder, distributions=self.meter.level == "full")
+        self.data.bind(self, self.folder, distributions=self.update_metrics.level == "full")
         self.old_logprobs.ahead = self.data.settings.max_staleness > 0
         if not hasattr(self, "policy"):
             self.start()
@@ -235,15 +227,14 @@ class GSPOModule(PolicyModule):
             return
         settings, strategy = self.start(), self.trainer.strategy
         sharding = sharding_of(strategy)
-        with self.forward_context():
-            dtype = autocast_dtype(strategy.root_device)
+        dtype = self.autocast_dtype(strategy.root_device)
         self.policy = build_policy(
             settings, replay=self.routing_replay, router_metrics=self.router_metrics,
             router_aux_loss_coef=self.router_aux_loss_coef, longest=self.data.longest, device=strategy.root_device,
             dtype=dtype,
             on_first_rank=sharding is not None and sharding.loads_on_first_rank and self.critic is None,
         )  # fmt: skip
-        self.meter.watch(self.policy)
+        self.update_metrics.watch(self.policy)
         self.policy.register_forward_hook(self.guard.watch)
         self.base_norm = from_first_rank(lambda: frozen_norm(self.policy)) if settings.lora is not None else 0.0
         build_critic(self.critic, self.policy, settings, self.trainer, longest=self.data.longest, dtype=dtype)
@@ -259,10 +250,8 @@ class GSPOModule(PolicyModule):
         """Load the teacher and check ratios and sampling, with the device, precision and strategy of training."""
         self.restored = None  # callbacks have used it
         if self.teacher is None:
-            with self.forward_context():
-                dtype = autocast_dtype(self.device)
             parts = self.settings, self.policy, self.objective, self.data, self.trainer
-            self.teacher = load_teacher(self.teacher_model, *parts, dtype)
+            self.teacher = load_teacher(self.teacher_model, *parts, self.autocast_dtype(self.device))
         rows = probe(self.policy, probe_length(self.policy, self.data.longest, self.data.token_budget))
         check_ratio_noise(self.policy, rows.to(self.device), self.objective, self.forward_context)
         if self.global_rank == 0:
@@ -280,7 +269,7 @@ class GSPOModule(PolicyModule):
 
     def configure_optimizers(self) -> Any:
         """Build the optimizer over the policy's trainable parameters, and the scheduler stepped with it."""
-        watched = partial(check_monitor, "model.lr_scheduler", data=self.data, level=self.meter.level)
+        watched = partial(check_monitor, "model.lr_scheduler", data=self.data, level=self.update_metrics.level)
         scaled = scaler_of(self.trainer) is not None
         return build_optimizers(self.policy, self.build_optimizer, self.build_scheduler, watched, scaled=scaled)
 
@@ -323,26 +312,23 @@ class GSPOModule(PolicyModule):
         """Run forward and backward of every micro-batch of an update; Lightning does the last backward and the step."""
         self._update = update = Update(batch, self.on_policy(batch), time.perf_counter())
         check_accumulation(self.trainer)
-        optimizer = self.optimizers(use_pl_optimizer=False)
-        assert isinstance(optimizer, torch.optim.Optimizer)
         memory, terms, strategy = self.data.memory, self.terms(), self.trainer.strategy
         memory.packed, memory.sharded = self.policy.packed, is_sharded(self.policy)
-
         without_sync, scale = partial(no_backward_sync, strategy, self.policy), Scale(scaler_of(self.trainer))
         comparable = memory.packed and not memory.sharded and scale.scaler is None
 
         def backward(parts: list[MicroBatch]) -> tuple[Tensor, MetricSums]:
-            optimizer.zero_grad(set_to_none=True)
-            sums = self.meter.sums(parts if comparable else ())
+            self.policy_optimizer.zero_grad(set_to_none=True)
+            sums = self.update_metrics.sums(parts if comparable else ())
             loss = all_but_last_backward(
                 parts, terms, sums, on_policy=update.on_policy, without_sync=without_sync, scale=scale
             )
             return backward_here(loss, scale) if ddp_of(strategy) is None else loss, sums
 
         loss, sums = memory.retry_smaller(backward, batch.micro_batches, f"update {self.global_step + 1}")
-        sources = self.data.iteration.prompts.sources if self.data.iteration is not None else ()
+        sources = self.data.iteration.sampling.prompts.sources if self.data.iteration is not None else ()
         metrics = self.data.loader.experience.metrics
-        update.measure(sums, metrics, self.meter, self.old_logprobs, self.policy, sources)
+        update.measure(sums, metrics, self.update_metrics, self.old_logprobs, self.policy, sources)
         update.show(self)
         return loss
 
@@ -362,7 +348,7 @@ class GSPOModule(PolicyModule):
         skipped = self.guard.skips(suspects, self.global_step + 1, self.device, lambda: self.dump_update(suspects))
         if skipped or self.critic_only:
             optimizer.zero_grad(set_to_none=True)  # a step without gradients changes nothing
-        values |= self.meter.before_step(self.policy, norm)
+        values |= self.update_metrics.before_step(self.policy, norm)
         for look in self.before_update:
             look(values)
 
@@ -384,7 +370,7 @@ class GSPOModule(PolicyModule):
         super().optimizer_step(*args, **kwargs)
         update, step = self._update, self.global_step + 1  # Lightning counts the step after this hook
         check_weights(self.policy, f"after update {step}")
-        update.values |= self.meter.after_step(self.policy)
+        update.values |= self.update_metrics.after_step(self.policy)
         self.data.loader.mark_trained()
         over = self.data.loader.spent
         if self.policy.routing is not None and over:

@@ -13,23 +13,22 @@ from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.evaluation.evaluator import Evaluator
-from gspo_lightning.experience.respond import Groups
+from gspo_lightning.experience.generate_and_score import Groups
+from gspo_lightning.policy.autocast_weights import autocast_dtype
 from gspo_lightning.policy.averaging import Average
 from gspo_lightning.policy.loading import context_length, load_tokenizer
 from gspo_lightning.policy.lora import BASE_NORM, check_base, check_names, only_adapters
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.settings import ModelSettings
-from gspo_lightning.report.held_out import Shown, shown_by
-from gspo_lightning.rollouts.base import RolloutSource
+from gspo_lightning.report.run import Shown, shown_by
 from gspo_lightning.rollouts.recording.records import record
+from gspo_lightning.rollouts.source import RolloutSource
 from gspo_lightning.rollouts.verify import verify_decoding
 from gspo_lightning.strategies.sharding import gathered
-from gspo_lightning.training.cold_start import FIELD, ColdStart, asking_of
+from gspo_lightning.training.cold_start import FIELD, ColdStart, prompt_format_of
 from gspo_lightning.training.data import PromptDataModule
 from gspo_lightning.types import Prompt
 from gspo_lightning.update.schedules import step_plateaus
-
-__all__ = ["PolicyModule"]
 
 
 class PolicyModule(LightningModule):
@@ -86,6 +85,18 @@ class PolicyModule(LightningModule):
         context: AbstractContextManager[Any] = self.trainer.precision_plugin.forward_context()
         return context
 
+    def autocast_dtype(self, device: torch.device) -> torch.dtype | None:
+        """Return this run's autocast dtype on a device; None without autocast."""
+        with self.forward_context():
+            return autocast_dtype(device)
+
+    @property
+    def policy_optimizer(self) -> torch.optim.Optimizer:
+        """The policy's optimizer, without Lightning's wrapper."""
+        found = self.optimizers(use_pl_optimizer=False)
+        assert isinstance(found, torch.optim.Optimizer)
+        return found
+
     def prepare(self, stage: str, data: PromptDataModule, trainer: Trainer) -> None:
         """Check all that needs no model; the command line does so before anything is written.
 
@@ -94,7 +105,7 @@ class PolicyModule(LightningModule):
         """
         data.prepare(stage, self.tokenizer, context_length(self.settings), trainer.world_size)
         if self.cold_start is not None and self.makes_start(data):
-            self.cold_start.check(self.tokenizer, asking_of(data))
+            self.cold_start.check(self.tokenizer, prompt_format_of(data))
 
     def fingerprints(self, data: PromptDataModule) -> dict[str, dict[str, Any]]:
         """Return the fingerprint of the demonstrations that a resumed run needs again: its start must stay the same."""
@@ -118,7 +129,7 @@ class PolicyModule(LightningModule):
                 self._started = self.settings
             else:
                 root = Path(self.trainer.default_root_dir)
-                self._started = self.cold_start.ensure(self.settings, root, data.longest, asking_of(data))
+                self._started = self.cold_start.ensure(self.settings, root, data.longest, prompt_format_of(data))
         return self._started
 
     def verify_sources(self) -> None:
@@ -159,8 +170,8 @@ class PolicyModule(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Reset the counts, after any rollout ahead of training has released the source."""
-        if self.data.iteration is not None and self.data.iteration.prefetcher is not None:
-            self.data.iteration.prefetcher.settle()
+        if self.data.iteration is not None and self.data.iteration.sampling.prefetcher is not None:
+            self.data.iteration.sampling.prefetcher.settle()
         test = self.trainer.state.fn == "test"
         self.evaluator.start(self.data.evaluation, self.device, self.data.sets.source_names("test" if test else "val"))
         self.on_predict_epoch_start()
@@ -172,8 +183,8 @@ class PolicyModule(LightningModule):
     def on_validation_epoch_end(self, to_callbacks: bool = True) -> None:
         """Log under the number of updates so far; the evaluation before the first update is step 0."""
         found = self.evaluator.finish(self.global_step, self._measure_suites())
-        if self.data.iteration is None or self.data.iteration.prefetcher is None:
-            self.data.rollouts.for_evaluation().rest()
+        if self.data.iteration is None or self.data.iteration.sampling.prefetcher is None:
+            self.data.rollouts.for_evaluation().sleep()
         if self.trainer.state.fn == "fit":
             for logger in self.loggers:
                 logger.log_metrics(found, step=self.global_step)
@@ -184,7 +195,7 @@ class PolicyModule(LightningModule):
     def _measure_suites(self) -> dict[str, float]:
         if not self.data.suites.names:
             return {}
-        with self.data.respond_held_out.lock:  # the source answers one request at a time
+        with self.data.score_held_out.lock:  # the source answers one request at a time
             return self.data.suites.measure(
                 self.evaluator.policy,
                 self.data.rollouts.for_evaluation(),
@@ -235,7 +246,7 @@ class PolicyModule(LightningModule):
 
     def _answer(self, prompts: list[Prompt]) -> Groups:
         return self.evaluator.answer(
-            prompts, self.data.respond_held_out, self.data.held_out_sampling(self.policy), self.version
+            prompts, self.data.score_held_out, self.data.held_out_sampling(self.policy), self.version
         )
 
     def forward(self, *_: Any, **__: Any) -> Any:

@@ -16,8 +16,6 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts.taught import Taught
 from gspo_lightning.types import MicroBatch
 
-__all__ = ["CURVE", "Point", "Supervised", "learn", "read_curve", "write_curve"]
-
 CURVE = "cold_start.jsonl"
 """File with the loss curve of a cold start, in the folder of the resulting model."""
 _POINTS, _EVALUATIONS = 200, 20

@@ -17,18 +17,14 @@ from gspo_lightning.objectives import Objective
 from gspo_lightning.old_policy.teacher import FIELD, LocalTeacher, Teacher, check_outputs, check_vocabulary
 from gspo_lightning.policy.checks import check_head, check_model, choose_layout
 from gspo_lightning.policy.loading import load_policy, load_tokenizer
+from gspo_lightning.policy.model_settings import DType, ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.settings import DType, ModelSettings
 from gspo_lightning.rollouts.serving.endpoint import given
 from gspo_lightning.rollouts.serving.teacher import ServedTeacher
-from gspo_lightning.strategies.base import sharding_of
-from gspo_lightning.training.cold_start import ColdStart, asking_of
+from gspo_lightning.strategies.sharding_strategy import sharding_of
+from gspo_lightning.training.cold_start import ColdStart, prompt_format_of
 from gspo_lightning.training.data import PromptDataModule
 from gspo_lightning.update.nonfinite import check_weights
-
-__all__ = [
-    "Taught", "TeacherModel", "check_teacher", "is_url", "load_teacher", "taught_by", "teacher_of", "teacher_settings",
-]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -107,7 +103,7 @@ def check_teacher(
     except UserError as error:
         raise _of_teacher(error) from error
     if teacher.cold_start is not None:
-        teacher.cold_start.check(tokenizer, asking_of(data))
+        teacher.cold_start.check(tokenizer, prompt_format_of(data))
     if objective.distill_exact and sharding_of(trainer.strategy) is not None:
         raise UserError(
             "model.objective.distill_exact",
@@ -207,7 +203,7 @@ def load_teacher(
     if start is None:
         return served_teacher(teacher, policy)
     if teacher.cold_start is not None:
-        start = teacher.cold_start.ensure(start, Path(trainer.default_root_dir), data.longest, asking_of(data))
+        start = teacher.cold_start.ensure(start, Path(trainer.default_root_dir), data.longest, prompt_format_of(data))
     sharding = sharding_of(trainer.strategy)
     return local_teacher(
         _loaded(start), policy, exact=objective.distill_exact, longest=data.longest, dtype=dtype,

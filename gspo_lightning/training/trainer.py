@@ -21,51 +21,50 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gspo_lightning.advantages.base import Advantages
+from gspo_lightning.advantages.advantages import Advantages
 from gspo_lightning.advantages.shaping import Shaping
 from gspo_lightning.advantages.within_groups import GroupNormalised
 from gspo_lightning.critic import ValueModel
 from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.errors import UserError
+from gspo_lightning.evaluation.evaluation_settings import Evaluation
 from gspo_lightning.evaluation.metrics import EvaluationMetrics
-from gspo_lightning.evaluation.settings import Evaluation
+from gspo_lightning.experience.generate_and_score import GenerateAndScore, Scorer, Unrewarded
 from gspo_lightning.experience.iteration import Iteration
 from gspo_lightning.experience.loader import ExperienceLoader
-from gspo_lightning.experience.respond import Responder, Scorer, Unrewarded
+from gspo_lightning.experience.sampling import Sampling
 from gspo_lightning.experience.settings import ExperienceSettings
 from gspo_lightning.metrics.sums import MetricSums, ratio_percentiles
 from gspo_lightning.metrics.update import update_scalars
 from gspo_lightning.objectives import Objective
-from gspo_lightning.old_policy.base import OldPolicy
 from gspo_lightning.old_policy.logprobs import OldLogProbs
+from gspo_lightning.old_policy.old_policy import OldPolicy
 from gspo_lightning.old_policy.reference import ReferencePolicy
 from gspo_lightning.old_policy.snapshots import CachedLogProbs
 from gspo_lightning.policy.checks import check_head, check_model, choose_layout
-from gspo_lightning.policy.modes import modes_kept
+from gspo_lightning.policy.disable_dropout import modes_kept
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rewards import Reward
 from gspo_lightning.rollouts import GroupedSampler, RolloutSource
 from gspo_lightning.rollouts.verify import verify_decoding
-from gspo_lightning.training.caller import (
+from gspo_lightning.training.checks import check_critic
+from gspo_lightning.training.teacher import teacher_of
+from gspo_lightning.training.trainer_config import GSPOConfig, objective_of, prompt_limit, settings_of
+from gspo_lightning.training.trainer_inputs import (
     REWARD,
-    Caller,
-    Given,
+    CallerReward,
+    FixedPrompts,
     Query,
     RewardFunction,
     encode_queries,
     records_of,
 )
-from gspo_lightning.training.checks import check_critic
-from gspo_lightning.training.teacher import teacher_of
-from gspo_lightning.training.trainer_config import GSPOConfig, objective_of, prompt_limit
 from gspo_lightning.types import MiniBatch, Prompt
 from gspo_lightning.update.loss import LossTerms
 from gspo_lightning.update.micro_batches import all_but_last_backward
 from gspo_lightning.update.optimizers import fuse
 from gspo_lightning.update.schedules import lr_factor
-
-__all__ = ["GSPOConfig", "GSPOTrainer", "RewardFunction"]
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +138,8 @@ class GSPOTrainer:
             raise UserError("tokenizer", "has no end-of-sequence token, so no response could end", fix="set eos_token")
         check_head(self.policy)
         prompt = self.config.max_prompt_tokens or 1 << 30  # unknown: any sliding window may be too short
-        choose_layout(self.policy, "auto", prompt + self.config.max_response_tokens)
+        longest = prompt + self.config.max_response_tokens
+        choose_layout(self.policy, "auto", longest)
         parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
             parameters, lr=self.config.learning_rate, weight_decay=self.config.weight_decay
@@ -153,16 +153,13 @@ class GSPOTrainer:
         self.critic = critic
         self.rollouts: RolloutSource = GroupedSampler(max_rows=self.config.max_rows)
         with modes_kept(self.policy):
-            longest = prompt + self.config.max_response_tokens
             verify_decoding(self.policy, self.rollouts, temperature=self.config.temperature, longest=longest)
         self._deal = self.config.deal
         if critic is not None:
-            longest = (self.config.max_prompt_tokens or 0) + self.config.max_response_tokens
-            critic.build(self.policy, longest=longest)
+            critic.build(self.policy, longest=(self.config.max_prompt_tokens or 0) + self.config.max_response_tokens)
         self.iteration = 0
         self.examples: list[dict[str, Any]] = []
         self.reference = ReferencePolicy(self.policy) if self.objective.kl_coef > 0 else None
-        longest = prompt + self.config.max_response_tokens
         self.teacher = teacher_of(
             teacher, self.policy, self.objective, temperature=self.config.temperature, longest=longest
         )
@@ -256,11 +253,7 @@ class GSPOTrainer:
         return contextlib.nullcontext()
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Save model, tokenizer and generation config in transformers format.
-
-        Args:
-            folder: made if it does not exist.
-        """
+        """Save model, tokenizer and generation config in transformers format."""
         self.policy.save_pretrained(folder)
 
     def evaluate(
@@ -288,13 +281,13 @@ class GSPOTrainer:
         """
         settings, records = Evaluation(temperature=temperature, samples=samples), records_of(queries)
         settings.check(())
-        caller, prompts = Caller.of(queries, records, reward_function), self._read(records)
-        responder = Responder(self.rollouts, caller, samples, self.config.seed, Purpose.EVAL_SAMPLING)
+        caller, prompts = CallerReward.of(queries, records, reward_function), self._read(records)
+        generate_and_score = GenerateAndScore(self.rollouts, caller, samples, self.config.seed, Purpose.EVAL_SAMPLING)
         sampling = settings.sampling(self._settings(self.config.minibatches).sampling(self.policy.eos_token_ids))
         metrics = EvaluationMetrics()
         metrics.start(settings, self.policy.device)
         with modes_kept(self.policy), torch.no_grad():
-            groups, _ = responder(self.policy, prompts, sampling, iteration=0, version=self.version)
+            groups, _ = generate_and_score(self.policy, prompts, sampling, iteration=0, version=self.version)
         for rollout in (r for group in groups for r in group):
             rollout.reward_parts = {REWARD: rollout.reward}
         metrics.update(groups, REWARD)
@@ -347,7 +340,7 @@ class GSPOTrainer:
     ) -> Scorer:
         """Return the scorer of a training step; with a teacher, rewards may be left out."""
         if reward is not None:
-            return Caller.of(queries, records, reward)
+            return CallerReward.of(queries, records, reward)
         if self.teacher is None:
             raise UserError("reward_function", "is None, and there is no teacher either", fix="give one of the two")
         if self.objective.positive_nll_coef > 0:
@@ -366,25 +359,16 @@ class GSPOTrainer:
     def _iteration(self, prompts: list[Prompt], rewards: Scorer) -> Iteration:
         """Return the iteration of a step, as in ``gspo fit``, with these prompts and the caller's rewards."""
         config, settings = self.config, self._settings(len(prompts))
-        respond = Responder(self.rollouts, rewards, config.group_size, config.seed, Purpose.TRAIN_SAMPLING)
+        generate_and_score = GenerateAndScore(
+            self.rollouts, rewards, config.group_size, config.seed, Purpose.TRAIN_SAMPLING
+        )
         budget = config.max_tokens_per_micro_batch
-        return Iteration(self, settings, Given(prompts), respond, lambda: budget, accuracy_reward=REWARD)
+        return Iteration(
+            Sampling(self, settings, FixedPrompts(prompts), generate_and_score), lambda: budget, accuracy_reward=REWARD
+        )
 
     def _settings(self, prompts: int) -> ExperienceSettings:
-        config = self.config
-        return ExperienceSettings(
-            group_size=config.group_size,
-            prompts_per_rollout=prompts,
-            minibatches_per_rollout=config.minibatches,
-            epochs_per_rollout=config.epochs,
-            deal=self._deal,
-            max_tokens_per_micro_batch=config.max_tokens_per_micro_batch,
-            max_prompt_tokens=self._prompt_limit()[0],
-            max_response_tokens=config.max_response_tokens,
-            temperature=config.temperature,
-            advantages=self.advantages,
-            seed=config.seed,
-        )
+        return settings_of(self.config, prompts, self._prompt_limit()[0], self._deal, self.advantages)
 
     def _update(self, batch: MiniBatch, sums: MetricSums) -> float:
         """Make one optimizer step on a mini-batch; return the gradient norm before clipping."""

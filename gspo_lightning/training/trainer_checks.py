@@ -25,16 +25,14 @@ from lightning.pytorch.callbacks import (
 )
 
 from gspo_lightning.errors import UserError, did_you_mean
-from gspo_lightning.metrics.spec import FULL
+from gspo_lightning.metrics.spec import FULL, METRICS
 from gspo_lightning.metrics.sums import Level
-from gspo_lightning.metrics.table import METRICS, lookup
+from gspo_lightning.metrics.table import lookup
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
     from gspo_lightning.training.data import PromptDataModule
-
-__all__ = ["check_accumulation", "check_measured", "check_monitor", "check_trainer", "iterations", "monitored"]
 
 _REFUSED: tuple[tuple[type[Callback], str, str], ...] = (
     (
@@ -85,12 +83,7 @@ _HIGHER = ("reward/mean", "reward/parts/<name>", "val/accuracy", "val/pass@<k>",
 
 
 def iterations(trainer: Trainer, updates: int) -> int | None:
-    """Return the number of iterations that ``max_epochs`` and ``max_steps`` allow; None if neither is set.
-
-    Args:
-        trainer: the run's trainer.
-        updates: updates per iteration.
-    """
+    """Return the number of iterations that ``max_epochs`` and ``max_steps`` allow; None if neither is set."""
     limits = []
     if trainer.max_epochs is not None and trainer.max_epochs >= 0:
         limits.append(trainer.max_epochs)
@@ -229,7 +222,7 @@ def check_monitor(field: str, monitor: str, mode: str, data: PromptDataModule, l
     if spec is None or spec.kind != "scalar":
         tags = [s.tag for s in METRICS if s.kind == "scalar"]
         hint = did_you_mean(monitor, tags).partition(" known:")[0]
-        near = hint if hint.startswith("did you mean") else "docs/metrics.md lists all"
+        near = hint if hint.startswith("did you mean") else "gspo list metrics prints all"
         raise UserError(f"{field}.monitor", f"{monitor!r} is not a metric; {near}", fix="reward/mean, or val/accuracy")
     if monitor.startswith("val/") and data.val is None:
         raise UserError(f"{field}.monitor", f"is {monitor!r}, but there are no held-out prompts", fix="set data.val")

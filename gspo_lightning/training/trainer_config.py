@@ -8,13 +8,13 @@ from typing import get_args
 
 import torch
 
+from gspo_lightning.advantages.advantages import Advantages
 from gspo_lightning.advantages.within_groups import GroupNormalised
 from gspo_lightning.errors import UserError, check_number
+from gspo_lightning.experience.settings import ExperienceSettings
 from gspo_lightning.objectives import GSPO, Objective
 from gspo_lightning.packing.deal import DEFAULT_DEAL, Deal
 from gspo_lightning.registry import component
-
-__all__ = ["GSPOConfig", "objective_of", "prompt_limit"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +112,25 @@ def prompt_limit(config: GSPOConfig, context: int | None) -> tuple[int, str]:
     if context:
         limits.append((context - response, f"the model's context - max_response_tokens = {context} - {response}"))
     return min(limits)
+
+
+def settings_of(
+    config: GSPOConfig, prompts: int, max_prompt_tokens: int, deal: Deal, advantages: Advantages
+) -> ExperienceSettings:
+    """Return the settings of an iteration over this number of prompts."""
+    return ExperienceSettings(
+        group_size=config.group_size,
+        prompts_per_rollout=prompts,
+        minibatches_per_rollout=config.minibatches,
+        epochs_per_rollout=config.epochs,
+        deal=deal,
+        max_tokens_per_micro_batch=config.max_tokens_per_micro_batch,
+        max_prompt_tokens=max_prompt_tokens,
+        max_response_tokens=config.max_response_tokens,
+        temperature=config.temperature,
+        advantages=advantages,
+        seed=config.seed,
+    )
 
 
 def objective_of(given: Objective | type[Objective] | str | None, config: GSPOConfig) -> Objective:

@@ -9,8 +9,6 @@ from torch import nn
 
 from gspo_lightning.strategies.sharding import clip_norm, clip_values
 
-__all__ = ["clip_gradients"]
-
 
 def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, limit: float, algorithm: str | None) -> None:
     """Clip gradients in place, every rank its shards.

@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.resume import atomic_file, read_tensors
 from gspo_lightning.strategies.sharding import full_weights, in_step, is_sharded
 from gspo_lightning.types import MiniBatch
 from gspo_lightning.update.loss import LossTerms
-
-__all__ = ["Dump", "make_dump"]
 
 DUMPS = "give a file from the folder dumps/ of a run"
 

@@ -17,14 +17,11 @@ from gspo_lightning.metrics.sums import MetricSums, ratio_histogram
 from gspo_lightning.metrics.update import measure_mismatch, sequence_log_ratios
 from gspo_lightning.objectives import Objective
 from gspo_lightning.objectives.aggregate import count_positive
-from gspo_lightning.objectives.shapes import check_count
-from gspo_lightning.old_policy.base import OldPolicy
+from gspo_lightning.old_policy.old_policy import OldPolicy
 from gspo_lightning.old_policy.teacher import Teacher
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.routing import LOAD, LoadBalance, Tape, recording, routing_sums
+from gspo_lightning.policy.routing import LOAD, LoadBalance, RouterRecording, record_routers, routing_sums
 from gspo_lightning.types import MicroBatch, ObjectiveOutput
-
-__all__ = ["LossTerms", "micro_batch_loss", "mini_batch_count"]
 
 
 def _no_segments(_: MicroBatch) -> None:
@@ -60,7 +57,7 @@ def mini_batch_count(objective: Objective, micro_batches: Sequence[MicroBatch]) 
     Returns:
         [2] float64: the objective's count, and the response tokens of correct responses for ``positive_nll_coef``.
     """
-    count = torch.stack([check_count(objective, objective.count(m.response_mask)) for m in micro_batches]).sum()
+    count = torch.stack([objective.counted(m.response_mask, m.row_weights) for m in micro_batches]).sum()
     known = [m for m in micro_batches if m.positive is not None and objective.positive_nll_coef > 0]
     tokens = [count_positive(m.response_mask, m.positive) for m in known if m.positive is not None]
     return torch.stack([count.double(), torch.stack(tokens).sum() if tokens else torch.zeros_like(count).double()])
@@ -89,7 +86,7 @@ def micro_batch_loss(
     """
     policy = terms.policy
     against = None if terms.teacher is None else terms.teacher.distribution(part)
-    with recording(policy.routing, with_scores=balance is not None) as tape:
+    with record_routers(policy.routing, with_scores=balance is not None) as recording:
         if against is None:
             logprobs, entropy, *compared = policy(part, terms.temperature)
         else:
@@ -107,16 +104,17 @@ def micro_batch_loss(
         teacher_logprobs=part.teacher_logprobs,
         teacher_kl=compared[0] if compared else None,
         positive=part.positive,
+        row_weights=part.row_weights,
         denominator=denominator[0],
         positive_tokens=denominator[1],
     )
     _measure(sums, out, part, logprobs, old_logprobs, denominator)
-    if tape is None or policy.routing is None:
+    if recording is None or policy.routing is None:
         return out.loss
-    _measure_routes(sums, tape, part, policy)
+    _measure_routes(sums, recording, part, policy)
     if balance is None:
         return out.loss
-    uneven = balance.share(tape, part, policy.routing, policy.packed)
+    uneven = balance.share(recording, part, policy.routing, policy.packed)
     sums.add({"router_aux_loss": uneven})
     return out.loss + balance.coef * uneven[0]
 
@@ -139,8 +137,8 @@ def _measure(
     sums.add_max("ratio/max", out.ratio, mask if out.ratio.ndim == mask.ndim else mask.any(-1))
 
 
-def _measure_routes(sums: MetricSums, tape: Tape, part: MicroBatch, policy: Policy) -> None:
+def _measure_routes(sums: MetricSums, recording: RouterRecording, part: MicroBatch, policy: Policy) -> None:
     if policy.routing is not None and sums.level != "off":
-        routes, load = routing_sums(tape, part, policy.routing)
+        routes, load = routing_sums(recording, part, policy.routing)
         sums.add(routes)
         sums.add_vector(LOAD, load)

@@ -13,8 +13,6 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-__all__ = ["SMALLEST", "Scale", "no_scale", "overflows", "scaler_of"]
-
 SMALLEST = 1.0
 """A scale is not the cause of an infinite gradient at this value or below."""
 

@@ -17,8 +17,6 @@ from gspo_lightning.update.loss import LossTerms, micro_batch_loss, mini_batch_c
 from gspo_lightning.update.loss_scale import no_scale
 from gspo_lightning.update.router_loss import load_balance
 
-__all__ = ["all_but_last_backward", "backward_here"]
-
 
 def all_but_last_backward(
     parts: Sequence[MicroBatch],

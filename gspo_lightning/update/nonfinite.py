@@ -16,8 +16,6 @@ from gspo_lightning.errors import NonFiniteError, UserError
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.strategies.sharding import is_sharded, total_norm
 
-__all__ = ["NonFiniteGuard", "OnNonFinite", "check_weights"]
-
 OnNonFinite = Literal["stop", "skip"]
 
 log = logging.getLogger(__name__)

@@ -8,10 +8,8 @@ import torch
 
 from gspo_lightning.distributed import all_sum
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.routing import LoadBalance, expert_load, recording, routing_sums
+from gspo_lightning.policy.routing import LoadBalance, expert_load, record_routers, routing_sums
 from gspo_lightning.types import MicroBatch
-
-__all__ = ["changed_routes", "load_balance"]
 
 
 @torch.no_grad()
@@ -30,10 +28,10 @@ def load_balance(
         return None
     load = torch.zeros(policy.routing.experts + 1, dtype=torch.float64, device=policy.device)
     for part in micro_batches:
-        with recording(policy.routing) as tape:
+        with record_routers(policy.routing) as recording:
             policy(part, temperature)
-        if tape is not None:
-            load += expert_load(tape, part, policy.routing, policy.packed)
+        if recording is not None:
+            load += expert_load(recording, part, policy.routing, policy.packed)
     return LoadBalance(coef, all_sum(load))
 
 
@@ -43,11 +41,11 @@ def changed_routes(part: MicroBatch, policy: Policy, temperature: float) -> floa
 
     It takes one more forward pass; call it on every rank. 0 if there is nothing to compare.
     """
-    with recording(policy.routing) as tape:
+    with record_routers(policy.routing) as recording:
         policy(part, temperature)
-    if tape is None or policy.routing is None:
+    if recording is None or policy.routing is None:
         return 0.0
-    sums, _ = routing_sums(tape, part, policy.routing)
+    sums, _ = routing_sums(recording, part, policy.routing)
     nothing = torch.zeros((), device=part.input_ids.device)
     changed, count = all_sum(
         torch.stack([x.double() for x in sums.get("changed_choices", (nothing, nothing))])

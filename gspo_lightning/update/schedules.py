@@ -11,8 +11,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from gspo_lightning.errors import UserError
 
-__all__ = ["lr_factor", "schedule", "step_plateaus"]
-
 _NEVER = 1 << 62
 """Never: Lightning would step after the iteration's checkpoint is written, and a resume would miss the step."""
 

@@ -11,16 +11,14 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.loggers import Logger
 
 from gspo_lightning.distributed import all_sum
-from gspo_lightning.metrics.meter import UpdateMeter
 from gspo_lightning.metrics.sources import CLIPPED, clipped_scalars
 from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.metrics.update import update_scalars
+from gspo_lightning.metrics.update_metrics import UpdateMetrics
 from gspo_lightning.old_policy.logprobs import OldLogProbs
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import LOAD, routing_scalars
 from gspo_lightning.types import MiniBatch
-
-__all__ = ["Update"]
 
 
 @dataclass(slots=True)
@@ -61,7 +59,7 @@ class Update:
         self,
         sums: MetricSums,
         iteration: dict[str, float],
-        meter: UpdateMeter,
+        update_metrics: UpdateMetrics,
         old: OldLogProbs,
         policy: Policy,
         sources: Sequence[str] = (),
@@ -71,7 +69,7 @@ class Update:
         Args:
             sums: of the micro-batches.
             iteration: metrics of the rollout batch; gets the noise of the sampler, if it is known.
-            meter: meter of the run.
+            update_metrics: metrics of the run.
             old: receives that noise.
             policy: the trained policy.
             sources: names of the sources of a mixture.
@@ -82,7 +80,7 @@ class Update:
             old.note(pairs)
             iteration |= {tag: value for tag, value in scalars.items() if tag.startswith("noise/")}
         values = iteration | scalars | maxima
-        values |= meter.of_ratios(values, vectors, self.batch.index)
+        values |= update_metrics.of_ratios(values, vectors, self.batch.index)
         if policy.routing is not None and LOAD in vectors:
             values |= routing_scalars(vectors[LOAD], policy.routing)
         if CLIPPED in vectors:

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from gspo_lightning.advantages.base import Advantages
-from gspo_lightning.advantages.shaping import CombineRewards, Shaping, assign_advantages, is_dead, mask_truncated
+from gspo_lightning.advantages.advantages import Advantages
+from gspo_lightning.advantages.assign import assign_advantages
+from gspo_lightning.advantages.shaping import CombineRewards, Shaping, is_dead, mask_truncated
 from gspo_lightning.advantages.within_groups import BatchNormalised, GroupMean, GroupNormalised
 from gspo_lightning.errors import UserError
-from gspo_lightning.experience.resample import resample
-from gspo_lightning.experience.respond import Groups
+from gspo_lightning.experience.generate_and_score import Groups
+from gspo_lightning.experience.sampling import resample
 from gspo_lightning.packing.batches import cut_micro_batches, filler, make_micro_batch
 from gspo_lightning.rewards import ExactMatch, Reward
 from gspo_lightning.rollouts.recording.recorded import Recorded
@@ -39,7 +40,7 @@ def test_weighted_sum_compares_within_the_group() -> None:
     dead = assign_advantages(groups, GroupMean(), Shaping(), CPU)
     assert advantages(groups[0]) == [0.5, -0.5, 0.0]
     assert advantages(groups[1]) == [1.0, 1.0, -2.0]
-    assert dead == 0.0
+    assert dead == [False, False]
 
 
 def test_missing_and_masked_take_no_part_anywhere() -> None:
@@ -141,7 +142,7 @@ def test_a_group_of_equal_rewards_is_dead_whatever_its_kl(combine: CombineReward
         r.kl_penalty = noise
     alive = [rollout(1.0), rollout(0.0), rollout(0.0)]
     shaping = Shaping(combine=combine)
-    assert assign_advantages([dead, alive], compare, shaping, CPU) == 0.5
+    assert assign_advantages([dead, alive], compare, shaping, CPU) == [True, False]
     assert advantages(dead) == [0.0, 0.0, 0.0]
     assert advantages(alive)[0] > 0 > advantages(alive)[1]
     assert is_dead(dead, shaping)
@@ -153,13 +154,13 @@ def test_a_group_that_differs_in_truncation_alone_is_alive_where_that_is_penalis
     group = [rollout(1.0, truncated=True), rollout(1.0)]
     shaping = Shaping(truncated="penalise", combine=combine)
     assert not is_dead(group, shaping)
-    assert assign_advantages([group], GroupMean(), shaping, CPU) == 0.0
+    assert assign_advantages([group], GroupMean(), shaping, CPU) == [False]
     assert advantages(group) == [-0.25, 0.25]
 
 
 def test_dead_fraction_over_columns() -> None:
     groups = [[rollout(0.0, a=0.0, b=1.0), rollout(0.0, a=0.0, b=2.0)], [rollout(0.0, a=1.0, b=1.0)] * 2]
-    assert assign_advantages(groups, GroupNormalised(), Shaping(combine="normalised_separately"), CPU) == 0.5
+    assert assign_advantages(groups, GroupNormalised(), Shaping(combine="normalised_separately"), CPU) == [False, True]
 
 
 def test_resampling_replaces_dead_groups_and_stops_at_the_budget() -> None:
@@ -283,7 +284,7 @@ def test_separate_rewards_that_do_not_apply_leave_their_weight_to_the_others() -
     dead = assign_advantages(groups, GroupMean(), Shaping(combine="normalised_separately"), CPU)
     found = [value for group in groups for value in advantages(group)]
     assert found == pytest.approx([0.8660254, -0.8660254] * 2, abs=1e-5)
-    assert dead == 0.0
+    assert dead == [False, False]
 
 
 @pytest.mark.parametrize("combine", ["weighted_sum", "normalised_separately"])
@@ -302,7 +303,7 @@ def test_a_dead_group_is_replaced_by_one_of_its_own_source() -> None:
         return prompt.columns["source"]
 
     groups = [group(0, "a", 1, 0), group(1, "b", 1, 1), group(2, "b", 0, 0), group(3, "a", 0, 0)]
-    spare = [g[0].prompt for g in (group(4, "a", 0), group(5, "a", 0), group(6, "b", 0), group(7, "b", 0))]
+    replacements = [g[0].prompt for g in (group(4, "a", 0), group(5, "a", 0), group(6, "b", 0), group(7, "b", 0))]
     asked: list[int] = []
 
     def sample(prompts: Sequence[Prompt]) -> tuple[Groups, dict[str, float]]:
@@ -310,10 +311,10 @@ def test_a_dead_group_is_replaced_by_one_of_its_own_source() -> None:
         outcomes = {4: (0, 0), 5: (1, 0), 6: (1, 0), 7: (1, 0)}
         return [group(p.id, str(p.columns["source"]), *outcomes[p.id]) for p in prompts], {}
 
-    found = resample(groups, sample, spare, Shaping(), limit=4, source=source)
+    found = resample(groups, sample, replacements, Shaping(), limit=4, source=source)
     assert asked == [6, 7, 4, 5]  # one for each of 1, 2, 3; then 4 was dead, too
     assert [g[0].prompt.id for g in groups] == [0, 6, 7, 5]
     assert found["reward/resampled_groups"] == 3.0
     groups = [group(0, "b", 1, 1), group(1, "b", 1, 1), group(2, "b", 1, 1)]
-    resample(groups, sample, spare, Shaping(), limit=1, source=source)
+    resample(groups, sample, replacements, Shaping(), limit=1, source=source)
     assert [g[0].prompt.id for g in groups] == [6, 1, 2]  # the budget is one prompt

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from gspo_lightning.advantages import GroupMean, GroupNormalised
-from gspo_lightning.advantages.shaping import Shaping, assign_advantages, is_dead
+from gspo_lightning.advantages.assign import assign_advantages
+from gspo_lightning.advantages.shaping import Shaping, is_dead
 from gspo_lightning.errors import UserError
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.types import FinishReason, Prompt, Rollout
@@ -88,7 +89,7 @@ def test_groups_do_not_see_each_other_and_missing_responses_take_no_part() -> No
     dead = assign_advantages([one, other], GroupMean(), Shaping(), CPU)
     assert tokens_of(one) == [[0.5], [-0.5], [0.0, 0.0]]
     assert tokens_of(other) == [[0.0]] * 3
-    assert dead == 0.5
+    assert dead == [False, True]
 
 
 def test_a_group_whose_steps_differ_is_alive_whatever_their_means() -> None:

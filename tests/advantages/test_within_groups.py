@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jsonargparse import ArgumentParser
 from torch import Tensor
 
-from gspo_lightning.advantages.base import Advantages, dead_groups, try_advantages
+from gspo_lightning.advantages.advantages import Advantages, dead_groups, try_advantages
 from gspo_lightning.advantages.within_groups import BatchNormalised, GroupMean, GroupNormalised, LeaveOneOut, MaxRL, Raw
 from gspo_lightning.errors import UserError
 from gspo_lightning.registry import components

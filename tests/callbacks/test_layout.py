@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from itertools import product
 
-from gspo_lightning.callbacks.dashboard.layout import LAYOUT
-from gspo_lightning.metrics.table import METRICS
+from gspo_lightning.callbacks.dashboard import LAYOUT
+from gspo_lightning.metrics.spec import METRICS
 
 STANDS_FOR = {"<k>": ("0", "01", "05", "50", "95", "99"), "<sign>": ("positive", "negative"), "<name>": ("x",)}
 

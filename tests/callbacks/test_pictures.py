@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
 
-from gspo_lightning.callbacks.sink.sheet import GAP, Answer, draw_sheet
+from gspo_lightning.callbacks.sheet import GAP, SHOWN, SIDE, Answer, draw_table, thumbnails
 from gspo_lightning.cli import main
 from gspo_lightning.experience.collect import Experience
 from gspo_lightning.pictures import Picture
-from gspo_lightning.prompts.pictures.thumbnails import SHOWN, SIDE, thumbnails
 from gspo_lightning.prompts.tasks.squares import SquaresTask
-from gspo_lightning.report.answers import ANSWERS, read_answers
+from gspo_lightning.report.answers import ANSWERS, picture_cell, read_answers, thumbnail_file
 from gspo_lightning.report.page import write_report
-from gspo_lightning.report.pictures import picture_cell, thumbnail_file
 from tests.runs import runs
 from tests.runs.test_vision_run import CONFIG, FEW
 from tests.support.pictures import png
@@ -122,7 +120,7 @@ def test_a_sheet_cuts_long_texts_and_draws_what_no_font_has(tmp_path: Path) -> N
     odd = "\ud800\x00\x1b[31m\u202e\U0001d4b3 你好 $\\frac{1}{2}$ |`<script>"
     texts = [("prompt", "word " * 5000), ("completion", odd), ("answer", ""), ("reward", "1")]
     answers = [Answer([png(0, 160, 40)], 5, texts)] * 40
-    draw_sheet(answers, tmp_path / "sheet.png")
+    draw_table(answers, tmp_path / "sheet.png")
     image = opened((tmp_path / "sheet.png").read_bytes())
     assert image.width == 960
     assert image.height < 16 * 250

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoa
 from matplotlib.image import imsave
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from gspo_lightning.callbacks.sink.sink import Sink
+from gspo_lightning.callbacks.sink import Sink
 
 EDGES = np.array([0.0, 1.0, 2.0, 4.0])
 COUNTS = np.array([1.0, 0.0, 2.0])

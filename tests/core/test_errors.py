@@ -40,6 +40,8 @@ def test_the_classes_say_whose_mistake_it_is() -> None:
         ("gspo", "did you mean GSPO? known: DrGRPO, GSPO"),  # only the case is wrong
         ("DRGPRO", "did you mean DrGRPO? known: DrGRPO, GSPO"),
         ("zebra", "known: DrGRPO, GSPO"),  # nothing is near: no guess
+        ("grey", "known: DrGRPO, GSPO"),  # two letters of DrGRPO
+        ("DrGRandom", "did you mean DrGRPO? known: DrGRPO, GSPO"),  # the same beginning
     ],
 )
 def test_did_you_mean_names_the_nearest_and_all(typed: str, expected: str) -> None:

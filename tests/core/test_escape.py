@@ -20,13 +20,11 @@ from rich.table import Table
 
 from gspo_lightning import cli
 from gspo_lightning.callbacks import summary
-from gspo_lightning.callbacks.sink.markdown import markdown_table
-from gspo_lightning.callbacks.sink.sink import Sink
+from gspo_lightning.callbacks.sink import Sink, markdown_table
 from gspo_lightning.cli import main
-from gspo_lightning.commands.compare import figure as compare_figure
 from gspo_lightning.commands.compare import page as compare_page
-from gspo_lightning.commands.data import picture as data_picture
-from gspo_lightning.commands.data.table import show as show_counts
+from gspo_lightning.commands.data.report import draw as draw_lengths
+from gspo_lightning.commands.data.terminal import show as show_counts
 from gspo_lightning.commands.doctor.command import _table as doctor_table
 from gspo_lightning.commands.doctor.finding import Finding
 from gspo_lightning.commands.evaluate.page import write_page
@@ -34,13 +32,12 @@ from gspo_lightning.commands.evaluate.table import table as evaluate_table
 from gspo_lightning.commands.export.card import card
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.escape import cell, code, escaped_logs, fenced, say, show_exception, terminal, visible
+from gspo_lightning.report import side_by_side
 from gspo_lightning.report.page import write_report
 from gspo_lightning.report.run import Run, Series
-from gspo_lightning.report.save import save
-from gspo_lightning.report.side_by_side import figure as rollouts_figure
-from gspo_lightning.report.side_by_side import page as rollouts_page
-from gspo_lightning.report.side_by_side.data import SideBySideData
-from gspo_lightning.reward_models.card import card as reward_card
+from gspo_lightning.report.side_by_side import SideBySideData
+from gspo_lightning.report.style import save
+from gspo_lightning.reward_models.export import card as reward_card
 from gspo_lightning.rollouts.serving.client import Client
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.loop import LoopThread
@@ -112,7 +109,7 @@ TERMINAL: dict[str, Callable[[], object]] = {
     "validate": lambda: summary.show_evaluation({FOREIGN: 0.5}),
     "evaluate": of_evaluate,
     "compare": lambda: terminal().print(compare_page.summary_table({FOREIGN: {1: run_of()}, "b": {1: run_of(2)}})),
-    "compare --rollouts": lambda: terminal().print(rollouts_page.summary_table(sides())),
+    "compare --rollouts": lambda: terminal().print(side_by_side.summary_table(sides())),
     "data": lambda: show_counts(FOREIGN, {FOREIGN: 1}, 2),
     "doctor": lambda: terminal().print(doctor_table(FOREIGN, [Finding("ok", FOREIGN, FOREIGN, FOREIGN)])),
     "any table": lambda: terminal().print(Table(FOREIGN, title=FOREIGN, caption=FOREIGN)),
@@ -260,7 +257,7 @@ def test_the_pages_of_comparisons_show_it(tmp_path: Path) -> None:
     compared = {FOREIGN: {1: run_of(), 2: run_of()}, "b": {1: run_of(2), 2: run_of(3)}}
     for page in (
         compare_page.page(compared, f"gspo compare ```{FOREIGN}", "report.png"),
-        rollouts_page.page(sides(), f"gspo compare ```{FOREIGN}", "report.png"),
+        side_by_side.page(sides(), f"gspo compare ```{FOREIGN}", "report.png"),
     ):
         columns(page)
         assert SEEN in shown(page)
@@ -322,8 +319,8 @@ def drawn_by_hand() -> Figure:
 
 FIGURES: dict[str, Callable[[], Figure]] = {
     "any": drawn_by_hand,
-    "compare": lambda: compare_figure.draw({FOREIGN: {1: run_of()}, "b": {1: run_of(2)}}),
-    "compare --rollouts": lambda: rollouts_figure.draw(sides()),
+    "compare": lambda: compare_page.draw({FOREIGN: {1: run_of()}, "b": {1: run_of(2)}}),
+    "compare --rollouts": lambda: side_by_side.draw(sides()),
 }
 
 
@@ -344,7 +341,7 @@ def test_ticks_of_numbers_stay_formulas(tmp_path: Path) -> None:
 
 
 def test_a_picture_of_prompts_takes_no_text_for_a_formula(tmp_path: Path) -> None:
-    data_picture.draw(tmp_path / "a.png", np.array([1, 5, 9]), FOREIGN, 4, {FOREIGN: 2})
+    draw_lengths(tmp_path / "a.png", np.array([1, 5, 9]), FOREIGN, 4, {FOREIGN: 2})
     assert (tmp_path / "a.png").is_file()
 
 
@@ -354,11 +351,11 @@ CHILDREN = ("sandbox/inside/", "rewards/gym/generate.py")
 """Programs that run in processes of their own and write to pipes of this package."""
 OURS_ALONE = {"commands/doctor/command.py": "Text: the state of a finding, one of three words"}
 PAGES = {
-    "callbacks/sink/markdown.py", "commands/compare/page.py", "commands/evaluate/comparison.py",
+    "callbacks/sink.py", "commands/compare/page.py", "commands/evaluate/comparison.py",
     "commands/evaluate/page.py", "commands/export/card.py", "metrics/table.py", "report/page.py",
-    "report/side_by_side/page.py", "reward_models/card.py",
+    "report/side_by_side.py", "reward_models/export.py",
 }  # fmt: skip
-"""Whoever writes tables of Markdown; metrics/table.py writes docs/metrics.md from this package's own words."""
+"""Whoever writes tables of Markdown; metrics/table.py writes the site's from this package's own words."""
 
 
 def past(name: str, tree: ast.Module) -> list[str]:
@@ -375,7 +372,7 @@ def past(name: str, tree: ast.Module) -> list[str]:
             called = ast.unparse(node.func)
             found += [words] if called == "print" or called.startswith(("sys.stdout.wr", "sys.stderr.wr")) else []
             found += [words] if called.startswith("traceback.print") else []
-            found += [words] if called.endswith(".savefig") and name != "report/save.py" else []
+            found += [words] if called.endswith(".savefig") and name != "report/style.py" else []
             if called.split(".")[-1] in ("tqdm", "set_description", "trange"):
                 texts = [*node.args, *(k.value for k in node.keywords if k.arg == "desc")]
                 said = [text for text in texts if isinstance(text, ast.JoinedStr | ast.Attribute | ast.Subscript)]

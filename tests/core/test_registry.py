@@ -289,6 +289,4 @@ def test_what_stands_in_front_of_a_source_is_no_component() -> None:
     """Also when everything is imported that a run imports."""
     importlib.import_module("gspo_lightning.training.module")
     own = {name for name, cls in components("rollouts").items() if cls.__module__.startswith("gspo_lightning.")}
-    assert own == {
-        "EnvironmentRollouts", "GroupedSampler", "Recorded", "TransformersGenerate", "VLLMEngine", "VLLMServer",
-    }  # fmt: skip
+    assert {"GroupedSampler", "VLLMServer"} <= own <= set(importlib.import_module("gspo_lightning.rollouts").__all__)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gspo_lightning import cli
-from gspo_lightning.statistics.beta import beta_interval
+from gspo_lightning.statistics.intervals import beta_interval
 from tests import ROOT
 from tests.commands.data.files import read, write
 

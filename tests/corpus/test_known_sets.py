@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from gspo_lightning.corpus.known_sets import KNOWN_SETS
+from gspo_lightning.commands.data.convert import KNOWN_SETS
 from tests import ROOT
 
 

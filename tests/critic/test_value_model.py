@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from gspo_lightning.critic import ValueModel
 from gspo_lightning.critic.loss import value_loss
 from gspo_lightning.errors import NonFiniteError, UserError
-from gspo_lightning.packing.batches import batches_of, cut_groups, make_micro_batch
+from gspo_lightning.packing.batches import filler, make_micro_batch
+from gspo_lightning.packing.rollout_batch import RolloutBatch
 from gspo_lightning.policy.checks import choose_layout
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.lora import LoRA
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.types import FinishReason, MiniBatch, Prompt, Rollout
 
 LONGEST = 40
@@ -66,15 +67,14 @@ def groups_of(count: int = 4, size: int = 3) -> list[list[Rollout]]:
     return groups
 
 
-def cut(groups: list[list[Rollout]], policy: Policy, budget: int = 1000, parts: int = 2) -> tuple[list[MiniBatch], Any]:
-    rows = cut_groups(groups, mini_batches=parts, max_tokens=budget, packed=policy.packed)
-    return batches_of(rows), rows
+def cut(groups: list[list[Rollout]], policy: Policy, budget: int = 1000, parts: int = 2) -> RolloutBatch:
+    return RolloutBatch.of(groups, mini_batches=parts, max_tokens=budget, packed=policy.packed)
 
 
 def learned(critic: ValueModel, policy: Policy, groups: list[list[Rollout]], **how: int) -> dict[str, float]:
-    batches, rows = cut(groups, policy, **how)
-    critic.judge(batches, rows)
-    return critic.learn(batches, rows)
+    batch = cut(groups, policy, **how)
+    critic.judge(batch)
+    return critic.learn(batch)
 
 
 def weights(module: nn.Module | None) -> dict[str, Tensor]:
@@ -93,8 +93,7 @@ def test_a_value_is_that_of_the_row_alone(kind: str, share: bool) -> None:
     """Rows that share a prompt, and the tokens after a state, leak nothing into its value."""
     policy = policy_of(KINDS[kind])
     critic, groups = made(policy, share=share), groups_of()
-    batches, rows = cut(groups, policy)
-    critic.judge(batches, rows)
+    critic.judge(cut(groups, policy))
     for rollout in (r for g in groups for r in g):
         assert rollout.values is not None
         alone = critic.values(make_micro_batch([rollout]))[0]
@@ -119,8 +118,7 @@ def test_the_value_is_the_head_on_the_state_that_predicts_the_token() -> None:
 def test_a_new_critic_says_zero() -> None:
     policy, groups = policy_of(), groups_of()
     critic = made(policy, trained_head=False)
-    batches, rows = cut(groups, policy)
-    critic.judge(batches, rows)
+    critic.judge(cut(groups, policy))
     assert all(r.values is not None and r.values.abs().max() == 0 for g in groups for r in g)
 
 
@@ -132,7 +130,7 @@ def test_the_gradient_does_not_depend_on_the_cut(kind: str) -> None:
     for budget in (1000, 45):
         critic = made(policy, gradient_clip=None)
         norm = learned(critic, policy, groups_of(), budget=budget, parts=1)["critic/gradient_norm"]
-        found.append((norm, weights(critic.trunk)))
+        found.append((norm, weights(critic.backbone)))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
     assert difference(found[0][1], found[1][1]) < 1e-4  # Adam's first step is the sign of the gradient
 
@@ -142,11 +140,13 @@ def test_a_mini_batch_of_which_this_rank_has_no_row_changes_nothing() -> None:
     policy, norms = policy_of(), []
     for parts in (1, 2):
         critic, groups = made(policy, gradient_clip=None), groups_of()
-        batches, rows = cut(groups, policy, parts=1)
-        batches, rows = batches_of([*rows, *[[]] * (parts - 1)]), [*rows, *[[]] * (parts - 1)]
-        critic.judge(batches, rows)
+        batch = cut(groups, policy, parts=1)
+        for _ in range(parts - 1):
+            batch.dealt.append([])
+            batch.mini_batches.append(MiniBatch([filler(batch.mini_batches[0].micro_batches[0])]))
+        critic.judge(batch)
         assert all(r.values is not None and r.values.any() for group in groups for r in group)
-        norms.append(parts * critic.learn(batches, rows)["critic/gradient_norm"])  # a mean over updates
+        norms.append(parts * critic.learn(batch)["critic/gradient_norm"])  # a mean over updates
     assert norms[0] == norms[1]
 
 
@@ -200,7 +200,7 @@ def test_a_shared_trunk_is_not_moved() -> None:
         made(policy, trained_head=False, share=True, lr=1e-2, epochs=10),
         groups_of(),
     )
-    assert critic.trained_trunk() == []
+    assert critic.trained_backbone() == []
     assert learned(critic, policy, groups)["critic/loss"] > learned(critic, policy, groups)["critic/loss"]
     assert difference(before, weights(policy)) == 0
     assert all(p.grad is None for p in policy.parameters())
@@ -209,8 +209,8 @@ def test_a_shared_trunk_is_not_moved() -> None:
 def test_under_adapters_the_base_is_shared_and_only_adapters_are_saved() -> None:
     policy = policy_of(KINDS["adapters"])
     critic = made(policy)
-    assert critic.trunk is not None
-    mine = {n.removeprefix("policy."): p for n, p in critic.trunk.named_parameters()}
+    assert critic.backbone is not None
+    mine = {n.removeprefix("policy."): p for n, p in critic.backbone.named_parameters()}
     for name, theirs in policy.named_parameters():
         if "lm_head" not in name:
             assert (mine[name] is theirs) == (not theirs.requires_grad), name
@@ -228,7 +228,7 @@ def test_a_resumed_critic_goes_on_bit_for_bit(kind: str, options: dict[str, Any]
     resumed.load_state_dict(torch.load(tmp_path / "critic.pt", weights_only=True))
     assert learned(critic, policy, groups) == learned(resumed, policy, groups)
     assert difference(weights(critic.head), weights(resumed.head)) == 0
-    assert difference(weights(critic.trunk), weights(resumed.trunk)) == 0
+    assert difference(weights(critic.backbone), weights(resumed.backbone)) == 0
 
 
 def test_a_state_of_another_kind_is_refused() -> None:
@@ -243,7 +243,7 @@ def test_clipping_of_its_own() -> None:
     seen: list[float] = []
 
     def norm(*_: object) -> None:
-        gradients = [p.grad for p in [*critic.head.parameters(), *critic.trained_trunk()] if p.grad is not None]
+        gradients = [p.grad for p in [*critic.head.parameters(), *critic.trained_backbone()] if p.grad is not None]
         seen.append(float(nn.utils.get_total_norm(gradients)))
 
     critic.optimizers[0].register_step_pre_hook(norm)
@@ -276,10 +276,10 @@ def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
     returns = groups[0][0].returns
     assert returns is not None
     returns[0] = float("nan")
-    before = weights(critic.trunk)
+    before = weights(critic.backbone)
     with pytest.raises(NonFiniteError, match="the gradient of the critic is not finite in its update 1"):
         learned(critic, policy, groups)
-    assert difference(before, weights(critic.trunk)) == 0
+    assert difference(before, weights(critic.backbone)) == 0
 
 
 @pytest.mark.parametrize(

@@ -22,24 +22,24 @@ from benchmarks.simulated.agreement import difference
 from benchmarks.simulated.device import COUNTS, backend
 from benchmarks.simulated.work import Job, run_job, sampled
 from benchmarks.workloads import Workload
-from gspo_lightning.critic.trunk import Trunk
+from gspo_lightning.critic.backbone import Backbone
 from gspo_lightning.metrics import ratios
 from gspo_lightning.old_policy.frozen import FrozenPolicy
 from gspo_lightning.policy.attention import flex
-from gspo_lightning.policy.attention.rectangle import Rectangle
-from gspo_lightning.rollouts.sampler import decoding, readback
+from gspo_lightning.policy.attention.padded_kv_cache import PaddedKVCache
+from gspo_lightning.rollouts.sampler import decode_batch, decoding
 from gspo_lightning.rollouts.sampler.decoding import SharedDecoder
 from gspo_lightning.types import MicroBatch, MiniBatch
 
 
 def stays_here() -> AbstractContextManager[Any]:
     """Indices that are planned on the host never get to the device."""
-    return mock.patch.object(Rectangle, "_there", lambda self, x: x)
+    return mock.patch.object(PaddedKVCache, "_there", lambda self, x: x)
 
 
 def asks_every_token() -> AbstractContextManager[Any]:
     """The host reads how many rows live as soon as that is computed."""
-    return mock.patch.object(readback, "LAG", 0)
+    return mock.patch.object(decode_batch, "LAG", 0)
 
 
 def selects() -> AbstractContextManager[Any]:
@@ -72,13 +72,13 @@ def forgets_prompts() -> AbstractContextManager[Any]:
 
 def values_another_state() -> AbstractContextManager[Any]:
     """On the device the critic reads other hidden states."""
-    real = Trunk.forward
+    real = Backbone.forward
 
-    def forward(self: Trunk, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self: Backbone, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
         hidden, rows, steps = real(self, batch)
         return (hidden if hidden.device.type == "cpu" else hidden * 1.1), rows, steps
 
-    return mock.patch.object(Trunk, "forward", forward)
+    return mock.patch.object(Backbone, "forward", forward)
 
 
 def teaches_otherwise() -> AbstractContextManager[Any]:

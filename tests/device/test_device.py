@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.runs.processes import run_module
+
 KEYS = [
     "kernels_compiled", "eager_attention", "weight_casts_per_step", "syncs_per_step", "syncs_per_micro_batch",
     "launches_per_layer_and_step", "loaded_bytes_per_rank_ratio", "gathered_bytes_per_rank_ratio",
@@ -19,16 +17,18 @@ KEYS = [
 ]  # fmt: skip
 
 
-def run(module: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own: a device must be known before the first backward pass."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", module]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False)
+def last_line(module: str) -> dict[str, Any]:
+    """What it found, in JSON."""
+    done = run_module(module)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 @pytest.fixture(scope="module")
 def checked() -> subprocess.CompletedProcess[str]:
-    return run("benchmarks.device_check")
+    """In a process of its own, as the others: a device must be known before the first backward pass."""
+    return run_module("benchmarks.device_check")
 
 
 @pytest.fixture(scope="module")
@@ -39,18 +39,12 @@ def counted(checked: subprocess.CompletedProcess[str]) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def seeded() -> dict[str, Any]:
-    done = run("tests.device.seeded")
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return last_line("tests.device.seeded")
 
 
 @pytest.fixture(scope="module")
 def threaded() -> dict[str, Any]:
-    done = run("tests.device.threaded")
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return last_line("tests.device.threaded")
 
 
 def test_a_rank_samples_ahead_on_its_own_device(threaded: dict[str, Any]) -> None:
@@ -59,7 +53,7 @@ def test_a_rank_samples_ahead_on_its_own_device(threaded: dict[str, Any]) -> Non
 
 
 def test_a_thread_that_stays_on_the_first_device_is_seen(threaded: dict[str, Any]) -> None:
-    said = "simulated:1 is worked on while simulated:0 is current, at rollouts/sampler/readback.py:"
+    said = "simulated:1 is worked on while simulated:0 is current, at rollouts/sampler/decode_batch.py:"
     assert threaded["left where it began"].startswith(said)
 
 
@@ -105,11 +99,11 @@ def test_without_a_fault_there_is_no_difference(seeded: dict[str, Any]) -> None:
 
 def test_an_index_that_stays_on_the_cpu_is_an_error_with_its_line(seeded: dict[str, Any]) -> None:
     assert seeded["stays here"].startswith("Expected all tensors to be on the same device: ge got simulated and cpu")
-    assert "policy/attention/rectangle.py:" in seeded["stays here"]
+    assert "policy/attention/padded_kv_cache.py:" in seeded["stays here"]
 
 
 def test_a_host_that_asks_every_token_is_seen(seeded: dict[str, Any]) -> None:
-    waits = {k: n for k, n in seeded["asks every token"].items() if "rollouts/sampler/readback.py" in k}
+    waits = {k: n for k, n in seeded["asks every token"].items() if "rollouts/sampler/decode_batch.py" in k}
     assert sum(waits.values()) >= 9  # one a token
 
 

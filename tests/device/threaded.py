@@ -15,8 +15,8 @@ import torch
 from benchmarks.simulated.device import backend, move, within_thread
 from benchmarks.simulated.work import Job, simulated_device
 from benchmarks.workloads import Workload
-from gspo_lightning.experience import respond
-from gspo_lightning.experience.respond import Groups, Responder, Unrewarded
+from gspo_lightning.experience import generate_and_score
+from gspo_lightning.experience.generate_and_score import GenerateAndScore, Groups, Unrewarded
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import GroupedSampler
@@ -41,7 +41,7 @@ def tokens(policy: Policy, prompts: Sequence[Prompt]) -> list[list[int]]:
     sampler = Sampler()
     if policy.device.type == "cpu":
         sampler.decode = "model"  # without the form for a CPU
-    responder = Responder(sampler, Unrewarded(), JOB.work.group_size, 0, Purpose.TRAIN_SAMPLING)
+    responder = GenerateAndScore(sampler, Unrewarded(), JOB.work.group_size, 0, Purpose.TRAIN_SAMPLING)
 
     def make(iteration: int) -> Work[Groups]:
         def work(check: Callable[[], None]) -> Groups:
@@ -75,7 +75,7 @@ def main() -> None:
     backend()
     ours = JOB.build()
     found: dict[str, Any] = {"here": tokens(ours.policy, ours.prompts), "there": on_the_second()}
-    with mock.patch.object(respond, "on_device", return_value=nullcontext()):
+    with mock.patch.object(generate_and_score, "on_device", return_value=nullcontext()):
         found["left where it began"] = on_the_second()
     json.dump(found, sys.stdout)
 

@@ -2,15 +2,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from gspo_lightning.evaluation.passk import AverageAtK, PassAtK, pass_at_k
-from tests.runs.processes import in_processes
+from gspo_lightning.evaluation.metrics import AverageAtK, PassAtK, pass_at_k
+from tests.runs.ranks import two_ranks
 
 
 def rows(*counts: tuple[int, int]) -> torch.Tensor:
@@ -108,29 +105,18 @@ def test_k_below_one_is_refused() -> None:
         PassAtK(0)
 
 
-def _rank(rank: int, folder: str) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    try:
-        metrics = [PassAtK(2), AverageAtK()]
-        for metric in metrics:
-            if rank == 0:
-                metric.update(rows((1, 4), (0, 4), (4, 4)))
-            else:
-                metric.update(rows((1, 2)))
-        values = [float(metric.compute()) for metric in metrics]
-        Path(folder, f"rank{rank}").write_text(repr(values))
-    finally:
-        dist.destroy_process_group()
+def _rank(rank: int) -> list[float]:
+    metrics = [PassAtK(2), AverageAtK()]
+    for metric in metrics:
+        metric.update(rows((1, 4), (0, 4), (4, 4)) if rank == 0 else rows((1, 2)))
+    return [float(metric.compute()) for metric in metrics]
 
 
-def test_two_ranks_give_what_one_process_gives(tmp_path: Path) -> None:
+def test_two_ranks_give_what_one_process_gives() -> None:
     one = [PassAtK(2), AverageAtK()]
     for metric in one:
         metric.update(rows((1, 4), (0, 4), (4, 4)))
         metric.update(rows((1, 2)))
     expected = [float(metric.compute()) for metric in one]
     assert expected == pytest.approx([(0.5 + 0 + 1 + 1) / 4, (0.25 + 0 + 1 + 0.5) / 4])
-    in_processes(_rank, str(tmp_path))
-    for rank in range(2):
-        assert (tmp_path / f"rank{rank}").read_text() == repr(expected)
+    assert two_ranks(_rank) == [expected, expected]

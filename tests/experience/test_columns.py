@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from gspo_lightning.experience.columns import columns_of
-from gspo_lightning.experience.respond import _sample
+from gspo_lightning.experience.generate_and_score import _sample, columns_of
 from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.rewards import FunctionReward, Reward
 from gspo_lightning.rewards.by_record import Judges
 from tests.policy.vision.test_exact import rollouts_of

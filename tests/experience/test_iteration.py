@@ -14,8 +14,9 @@ from gspo_lightning.advantages import GAE, BatchNormalised, Raw
 from gspo_lightning.advantages.shaping import Shaping
 from gspo_lightning.errors import UserError
 from gspo_lightning.experience.collect import Experience
+from gspo_lightning.experience.generate_and_score import GenerateAndScore
 from gspo_lightning.experience.iteration import Iteration
-from gspo_lightning.experience.respond import Responder
+from gspo_lightning.experience.sampling import Sampling
 from gspo_lightning.experience.settings import ExperienceSettings
 from gspo_lightning.objectives import GSPO
 from gspo_lightning.old_policy import CachedLogProbs, OldPolicy, ResidentSnapshot
@@ -69,10 +70,11 @@ def iteration(
     student: Student, prompts: list[Prompt], settings: ExperienceSettings = SETTINGS, rewards: Any = None, **rest: Any
 ) -> Iteration:
     order = PromptOrder(prompts, settings.prompts_per_rollout, settings.minibatches_per_rollout, settings.seed)
-    respond = Responder(
+    generate_and_score = GenerateAndScore(
         GroupedSampler(), rewards or Sevens(), settings.group_size, settings.seed, Purpose.TRAIN_SAMPLING
     )
-    return Iteration(student, settings, order, respond, lambda: settings.max_tokens_per_micro_batch, **rest)
+    sampling = Sampling(student, settings, order, generate_and_score)
+    return Iteration(sampling, lambda: settings.max_tokens_per_micro_batch, **rest)
 
 
 @pytest.fixture
@@ -131,17 +133,17 @@ def test_a_snapshot_samples_and_is_taken_before(policy: Policy, many: list[Promp
 def test_dead_groups_by_raw_reward_are_replaced_before_anything_is_computed(policy: Policy, many: list[Prompt]) -> None:
     settings = dataclasses.replace(SETTINGS, resample_dead_groups=3)
     order = PromptOrder(many, 4, 2, settings.seed)
-    dead, spare = order.share(0)[1].text, [p.text for p in order.spare(0, 3)]
+    dead, spare = order.prompts_for_rank(0)[1].text, [p.text for p in order.replacement_prompts(0, 3)]
     rewards = Sevens(dead)
     found = iteration(Student(policy), many, settings, rewards).run(0)
     assert found.metrics["reward/resampled_groups"] >= 1
     assert set(rewards.asked[16:]) <= set(spare)
-    assert not any(name.startswith(f"{order.share(0)[1].id}/") for name in found.rewards)
+    assert not any(name.startswith(f"{order.prompts_for_rank(0)[1].id}/") for name in found.rewards)
 
 
 def test_every_response_that_was_sampled_is_recorded(policy: Policy, many: list[Prompt], tmp_path: Path) -> None:
     settings = dataclasses.replace(SETTINGS, resample_dead_groups=3, record_rollouts=True)
-    rewards = Sevens(PromptOrder(many, 4, 2, settings.seed).share(0)[1].text)
+    rewards = Sevens(PromptOrder(many, 4, 2, settings.seed).prompts_for_rank(0)[1].text)
     iteration(Student(policy), many, settings, rewards, folder=tmp_path).run(0)
     assert len(recording_file(tmp_path, 0, 0).read_text().splitlines()) == len(rewards.asked) > 16
 

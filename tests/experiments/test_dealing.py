@@ -57,4 +57,4 @@ def test_the_page_claims_from_eight_seeds_on_and_names_what_was_not_run(tmp_path
     assert "| `groups` | 2560 | - | 2560 |" in text
     assert "Not run: Mixture of experts, Low-rank adapters." in text
     assert "| 24 | 128 | `stratified` | 1,250 | 1.25 | 1.25 | 1.25 |" in text
-    assert "What it costs" not in page(results, read_price(tmp_path / "none"))
+    assert "## Cost" not in page(results, read_price(tmp_path / "none"))

@@ -18,7 +18,7 @@ from experiments.lab.results import Results, read
 from experiments.lab.tasks import RewrittenChain
 from gspo_lightning.cli import main as gspo
 from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.prompts import ChainTask
 from gspo_lightning.prompts.encode import encode_prompts

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gspo_lightning.metrics.gradient_noise import GradientNoise, noise_and_signal
-from gspo_lightning.metrics.meter import UpdateMeter
+from gspo_lightning.metrics.gradient_noise import GradientNoise, noise_and_signal, split_groups
 from gspo_lightning.metrics.sums import MetricSums
+from gspo_lightning.metrics.update_metrics import UpdateMetrics
 from gspo_lightning.objectives import GSPO
 from gspo_lightning.old_policy import CachedLogProbs
-from gspo_lightning.packing.batches import make_micro_batch, make_mini_batches
+from gspo_lightning.packing.batches import make_micro_batch
+from gspo_lightning.packing.rollout_batch import RolloutBatch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.types import MicroBatch
 from gspo_lightning.update.loss import LossTerms, micro_batch_loss, mini_batch_count
 from gspo_lightning.update.micro_batches import all_but_last_backward
 from tests.packing.test_batches import groups, rollout
-from tests.runs.processes import in_processes
+from tests.runs.ranks import two_ranks
 
 CPU = torch.device("cpu")
 TAG = "update/gradient_noise"
@@ -111,7 +110,7 @@ def test_the_gradients_are_those_of_the_micro_batches(policy: Policy) -> None:
     for r in (r for group in every for r in group):
         r.token_ids, r.advantage = r.token_ids % 20 + 2, r.sample - 0.4
         r.prompt = type(r.prompt)(r.prompt.id, "p", tuple(t % 20 + 2 for t in r.prompt.token_ids))
-    (batch,) = make_mini_batches(every, mini_batches=1, max_tokens=16, packed=True)
+    (batch,) = RolloutBatch.of(every, mini_batches=1, max_tokens=16, packed=True).mini_batches
     assert len(batch.micro_batches) >= 3
     terms = LossTerms(policy, CachedLogProbs(), GSPO(), 1.0)
     weights = [p for p in policy.parameters() if p.requires_grad]
@@ -132,13 +131,13 @@ def test_the_gradients_are_those_of_the_micro_batches(policy: Policy) -> None:
         sum(float(g.square().sum()) for g in alone), float(sum(alone).square().sum()),
         (float(sum(sizes)), float(sum(n * n for n in sizes))),
     )  # fmt: skip
-    meter = UpdateMeter("full")
-    meter.watch(policy)
-    sums = meter.sums(batch.micro_batches)
+    update_metrics = UpdateMetrics("full")
+    update_metrics.watch(policy)
+    sums = update_metrics.sums(batch.micro_batches)
     all_but_last_backward(batch.micro_batches, terms, sums, on_policy=True).backward()
     norm = math.sqrt(sum(float(w.grad.double().square().sum()) for w in weights if w.grad is not None))
-    found = meter.before_step(policy, norm)
-    assert meter.state_dict()["noise"] == [pytest.approx(wanted, rel=1e-4)]
+    found = update_metrics.before_step(policy, norm)
+    assert update_metrics.state_dict()["noise"] == [pytest.approx(wanted, rel=1e-4)]
     assert found.get(TAG) == (pytest.approx(wanted[0] / wanted[1], rel=1e-4) if wanted[1] > 0 else None)
 
 
@@ -163,53 +162,59 @@ def test_a_group_in_two_micro_batches_is_no_sample_of_two() -> None:
 
 @pytest.mark.parametrize(("budget", "split"), [(1000, False), (24, False), (16, False), (12, True)])
 def test_what_is_split_is_not_measured(budget: int, split: bool) -> None:
-    (batch,) = make_mini_batches(groups([[3, 5, 6], [4, 4], [1, 6]]), mini_batches=1, max_tokens=budget, packed=True)
-    line, meter = Line(), UpdateMeter("full")
-    meter.watch(line)
+    (batch,) = RolloutBatch.of(
+        groups([[3, 5, 6], [4, 4], [1, 6]]), mini_batches=1, max_tokens=budget, packed=True
+    ).mini_batches
+    line, update_metrics = Line(), UpdateMetrics("full")
+    update_metrics.watch(line)
     for gradient in ((1.0, 0.0), (9.0, 1.0)):
-        meter.sums(batch.micro_batches)
+        update_metrics.sums(batch.micro_batches)
         line.weight.grad = None
         for _ in batch.micro_batches:
             line(torch.tensor(gradient)).backward()
         assert line.weight.grad is not None
-        meter.before_step(line, float(line.weight.grad.norm()))
+        update_metrics.before_step(line, float(line.weight.grad.norm()))
     prompts = [{int(ids[0]) for ids in part.input_ids} for part in batch.micro_batches]
     assert split == (sum(map(len, prompts)) > 3)
-    assert len(meter.state_dict()["noise"]) == (2 if len(prompts) > 1 and not split else 0)
+    assert len(update_metrics.state_dict()["noise"]) == (2 if len(prompts) > 1 and not split else 0)
+
+
+def test_which_rows_are_of_one_group_is_known_without_asking_the_device() -> None:
+    """Tensors of the meta device cannot be read at all; groups are whole, or one of them is in two parts."""
+    every = groups([[3, 5, 6], [4, 4]])
+    for budget, numbers in ((20, [(0, 0, 0), (1, 1)]), (12, [(0, 0), (1, 1), (1,)])):
+        (batch,) = RolloutBatch.of(every, mini_batches=1, max_tokens=budget, packed=True).mini_batches
+        parts = [part.to("meta") for part in batch.micro_batches]
+        assert [part.group_index for part in parts] == numbers
+        assert split_groups(parts) is (budget == 12)
+    assert split_groups([replace(part, group_index=None) for part in parts[-1:]])  # unknown: nothing is measured
 
 
 ROWS = ((1, 3), (2, 2))
 GRADIENTS = (((1.0, 2.0), (9.0, 0.0)), ((3.0, 1.0), (2.0, 2.0)))
 
 
-def _rank(rank: int, folder: str, dependent: int | None = None) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    try:
-        line = Line()
-        noise = GradientNoise(line)
-        ddp = DistributedDataParallel(line)
-        noise.start(parts_of(*ROWS[rank]), independent=rank != dependent)
-        for i, gradient in enumerate(GRADIENTS[rank]):
-            with nullcontext() if i else ddp.no_sync():
-                (2 * ddp(torch.tensor(gradient))).backward()  # DDP averages, an update adds up
-        assert line.weight.grad is not None
-        found = noise.finish(float(line.weight.grad.norm()), CPU)
-        Path(folder, str(rank)).write_text(json.dumps(found))
-        del ddp  # it would be the group's last owner, and its destructor joins threads that wait for the GIL it holds
-    finally:
-        dist.destroy_process_group()
+def _rank(rank: int, dependent: int | None = None) -> dict[str, float]:
+    line = Line()
+    noise = GradientNoise(line)
+    ddp = DistributedDataParallel(line)
+    noise.start(parts_of(*ROWS[rank]), independent=rank != dependent)
+    for i, gradient in enumerate(GRADIENTS[rank]):
+        with nullcontext() if i else ddp.no_sync():
+            (2 * ddp(torch.tensor(gradient))).backward()  # DDP averages, an update adds up
+    assert line.weight.grad is not None
+    found = noise.finish(float(line.weight.grad.norm()), CPU)
+    del ddp  # it would be the group's last owner, and its destructor joins threads that wait for the GIL it holds
+    return found
 
 
-def test_two_ranks_measure_what_one_process_does(tmp_path: Path) -> None:
+def test_two_ranks_measure_what_one_process_does() -> None:
     line = Line()
     wanted = update(line, GradientNoise(line), [*ROWS[0], *ROWS[1]], [*GRADIENTS[0], *GRADIENTS[1]])
     assert wanted
-    in_processes(_rank, str(tmp_path))
-    for rank in range(2):
-        assert json.loads((tmp_path / str(rank)).read_text()) == pytest.approx(wanted, rel=1e-6)
+    for found in two_ranks(_rank):
+        assert found == pytest.approx(wanted, rel=1e-6)
 
 
-def test_what_is_split_on_one_rank_is_measured_on_none(tmp_path: Path) -> None:
-    in_processes(_rank, str(tmp_path), 1)
-    assert [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)] == [{}, {}]
+def test_what_is_split_on_one_rank_is_measured_on_none() -> None:
+    assert two_ranks(_rank, 1) == [{}, {}]

@@ -28,14 +28,11 @@ GROUPS = [
     [rollout(1, "code", 6, 0.5), rollout(1, "code", 6, 0.5)],
     [rollout(2, "math", 1, 1.0), rollout(2, "math", 3, None)],
 ]
-
-
-def dead(group: object) -> bool:
-    return group is GROUPS[1]
+DEAD = [False, True, False]
 
 
 def test_means_of_each_source() -> None:
-    found = measure_sources(GROUPS, NAMES, dead, torch.device("cpu"))
+    found = measure_sources(GROUPS, NAMES, DEAD, torch.device("cpu"))
     assert found == {
         "source/math/groups": 2.0, "source/math/reward": pytest.approx(2 / 3), "source/math/length": 2.5,
         "source/math/dead_groups": 0.0, "source/code/groups": 1.0, "source/code/reward": 0.5,
@@ -50,7 +47,7 @@ def test_where_every_group_teaches_none_is_dead() -> None:
 
 
 def test_a_source_that_has_nothing_now_has_no_means() -> None:
-    assert measure_sources(GROUPS[:1], NAMES, dead, torch.device("cpu")).get("source/code/reward") is None
+    assert measure_sources(GROUPS[:1], NAMES, DEAD[:1], torch.device("cpu")).get("source/code/reward") is None
 
 
 def test_clipped_tokens_of_each_source() -> None:

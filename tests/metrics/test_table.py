@@ -2,16 +2,17 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 import subprocess
 import sys
-from pathlib import Path
 from typing import get_args
 
 import pytest
 import yaml
 
-from gspo_lightning.metrics.spec import HEADINGS, Kind
-from gspo_lightning.metrics.table import METRICS, lookup, main, markdown
+from gspo_lightning.cli import main as command
+from gspo_lightning.metrics.spec import HEADINGS, METRICS, Kind
+from gspo_lightning.metrics.table import lookup, markdown
 from tests import ROOT
 
 DOCUMENT = ROOT / "docs" / "metrics.md"
@@ -73,21 +74,27 @@ def test_every_row_has_the_cells_of_its_header() -> None:
     assert len([line for line in table_rows if line.startswith("| `")]) == len(METRICS)
 
 
-def test_document_is_in_sync_with_the_table() -> None:
-    assert DOCUMENT.read_text() == markdown(), "run: python -m gspo_lightning.metrics.table"
+def test_the_site_shows_the_tables_on_the_page_of_metrics() -> None:
+    site, page = runpy.run_path(str(ROOT / "docs" / "conf.py")), [DOCUMENT.read_text()]
+    site["metric_tables"](None, "running", page)
+    assert page == [DOCUMENT.read_text()]
+    site["metric_tables"](None, "metrics", page)
+    assert page[0] == DOCUMENT.read_text().rsplit("<!--", 1)[0] + markdown() + "\n"
+    assert "| `clip/low` (objectives with a lower clip bound) | response tokens whose" in page[0]
+
+
+def test_the_list_prints_every_definition(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "240")
+    assert command(["list", "metrics"]) == 0
+    shown = capsys.readouterr().out
+    assert [spec.tag for spec in METRICS if f" {spec.tag} " not in shown] == []
+    assert f"healthy: {METRICS[0].healthy[:40]}" in shown
 
 
 def test_document_explains_what_is_misread_most() -> None:
     text = " ".join(DOCUMENT.read_text().split())
     assert "The loss is 0" in text
     assert "two orders of magnitude more than GRPO" in text
-
-
-def test_command_writes_the_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "new" / "metrics.md"
-    assert main([str(path)]) == 0
-    assert path.read_text() == markdown()
-    assert str(path) in capsys.readouterr().out
 
 
 def test_definitions_are_read_without_torch() -> None:

@@ -9,8 +9,9 @@ import re
 import pytest
 import torch
 
+from gspo_lightning.metrics.spec import METRICS
 from gspo_lightning.metrics.sums import MetricSums
-from gspo_lightning.metrics.table import METRICS, lookup, tag_pattern
+from gspo_lightning.metrics.table import lookup, tag_pattern
 from gspo_lightning.metrics.update import update_scalars
 from gspo_lightning.objectives import GRPO, GSPO, Objective
 from gspo_lightning.old_policy.snapshots import CachedLogProbs
@@ -58,7 +59,7 @@ def summed() -> dict[str, tuple[float, float]]:
     coefficients = {f"{name}_coef": 0.1 for name in ("kl", "entropy", "distill", "positive_nll")}
     corrected = GSPO(correction="sequence", opsm_delta=0.1, **coefficients)  # type: ignore[arg-type]
     found: dict[str, tuple[float, float]] = {}
-    for objective in (*(case for case, _ in CASES.values()), corrected):
+    for objective in (*(case.objective for case in CASES.values()), corrected):
         found |= sums_of(objective, policy, part)
     return found
 

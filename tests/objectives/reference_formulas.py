@@ -7,6 +7,7 @@ that the package must have.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from gspo_lightning.objectives import (
     Objective,
     Segment,
 )
+from gspo_lightning.registry import components
 
 OLD = [[-1, -2, -0.5, -0.25], [-0.7, -1.3], [-0.2, -0.4, -0.6]]
 NEW = [[-0.9, -2.1, -0.3, -0.25], [-0.9, -1.5], [-0.2, -0.1, -0.6]]
@@ -204,30 +206,102 @@ def reinforce(rows: list[Row]) -> Tensor:
 
 
 Reference = Callable[[list[Row]], Tensor]
-CASES: dict[str, tuple[Objective, Reference]] = {
-    "gspo": (GSPO(0.05, 0.06), lambda r: gspo(0.05, 0.06, r)),
-    "gspo_token": (GSPOToken(0.05, 0.06), lambda r: gspo_token(0.05, 0.06, r)),
-    "grpo": (GRPO(0.2, 0.27), lambda r: sequence_mean(token_clip(0.2, 0.27, r))),
-    "ppo": (PPO(0.2, 0.3), lambda r: token_mean(token_clip(0.2, 0.3, r))),
-    "dapo": (DAPO(0.2, 0.28), lambda r: token_mean(token_clip(0.2, 0.28, r))),
-    "dapo_dual": (DAPO(0.2, 0.28, dual_clip=1.4), lambda r: token_mean(token_clip(0.2, 0.28, r, 1.4))),
-    "dr_grpo": (DrGRPO(7, 0.2, 0.25), lambda r: dr_grpo(7, 0.2, 0.25, r)),
-    "cispo": (CISPO(0.3, 0.4), lambda r: cispo(0.3, 0.4, r)),
-    "sapo": (SAPO(1.0, 1.05), lambda r: sapo(1.0, 1.05, r)),
-    "gmpo": (GMPO(0.15, 0.25), lambda r: gmpo(0.15, 0.25, r)),
-    "luspo": (LUSPO(0.05, 0.06), lambda r: luspo(0.05, 0.06, r)),
-    "vespo": (VESPO(), vespo),
-    "dppo_tv": (DPPOTV(0.05, 0.07), lambda r: dppo_tv(0.05, 0.07, r)),
-    "reinforce": (REINFORCE(), reinforce),
-    "multi_scale": (MultiScale(0.3, 0.1, 0.15), lambda r: multi_scale(0.3, 0.1, 0.15, r)),
-    "segment": (
-        Segment(0.05, 0.07, by="length", segment_length=2),
-        lambda r: segment(2, 0.05, 0.07, r),
+
+
+class Case(NamedTuple):
+    """An objective with a range that clips on small random data, and all that the tests know of it without its code."""
+
+    objective: Objective
+    equation: Reference
+    stop_gradient: bool = False
+    """True if its gradient is not that of finite differences of its loss."""
+    zero_on_policy: bool = True
+    """True if the loss of the old policy itself is 0 where advantages add up to 0."""
+    weight: float | None = None
+    """Weight of a token in the old policy's own gradient, for 3, 1, 3 and 1 tokens; None: that of the aggregation."""
+    count: float | None = None
+    """Denominator of responses of 3, 0 and 2 tokens; None: that of the aggregation."""
+
+
+CASES: dict[str, Case] = {
+    "gspo": Case(GSPO(0.05, 0.06), lambda r: gspo(0.05, 0.06, r)),
+    "gspo_token": Case(GSPOToken(0.05, 0.06), lambda r: gspo_token(0.05, 0.06, r), stop_gradient=True),
+    "grpo": Case(GRPO(0.2, 0.27), lambda r: sequence_mean(token_clip(0.2, 0.27, r))),
+    "ppo": Case(PPO(0.2, 0.3), lambda r: token_mean(token_clip(0.2, 0.3, r))),
+    "dapo": Case(DAPO(0.2, 0.28), lambda r: token_mean(token_clip(0.2, 0.28, r))),
+    "dapo_dual": Case(DAPO(0.2, 0.28, dual_clip=1.4), lambda r: token_mean(token_clip(0.2, 0.28, r, 1.4))),
+    "dr_grpo": Case(DrGRPO(7, 0.2, 0.25), lambda r: dr_grpo(7, 0.2, 0.25, r), weight=1 / 28, count=14.0),
+    "cispo": Case(CISPO(0.3, 0.4), lambda r: cispo(0.3, 0.4, r), stop_gradient=True, zero_on_policy=False),
+    "sapo": Case(SAPO(1.0, 1.05), lambda r: sapo(1.0, 1.05, r), zero_on_policy=False),
+    "gmpo": Case(GMPO(0.15, 0.25), lambda r: gmpo(0.15, 0.25, r)),
+    # n_i times the mean over n_i tokens
+    "luspo": Case(LUSPO(0.05, 0.06), lambda r: luspo(0.05, 0.06, r), weight=1 / 4),
+    "vespo": Case(VESPO(), vespo, stop_gradient=True, zero_on_policy=False),
+    "dppo_tv": Case(DPPOTV(0.05, 0.07), lambda r: dppo_tv(0.05, 0.07, r)),
+    "reinforce": Case(REINFORCE(), reinforce, zero_on_policy=False),
+    "multi_scale": Case(MultiScale(0.3, 0.1, 0.15), lambda r: multi_scale(0.3, 0.1, 0.15, r), stop_gradient=True),
+    "segment": Case(
+        Segment(0.05, 0.07, by="length", segment_length=2), lambda r: segment(2, 0.05, 0.07, r), stop_gradient=True
     ),
 }
-"""Name -> (objective with a range that clips on small random data, its equation)."""
-
 NAMES = sorted(CASES)
+
+BY_HAND: list[tuple[Objective, float]] = [
+    (GSPO(0.04, 0.05), 0.115),
+    (GSPO(0.2, 0.2), 0.0112016502),
+    (GSPOToken(0.04, 0.05), 0.115),
+    (GSPOToken(0.2, 0.2), 0.0112016502),
+    (GRPO(0.2, 0.2), 0.0172086963),
+    (DAPO(0.2, 0.28), -0.2884986758),
+    (DAPO(0.2, 0.2, dual_clip=3.0), -0.2816761471),
+    (PPO(0.2, 0.2), -0.2816761471),
+    (DrGRPO(max_response_tokens=4, clip_low=0.2, clip_high=0.2), -0.2112571103),
+    (CISPO(clip_low=1.0, clip_high=0.1), -0.0005276708),
+    (SAPO(), 0.1109106989),
+    (GMPO(0.1, 0.1), 0.0891373863),
+    (LUSPO(0.04, 0.05), -0.645),
+    (VESPO(), 0.0241545348),
+    (DPPOTV(), -0.2173875647),
+    # by hand: log-ratios .1 -.1 | .2 0 with mean 0 and .1; -.2; 0 .3 | 0 with mean .15 and 0; clipped to [.95, 1.07]
+    (Segment(0.05, 0.07, by="length", segment_length=2), -(4.14 / 4 - 2 * 0.95 + 0.5 * 3.14 / 3) / 3),
+    # by hand: .3 * mean + .7 * log-ratio is .085 -.055 .155 .015; -.2; .03 .24 .03; clipped to [.9, 1.15]
+    (MultiScale(0.3, 0.1, 0.15), -(4.200315279 / 4 - 2 * 0.9 + 0.5 * 3.210909068 / 3) / 3),
+    (REINFORCE(), (1 * -3.55 - 2 * -2.4 + 0.5 * -0.9) / -3),
+]
+"""Losses of :func:`example`, worked out by hand."""
+
+DEFAULTS: dict[str, tuple[str, float | None, float | None]] = {
+    "GSPO": ("sequence", 3e-4, 4e-4),
+    "GSPOToken": ("sequence", 3e-4, 4e-4),
+    "LUSPO": ("sequence", 2e-3, 2.5e-3),
+    "GRPO": ("token", 0.2, 0.27),
+    "PPO": ("token", 0.2, 0.2),
+    "DAPO": ("token", 0.2, 0.28),
+    "DrGRPO": ("token", 0.2, 0.2),
+    "CISPO": ("token", 1.0, 4.0),
+    "GMPO": ("token", 0.4, 0.4),
+    "DPPOTV": ("token", 0.2, 0.2),
+    "SAPO": ("token", None, None),
+    "VESPO": ("sequence", None, None),
+    "REINFORCE": ("token", None, None),
+    "MultiScale": ("token", 0.1, 0.135),
+    "Segment": ("sequence", 2e-3, 2.7e-3),
+}
+"""Name -> level of the ratio, clip_low and clip_high, as papers and docstrings have them."""
+
+FAMILY: dict[str, type[Objective]] = {
+    name: cls for name, cls in components("objectives").items() if cls.__module__.startswith("gspo_lightning.")
+}
+"""Every objective of the package by its name, from the registry."""
+
+
+REQUIRED: dict[str, dict[str, int]] = {"DrGRPO": {"max_response_tokens": 12}}
+"""Name -> arguments without a default."""
+
+
+def made(name: str) -> Objective:
+    """An objective of the family with its defaults."""
+    return FAMILY[name](**REQUIRED.get(name, {}))
 
 
 def make_batch(

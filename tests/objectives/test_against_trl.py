@@ -26,7 +26,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gspo_lightning.advantages.base import Advantages
+from gspo_lightning.advantages.advantages import Advantages
 from gspo_lightning.advantages.within_groups import GroupMean, GroupNormalised, LeaveOneOut
 from gspo_lightning.objectives import (
     CISPO,

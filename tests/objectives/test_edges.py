@@ -274,7 +274,7 @@ def test_a_ratio_exactly_at_the_dual_clip_keeps_its_gradient() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_log_ratio_exactly_at_the_limit_is_not_counted_as_limited(name: str) -> None:
-    objective, mask = CASES[name][0], torch.ones(1, 1, dtype=torch.bool)
+    objective, mask = CASES[name].objective, torch.ones(1, 1, dtype=torch.bool)
     for step in (20.0, -20.0):
         for sign in (1.0, -1.0):
             at = objective(grid([step]), grid([0.0]), torch.tensor([sign]).double(), mask)
@@ -315,7 +315,7 @@ def test_empty_rows_are_in_no_sum_and_the_ratio_has_no_graph(name: str) -> None:
     new, old, advantages, mask = make_batch(7, [2, 0, 4, 0])
     extras = {"ref_logprobs": old - 0.1, "behaviour_logprobs": old + 0.2, "entropy": -old}
     keep = mask.any(dim=-1)
-    objective = CASES[name][0]
+    objective = CASES[name].objective
     out, _ = run(objective, new, old, advantages, mask, **extras)
     short, _ = run(
         objective, *(x[keep] for x in (new, old, advantages, mask)), **{k: v[keep] for k, v in extras.items()}
@@ -332,7 +332,7 @@ def test_no_nan_arises_anywhere_and_no_sum_has_a_graph(name: str) -> None:
     new, old, advantages, mask = make_batch(7, [2, 0, 4, 0])
     new, entropy = new.requires_grad_(), (-old).requires_grad_()
     with torch.autograd.detect_anomaly():  # which raises at the first NaN, also at one that a mask would hide later
-        out = CASES[name][0](new, old, advantages, mask, entropy=entropy, ref_logprobs=old - 0.1)
+        out = CASES[name].objective(new, old, advantages, mask, entropy=entropy, ref_logprobs=old - 0.1)
         out.loss.backward()
     assert {"entropy", "kl_new_ref_k1", "kl_old_new_k1"} <= set(out.sums)
     assert not any(value.requires_grad or count.requires_grad for value, count in out.sums.values())

@@ -17,7 +17,7 @@ FAST = settings(max_examples=25, deadline=None)
 @FAST
 @given(seed=st.integers(0, 10_000), lengths=LENGTHS, scale=st.sampled_from([1e-4, 0.1, 0.5]))
 def test_loss_and_gradient_are_those_of_the_equation(name: str, seed: int, lengths: list[int], scale: float) -> None:
-    objective, reference = CASES[name]
+    objective, reference, *_ = CASES[name]
     new, old, advantages, mask = make_batch(seed, lengths, scale=scale)
     out, grad = run(objective, new, old, advantages, mask)
     leaf = new.clone().requires_grad_()
@@ -27,14 +27,14 @@ def test_loss_and_gradient_are_those_of_the_equation(name: str, seed: int, lengt
     assert torch.allclose(grad, expected_grad, atol=1e-12, rtol=1e-11)
 
 
-PER_TOKEN = [n for n in NAMES if CASES[n][0].per_token_advantages]
+PER_TOKEN = [n for n in NAMES if CASES[n].objective.per_token_advantages]
 
 
 @pytest.mark.parametrize("name", PER_TOKEN)
 @FAST
 @given(seed=st.integers(0, 10_000), lengths=LENGTHS)
 def test_advantages_may_differ_per_token(name: str, seed: int, lengths: list[int]) -> None:
-    objective, reference = CASES[name]
+    objective, reference, *_ = CASES[name]
     new, old, advantages, mask = make_batch(seed, lengths, per_token=True)
     out, grad = run(objective, new, old, advantages, mask)
     leaf = new.clone().requires_grad_()
@@ -49,7 +49,7 @@ def test_advantages_may_differ_per_token(name: str, seed: int, lengths: list[int
 @FAST
 @given(seed=st.integers(0, 10_000), lengths=LENGTHS)
 def test_clipped_is_true_exactly_where_the_gradient_is_zero(name: str, seed: int, lengths: list[int]) -> None:
-    objective = CASES[name][0]
+    objective = CASES[name].objective
     new, old, advantages, mask = make_batch(seed, lengths)
     out, grad = run(objective, new, old, advantages, mask)
     clipped = out.clipped if out.clipped.ndim == 2 else out.clipped.unsqueeze(-1) & mask
@@ -65,7 +65,7 @@ def test_clipped_is_true_exactly_where_the_gradient_is_zero(name: str, seed: int
 @FAST
 @given(seed=st.integers(0, 10_000), lengths=LENGTHS, cut=st.integers(0, 5))
 def test_micro_batches_add_up_to_the_mini_batch(name: str, seed: int, lengths: list[int], cut: int) -> None:
-    objective = CASES[name][0]
+    objective = CASES[name].objective
     new, old, advantages, mask = make_batch(seed, lengths)
     whole, whole_grad = run(objective, new, old, advantages, mask)
     parts = [slice(0, cut), slice(cut, None)]  # either may be empty or select nothing
@@ -83,7 +83,7 @@ def test_micro_batches_add_up_to_the_mini_batch(name: str, seed: int, lengths: l
 @FAST
 @given(seed=st.integers(0, 10_000), lengths=LENGTHS, left=st.integers(0, 3), right=st.integers(0, 3))
 def test_padding_and_row_order_do_not_matter(name: str, seed: int, lengths: list[int], left: int, right: int) -> None:
-    objective = CASES[name][0]
+    objective = CASES[name].objective
     new, old, advantages, mask = make_batch(seed, lengths)
     out, grad = run(objective, new, old, advantages, mask)
     order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(seed))
@@ -98,7 +98,7 @@ def test_padding_and_row_order_do_not_matter(name: str, seed: int, lengths: list
 @pytest.mark.parametrize("garbage", [float("nan"), float("inf"), -float("inf"), 1e30, -1e30])
 @pytest.mark.parametrize("name", NAMES)
 def test_values_at_masked_positions_change_no_bit(name: str, garbage: float) -> None:
-    objective = CASES[name][0]
+    objective = CASES[name].objective
     for dtype in (torch.float64, torch.float32):
         new, old, advantages, mask = make_batch(5, [3, 0, 1, 5])
         new, old, advantages = new.to(dtype), old.to(dtype), advantages.to(dtype)
@@ -121,7 +121,7 @@ def test_values_at_masked_positions_change_no_bit(name: str, garbage: float) -> 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_empty_rows_contribute_exactly_nothing(name: str) -> None:
-    objective = CASES[name][0]
+    objective = CASES[name].objective
     new, old, advantages, mask = make_batch(7, [2, 0, 4, 0])
     out, grad = run(objective, new, old, advantages, mask)
     keep = mask.any(dim=-1)
@@ -141,7 +141,7 @@ def test_empty_rows_contribute_exactly_nothing(name: str) -> None:
 @pytest.mark.parametrize("step", [200.0, -200.0, 1e4])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_far_log_ratios_stay_finite_and_are_counted(name: str, step: float, sign: float) -> None:
-    objective = CASES[name][0]
+    objective = CASES[name].objective
     for dtype in (torch.float32, torch.float64):
         old = torch.full((2, 3), -1.0, dtype=dtype)
         mask = torch.tensor([[True, True, True], [True, False, False]])
@@ -154,7 +154,7 @@ def test_far_log_ratios_stay_finite_and_are_counted(name: str, step: float, sign
 
 @pytest.mark.parametrize("name", NAMES)
 def test_computes_in_float32_or_wider(name: str) -> None:
-    objective = CASES[name][0]
+    objective = CASES[name].objective
     new, old, advantages, mask = make_batch(3, [3, 2])
     half, grad = run(objective, new.bfloat16(), old.bfloat16(), advantages.bfloat16(), mask)
     assert half.loss.dtype == torch.float32
@@ -172,7 +172,7 @@ def test_computes_in_float32_or_wider(name: str) -> None:
 def test_no_value_is_read_back_from_a_device(name: str) -> None:
     """On the meta device every read raises: a call never makes a GPU wait."""
     new, old, advantages, mask = (x.to("meta") for x in make_batch(3, [3, 2]))
-    objective = CASES[name][0]
+    objective = CASES[name].objective
     out, grad = run(objective, new, old, advantages, mask, denominator=objective.count(mask))
     assert out.loss.device == grad.device == torch.device("meta")
     assert all(v.device == torch.device("meta") for pair in out.sums.values() for v in pair)
@@ -184,18 +184,15 @@ def test_only_the_policy_gets_a_gradient(name: str) -> None:
     old.requires_grad_()
     advantages.requires_grad_()
     new.requires_grad_()
-    CASES[name][0](new, old, advantages, mask).loss.backward()
+    CASES[name].objective(new, old, advantages, mask).loss.backward()
     assert new.grad is not None
     assert old.grad is None
     assert advantages.grad is None
 
 
-ZERO_ON_POLICY = ["dapo", "dapo_dual", "dr_grpo", "gmpo", "grpo", "gspo", "gspo_token", "multi_scale", "ppo", "segment"]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_on_policy_gradient_is_reinforce_with_the_objectives_weights(name: str) -> None:
-    objective = CASES[name][0]
+    objective = CASES[name].objective
     lengths = torch.tensor([3, 1, 3, 1])
     mask = torch.arange(4) < lengths.unsqueeze(-1)
     old = -torch.rand(4, 4, generator=torch.Generator().manual_seed(0)).double()
@@ -203,15 +200,15 @@ def test_on_policy_gradient_is_reinforce_with_the_objectives_weights(name: str) 
     out, grad = run(objective, old, old, advantages, mask)
     weights = {
         "sequence_mean": 1 / lengths.double() / 4,
-        "sequence_sum": torch.full((4,), 1 / (28 if name == "dr_grpo" else 4), dtype=torch.float64),
+        "sequence_sum": torch.full((4,), 1 / 4).double(),
         "token_mean": torch.full((4,), 1 / 8).double(),
     }[objective.aggregation.value]
-    if name == "luspo":  # n_i times the mean over n_i tokens
-        weights = torch.full((4,), 1 / 4).double()
+    if (weight := CASES[name].weight) is not None:
+        weights = torch.full((4,), weight, dtype=torch.float64)
     expected = torch.where(mask, (-advantages * weights).unsqueeze(-1), 0.0)
     assert torch.allclose(grad, expected, atol=1e-13, rtol=0)
     assert not out.clipped.any()
     assert torch.equal(out.ratio, torch.ones_like(out.ratio))
-    if name in ZERO_ON_POLICY:
+    if CASES[name].zero_on_policy:
         assert out.loss.abs() < 1e-16
     assert grad.abs().max() > 0.03

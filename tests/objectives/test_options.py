@@ -22,9 +22,9 @@ def side(seed: int, like: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("name", NAMES)
 def test_options_that_are_off_change_no_bit(name: str) -> None:
     new, old, advantages, mask = make_batch(1, [3, 2, 5])
-    plain, grad = run(CASES[name][0], new, old, advantages, mask)
+    plain, grad = run(CASES[name].objective, new, old, advantages, mask)
     extras = {"ref_logprobs": side(1, new), "behaviour_logprobs": side(2, new), "entropy": side(3, new).abs()}
-    full, full_grad = run(CASES[name][0], new, old, advantages, mask, **extras)
+    full, full_grad = run(CASES[name].objective, new, old, advantages, mask, **extras)
     assert torch.equal(plain.loss, full.loss)
     assert torch.equal(grad, full_grad)
     assert {"entropy", "kl_new_ref_k1", "kl_new_ref_k3", "kl_behaviour_old_k1", "kl_behaviour_old_k3"} <= set(full.sums)

@@ -27,7 +27,7 @@ def gspo(coef: float, new: Tensor = NEW, **given: Any) -> Any:
 
 
 def with_coef(name: str, coef: float) -> Objective:
-    return dataclasses.replace(CASES[name][0], positive_nll_coef=coef)
+    return dataclasses.replace(CASES[name].objective, positive_nll_coef=coef)
 
 
 def test_value_gradient_and_measurements_by_hand() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import Tensor
 
 from gspo_lightning.objectives import (
     CISPO,
@@ -14,6 +16,7 @@ from gspo_lightning.objectives import (
     GMPO,
     GRPO,
     GSPO,
+    PPO,
     REINFORCE,
     SAPO,
     VESPO,
@@ -21,7 +24,7 @@ from gspo_lightning.objectives import (
     Objective,
     Segment,
 )
-from tests.objectives.reference_formulas import example
+from tests.objectives.reference_formulas import example, run
 
 RATIOS = [[0.1, -0.1, 0.2, 0.0], [-0.2, -0.2], [0.0, 0.3, 0.0]]
 TOKENS = [math.exp(x) for row in RATIOS for x in row]
@@ -79,6 +82,44 @@ def test_outside_the_band_is_not_clipped() -> None:
     assert out.sums["outside_band"][0] == 5
     assert out.sums["clip_fraction_tokens"][0] == 0
     assert out.sums["zero_gradient_tokens"][0] == 0
+
+
+@dataclass(repr=False)
+class BothSides(PPO):
+    """Loses the gradient outside of the band, whatever the advantage."""
+
+    def sides(self, below: Tensor, above: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
+        return below, above
+
+
+@pytest.mark.parametrize(
+    ("objective", "low", "high", "dual"),
+    [
+        (PPO(0.2, 0.2), [3], [0], None),
+        (GSPO(0.2, 0.2), [3], [0], None),
+        (GMPO(0.2, 0.2), [3], [0], None),
+        (DPPOTV(0.1, 0.1), [3], [0], None),
+        (PPO(0.2, 0.2, dual_clip=1.4), [3], [0], [1]),
+        (CISPO(0.2, 0.2), None, None, None),
+        (BothSides(0.2, 0.2), [2, 3], [0, 1], None),
+    ],
+    ids=repr,
+)
+def test_an_objective_says_which_sides_it_clips(
+    objective: Objective, low: list[int] | None, high: list[int] | None, dual: list[int] | None
+) -> None:
+    """Ratios 1.5, 1.5, 0.5, 0.5 of responses of one token with advantages 1, -1, 1, -1."""
+    new = torch.tensor([[0.75], [0.75], [0.25], [0.25]], dtype=torch.float64).log()
+    old = torch.full((4, 1), 0.5, dtype=torch.float64).log()
+    advantages, mask = torch.tensor([1.0, -1.0, 1.0, -1.0]).double(), torch.ones(4, 1, dtype=torch.bool)
+    out, grad = run(objective, new, old, advantages, mask)
+    gone = sorted([*(low or []), *(high or []), *(dual or [])])
+    assert (grad.flatten() == 0).nonzero().flatten().tolist() == gone
+    assert out.clipped.flatten().nonzero().flatten().tolist() == gone
+    for name, rows in (("low", low), ("high", high), ("dual", dual)):
+        assert out.sums.get(f"clip_fraction_{name}") == (None if rows is None else (len(rows), 4))
+    assert out.sums["clip_fraction_tokens"] == (len(gone), 4)
+    assert out.sums["outside_band"] == (4, 4)
 
 
 def test_zero_advantages_have_no_gradient_but_are_not_clipped() -> None:

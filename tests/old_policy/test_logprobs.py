@@ -11,10 +11,10 @@ import torch
 from gspo_lightning.errors import UserError
 from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.objectives import CISPO, GRPO, GSPO, REINFORCE, Objective
-from gspo_lightning.old_policy.base import OldPolicy
 from gspo_lightning.old_policy.logprobs import OldLogProbs, OldLogProbsChoice
+from gspo_lightning.old_policy.old_policy import OldPolicy
 from gspo_lightning.old_policy.snapshots import CachedLogProbs, ResidentSnapshot
-from gspo_lightning.packing.batches import make_mini_batches
+from gspo_lightning.packing.rollout_batch import RolloutBatch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.types import FinishReason, MicroBatch, MiniBatch, Prompt, Rollout
 from gspo_lightning.update.loss import LossTerms, micro_batch_loss, mini_batch_count
@@ -38,7 +38,7 @@ def rollouts(policy: Policy, known: bool = True) -> list[list[Rollout]]:
         groups.append(group)
     for group in groups:
         for rollout in group if known else ():
-            (batch,) = make_mini_batches([[rollout]], mini_batches=1, max_tokens=99)
+            (batch,) = RolloutBatch.of([[rollout]], mini_batches=1, max_tokens=99).mini_batches
             with torch.no_grad():
                 exact = policy(batch.micro_batches[0])[0][0]
             signs = torch.tensor([1.0, -1.0]).repeat(10)[: len(exact)]
@@ -47,7 +47,7 @@ def rollouts(policy: Policy, known: bool = True) -> list[list[Rollout]]:
 
 
 def cut(groups: list[list[Rollout]], version: int = 7) -> list[MiniBatch]:
-    return make_mini_batches(groups, mini_batches=2, max_tokens=60, version=version)
+    return RolloutBatch.of(groups, mini_batches=2, max_tokens=60, version=version).mini_batches
 
 
 def fill(

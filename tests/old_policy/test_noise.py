@@ -14,11 +14,10 @@ from gspo_lightning.commands.doctor.precision import findings
 from gspo_lightning.errors import UserError
 from gspo_lightning.objectives import CISPO, GSPO
 from gspo_lightning.old_policy.noise import band, check_ratio_noise, ratio_noise
-from gspo_lightning.policy.checks import probe
-from gspo_lightning.policy.leaks import probe_length
 from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.row_isolation import probe, probe_length
 from gspo_lightning.types import MicroBatch
 from gspo_lightning.update.optimizers import still_share, warn_if_weights_stand_still
 

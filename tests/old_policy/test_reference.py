@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gspo_lightning.old_policy.base import OldPolicy
+from gspo_lightning.old_policy.old_policy import OldPolicy
 from gspo_lightning.old_policy.reference import ReferencePolicy
 from gspo_lightning.old_policy.snapshots import CachedLogProbs, OffloadedSnapshot, ResidentSnapshot
 from gspo_lightning.policy.policy import Policy

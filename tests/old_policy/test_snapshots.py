@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.old_policy.base import OldPolicy
+from gspo_lightning.old_policy.old_policy import OldPolicy
 from gspo_lightning.old_policy.snapshots import CachedLogProbs, OffloadedSnapshot, ResidentSnapshot
-from gspo_lightning.packing.batches import make_mini_batches
+from gspo_lightning.packing.rollout_batch import RolloutBatch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.types import FinishReason, MiniBatch, Prompt, Rollout
 from tests.support.model_families import build_policy
@@ -29,7 +29,7 @@ def batches() -> list[MiniBatch]:
         return Rollout(source, sample, ids, torch.zeros(count), mask, FinishReason.STOP, 0, reward=1.0)
 
     groups = [[rollout(p, k) for k in range(3)] for p in range(4)]
-    return make_mini_batches(groups, mini_batches=2, max_tokens=40)
+    return RolloutBatch.of(groups, mini_batches=2, max_tokens=40).mini_batches
 
 
 def step(policy: Policy) -> None:

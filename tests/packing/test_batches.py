@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.packing.batches import cut_micro_batches, filler, make_micro_batch, make_mini_batches
+from gspo_lightning.packing.batches import cut_micro_batches, filler, make_micro_batch
+from gspo_lightning.packing.rollout_batch import RolloutBatch
 from gspo_lightning.types import FinishReason, MicroBatch, Prompt, Rollout
 
 
@@ -108,23 +109,17 @@ def test_a_budget_of_exactly_one_row_is_enough_and_one_less_is_refused() -> None
 
 
 def test_mini_batches_hold_whole_groups_in_order() -> None:
-    made = make_mini_batches(groups([[3, 5], [4, 4], [1, 9], [2, 2]]), mini_batches=2, max_tokens=24, iteration=6)
+    made = RolloutBatch.of(
+        groups([[3, 5], [4, 4], [1, 9], [2, 2]]), mini_batches=2, max_tokens=24, iteration=6
+    ).mini_batches
     assert [{p for p, _ in row_ids(b.micro_batches)} for b in made] == [{1, 2}, {3, 4}]
     assert all(Counter(p for p, _ in row_ids(b.micro_batches)).most_common()[-1][1] == 2 for b in made)
     assert [(b.index, b.iteration, b.num_rows) for b in made] == [(0, 6, 4), (1, 6, 4)]
 
 
-def test_an_order_deals_the_groups_and_later_epochs_count_on() -> None:
-    made = make_mini_batches(
-        groups([[3, 3], [3, 3], [3, 3], [3, 3]]), mini_batches=4, max_tokens=64, order=[2, 0, 3, 1], first_index=4
-    )
-    assert [row_ids(b.micro_batches)[0][0] for b in made] == [3, 1, 4, 2]
-    assert [b.index for b in made] == [4, 5, 6, 7]
-
-
 def test_groups_that_cannot_be_dealt_evenly_are_refused() -> None:
     with pytest.raises(UserError, match="3 groups per rank cannot be dealt evenly to 2 mini-batches") as caught:
-        make_mini_batches(groups([[1, 1]] * 3), mini_batches=2, max_tokens=64)
+        RolloutBatch.of(groups([[1, 1]] * 3), mini_batches=2, max_tokens=64)
     assert caught.value.field == "data.minibatches_per_rollout"
 
 

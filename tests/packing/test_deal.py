@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.packing import deal as module
-from gspo_lightning.packing.batches import batches_of, cut_groups, make_mini_batches, with_advantages
 from gspo_lightning.packing.deal import Deal, deal_rows
+from gspo_lightning.packing.rollout_batch import RolloutBatch
 from gspo_lightning.randomness import stream
 from gspo_lightning.types import Rollout
 from tests.packing.test_batches import groups, row_ids
@@ -103,7 +103,7 @@ def test_groups_that_no_deal_can_divide_are_refused(deal: Deal) -> None:
 def test_rows_of_a_prompt_in_a_mini_batch_share_it() -> None:
     """Prompts have 3 and 4 tokens, responses 2: 4 rows take 3 + 4 + 4 x 2 = 15 tokens packed."""
     every = groups([[2] * 4, [2] * 4])
-    for batch in make_mini_batches(every, mini_batches=2, max_tokens=15, packed=True, deal="stratified"):
+    for batch in RolloutBatch.of(every, mini_batches=2, max_tokens=15, packed=True, deal="stratified").mini_batches:
         (part,) = batch.micro_batches
         assert part.prompt_index is not None
         assert part.prompt_index.tolist() == [0, 0, 1, 1]
@@ -115,11 +115,11 @@ def test_what_belongs_to_a_row_goes_with_it() -> None:
     for group in every:
         for r in group:
             r.routes = torch.full((len(r.prompt.token_ids) + 2, 1, 2), 10 * r.prompt.id + r.sample)
-    rows = cut_groups(every, mini_batches=2, max_tokens=14, packed=True, deal="stratified")
-    made = batches_of(rows)
+    made = RolloutBatch.of(every, mini_batches=2, max_tokens=14, packed=True, deal="stratified")
     for r in (r for group in every for r in group):
         r.token_advantages = torch.full((3,), 100.0 * r.prompt.id + r.sample)
-    for batch in with_advantages(made, rows):
+    made.take_advantages()
+    for batch in made.mini_batches:
         for part in batch.micro_batches:
             assert part.routes is not None
             assert part.behaviour_logprobs is not None

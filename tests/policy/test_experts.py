@@ -7,7 +7,7 @@ import torch
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.model_settings import ModelSettings
 
 IDS = torch.arange(24).view(2, 12) + 3
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.settings import ModelSettings
 
 
 def tied(policy: Policy) -> bool:

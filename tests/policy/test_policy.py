@@ -17,8 +17,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, PreTrain
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.checks import check_head
 from gspo_lightning.policy.loading import context_length, load_policy, load_tokenizer
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import build_tiny_model
 from gspo_lightning.types import MicroBatch
 from tests.support.model_families import FAMILIES, VOCABULARY, build_model, build_policy

@@ -18,9 +18,9 @@ from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.packing.memory import cut_rows
 from gspo_lightning.policy.checks import choose_layout
 from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.rope import pin_rope
-from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.rollouts import Draws, GroupedSampler, RolloutSource, TransformersGenerate
 from gspo_lightning.types import MicroBatch, MiniBatch, Prompt, SamplingParams

@@ -12,7 +12,7 @@ import torch
 from gspo_lightning.policy.lora import LoRA, add_adapters
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.thread_state import on_device
-from gspo_lightning.rollouts.sampler.readback import CARRIERS
+from gspo_lightning.rollouts.sampler.decode_batch import CARRIERS
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gspo_lightning.policy import threads
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.threads import few_threads, width_of
 from tests import ROOT
 

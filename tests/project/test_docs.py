@@ -10,12 +10,13 @@ import pytest
 import yaml
 
 from gspo_lightning.cli import COMMANDS, TRAINING
-from gspo_lightning.metrics.table import METRICS, lookup
+from gspo_lightning.metrics.spec import METRICS
+from gspo_lightning.metrics.table import lookup
 from tests import ROOT
 
 DOCUMENTS = sorted(
     str(file.relative_to(ROOT))
-    for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md")
+    for pattern in ("*.md", ".github/*.md", "docs/**/*.md", "benchmarks/*.md")
     for file in ROOT.glob(pattern)
 )
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
@@ -51,14 +52,11 @@ def test_files_for_tools_agree_with_the_project() -> None:
     assert (cited["title"], cited["version"], cited["license"]) == (
         project["name"], project["version"], project["license"],
     )  # fmt: skip
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / "llms.txt").read_text()):
-        assert (ROOT / target).is_file(), target
-    workflows = [yaml.safe_load(file.read_text()) for file in (ROOT / ".github").rglob("*.yml")]
-    steps = [step for flow in workflows for job in flow.get("jobs", {}).values() for step in job["steps"]]
-    assert ".ci/run" in [step.get("run") for step in steps]
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / "docs" / "llms.txt").read_text()):
+        assert (ROOT / "docs" / target).is_file(), target
 
 
-@pytest.mark.parametrize("document", [name for name in DOCUMENTS if name != "docs/metrics.md"])
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_metrics_that_a_document_names_are_defined(document: str) -> None:
     rooms = {metric.tag.split("/")[0] for metric in METRICS if "/" in metric.tag}
     tags = [
@@ -82,3 +80,32 @@ def test_what_a_document_names_exists(document: str) -> None:
     missing += [name for name in TEST.findall(text) if name not in TESTS]
     missing += [f"gspo {name}" for name in COMMAND.findall(text) if name not in {**TRAINING, **COMMANDS}]
     assert not missing, f"{document} names what is not there: {missing}"
+
+
+@pytest.mark.parametrize(
+    "document", ["README.md", "docs/llms.txt", "CONTRIBUTING.md", "docs/index.md", "docs/python.md"]
+)
+def test_a_first_page_does_not_count_what_the_registry_holds(document: str) -> None:
+    """Such a number is wrong as soon as somebody adds one."""
+    kinds = "objectives|relatives|rewards|rollout sources|prompt sets|curricula|metrics|commands"
+    counted = rf"\b(\d\d+|seven|eight|nine|ten|eleven|twelve|\w+teen|twenty) (?:other )?({kinds})\b"
+    assert re.findall(counted, (ROOT / document).read_text(encoding="utf-8")) == []
+
+
+def test_the_index_lists_each_page_once_under_its_kind_with_a_sentence() -> None:
+    text = (ROOT / "docs" / "index.md").read_text()
+    kinds = dict(re.findall(r"^### (\w+)\n(.*?)(?=^###|^```)", text, flags=re.MULTILINE | re.DOTALL))
+    assert list(kinds) == ["Start", "Guides", "Reference", "Evidence"]
+    trees = dict(re.findall(r"^:caption: (\w+)\n.*?\n\n(.*?)```", text, flags=re.MULTILINE | re.DOTALL))
+    listed: list[str] = []
+    for kind, table in kinds.items():
+        pages = re.findall(r"^\| \[[^]]+\]\(([\w/]+)\.md\) \| [A-Z`].+\. \|$", table, flags=re.MULTILINE)
+        assert pages == trees[kind].split(), kind
+        listed += pages
+    there = {file.stem for file in (ROOT / "docs").glob("*.md")} - {"index"}
+    assert sorted(listed) == sorted(there | {"extend/index", "api/index"})
+
+
+def test_llms_txt_has_the_kinds_of_the_index() -> None:
+    text = (ROOT / "docs" / "llms.txt").read_text()
+    assert re.findall(r"^## (\w+)$", text, flags=re.MULTILINE) == ["Start", "Guides", "Reference", "Evidence"]

@@ -10,12 +10,12 @@ import pytest
 
 from gspo_lightning.commands.evaluate.run import SAMPLES
 from gspo_lightning.corpus.output import dropped_file
-from gspo_lightning.report import pictures
+from gspo_lightning.report import answers
 from gspo_lightning.report.answers import ANSWERS
-from gspo_lightning.rollouts.vllm.ways import Way
+from gspo_lightning.rollouts.vllm.weight_transport import Transport
 from tests import ROOT
 
-PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+PAGE = (ROOT / ".github" / "SECURITY.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     [
         ANSWERS,
         SAMPLES,
-        f"{pictures.FOLDER}/",
+        f"{answers.FOLDER}/",
         dropped_file(Path("OUTPUT")).name,
         "~/.cache/gspo_lightning/reasoning_gym",
         "summary.json",
@@ -38,5 +38,5 @@ def test_places_where_prompts_and_answers_are_written_are_listed(name: str) -> N
 
 def test_each_way_of_sending_weights_is_said() -> None:
     said = PAGE.lower()
-    assert not [way for way in get_args(Way) if way not in said]
+    assert not [way for way in get_args(Transport) if way not in said]
     assert "nothing is sent by" not in said

@@ -19,11 +19,11 @@ import yaml
 from PIL import Image
 
 from gspo_lightning.prompts import HubPrompts, PromptFile
-from gspo_lightning.prompts.base import PromptSet
 from gspo_lightning.prompts.pictures.columns import parts_of
 from gspo_lightning.prompts.pictures.reading import picture_file
+from gspo_lightning.prompts.prompt_set import PromptSet
 from gspo_lightning.rewards import CodeExecutor, IFVerifier, LogicPuzzle, MathVerifier, Sample
-from gspo_lightning.rewards.base import Reward
+from gspo_lightning.rewards.reward import Reward
 from tests.support.pictures import png
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "data").glob("*.yaml"))

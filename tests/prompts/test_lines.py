@@ -14,11 +14,11 @@ from transformers import PreTrainedTokenizerFast
 from gspo_lightning.corpus import lines as corpus_lines
 from gspo_lightning.corpus.files import Inputs
 from gspo_lightning.errors import UserError
-from gspo_lightning.prompts import lines
+from gspo_lightning.prompts import on_demand
 from gspo_lightning.prompts.encode import EncodedPrompts, Encoder, encode_prompts
 from gspo_lightning.prompts.files import PromptFile
 from gspo_lightning.prompts.formats import read_rows
-from gspo_lightning.prompts.lines import JsonLines
+from gspo_lightning.prompts.on_demand import JsonLines
 from gspo_lightning.prompts.sets import PromptSets
 from gspo_lightning.types import Prompt
 
@@ -138,8 +138,8 @@ def test_a_run_parses_every_row_once_before_it_begins(
 ) -> None:
     """And one that is asked for once more; what is wrong with a row is said under the name of the set."""
     path, parsed = written(tmp_path / "p.jsonl", 50), list[str]()
-    original = lines.parse_line
-    monkeypatch.setattr(lines, "parse_line", lambda line, where: parsed.append(where) or original(line, where))
+    original = on_demand.parse_line
+    monkeypatch.setattr(on_demand, "parse_line", lambda line, where: parsed.append(where) or original(line, where))
     sets = PromptSets({"train": path}, {}, 9, None, {})
     loaded = sets.load("train", tokenizer)
     assert len(parsed) == len(loaded) == 50

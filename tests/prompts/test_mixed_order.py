@@ -47,7 +47,7 @@ def sources(prompts: list[Prompt]) -> Counter[str]:
 
 def test_every_iteration_and_every_mini_batch_has_its_share_of_every_source() -> None:
     for i in range(20):
-        share = made().share(i)
+        share = made().prompts_for_rank(i)
         assert sources(share) == {"a": 6, "b": 2}
         assert sources(share[:4]) == sources(share[4:]) == {"a": 3, "b": 1}
         assert len(set(ids(share))) == 8
@@ -56,10 +56,10 @@ def test_every_iteration_and_every_mini_batch_has_its_share_of_every_source() ->
 def test_a_source_comes_round_before_any_of_its_prompts_does_again() -> None:
     """20 prompts of a make three iterations of 6 a pass; 30 of b fifteen of 2."""
     asked = made()
-    first = [i for n in range(3) for i in ids(asked.share(n)) if i < 20]
+    first = [i for n in range(3) for i in ids(asked.prompts_for_rank(n)) if i < 20]
     assert len(set(first)) == 18
-    assert sorted(i for n in range(15) for i in ids(asked.share(n)) if i >= 20) == list(range(20, 50))
-    assert ids(asked.share(16)) == ids(made().share(16))  # a function of the number alone
+    assert sorted(i for n in range(15) for i in ids(asked.prompts_for_rank(n)) if i >= 20) == list(range(20, 50))
+    assert ids(asked.prompts_for_rank(16)) == ids(made().prompts_for_rank(16))  # a function of the number alone
 
 
 @pytest.mark.parametrize("curriculum", [None, Informative(), TargetRate(), DifficultyPools()])
@@ -68,7 +68,7 @@ def test_ranks_share_what_one_process_has(curriculum: Curriculum | None, monkeyp
         asked = made(curriculum)
         for n in range(3):
             asked.observe(n, {p.id: (p.id % 5) / 4 for p in PROMPTS[n * 7 : n * 7 + 7]})
-        return ids(asked.share(3)), ids(asked.spare(3, 6))
+        return ids(asked.prompts_for_rank(3)), ids(asked.replacement_prompts(3, 6))
 
     alone, spare = run()
     assert not set(alone) & set(spare)
@@ -85,9 +85,9 @@ def test_ranks_share_what_one_process_has(curriculum: Curriculum | None, monkeyp
 
 
 def test_spares_are_of_every_source() -> None:
-    spare = made().spare(0, 5)
+    spare = made().replacement_prompts(0, 5)
     assert sources(spare) == {"a": 5, "b": 5}
-    assert sources(made().spare(0, 99)) == {"a": 14, "b": 28}
+    assert sources(made().replacement_prompts(0, 99)) == {"a": 14, "b": 28}
 
 
 @pytest.mark.parametrize("curriculum", [Informative(), TargetRate(), DifficultyPools()])
@@ -95,9 +95,9 @@ def test_what_was_observed_is_saved_and_decides(curriculum: Curriculum) -> None:
     def go(asked: MixedOrder, begin: int, end: int) -> list[list[int]]:
         found = []
         for n in range(begin, end):
-            share = ids(asked.share(n))
+            share = ids(asked.prompts_for_rank(n))
             found.append(share)
-            asked.observe(n, {i: ((i * 7 + n) % 5) / 4 for i in [*share, *ids(asked.spare(n, 2))]})
+            asked.observe(n, {i: ((i * 7 + n) % 5) / 4 for i in [*share, *ids(asked.replacement_prompts(n, 2))]})
         return found
 
     whole = go(made(curriculum), 0, 8)
@@ -111,9 +111,9 @@ def test_what_was_observed_is_saved_and_decides(curriculum: Curriculum) -> None:
 def test_a_choice_is_made_once_for_an_iteration() -> None:
     """Rollouts made ahead have their prompts before what came before them is observed."""
     asked = made(Informative())
-    ahead = ids(asked.share(1))
+    ahead = ids(asked.prompts_for_rank(1))
     asked.observe(0, dict.fromkeys(range(50), 1.0))
-    assert ids(asked.share(1)) == ahead
+    assert ids(asked.prompts_for_rank(1)) == ahead
 
 
 def test_a_source_that_is_too_small_is_refused() -> None:
@@ -125,7 +125,7 @@ def test_a_source_that_is_too_small_is_refused() -> None:
 def test_weights_whose_sum_is_beyond_the_range_of_floats() -> None:
     weights = np.array([1.0, 2.0, 1.0, 2.0, 1.0] * 10)
     order, huge = (made(weights=weights * scale) for scale in (1.0, 2.0**1022))
-    assert [ids(huge.share(i)) for i in range(4)] == [ids(order.share(i)) for i in range(4)]
+    assert [ids(huge.prompts_for_rank(i)) for i in range(4)] == [ids(order.prompts_for_rank(i)) for i in range(4)]
 
 
 class _Repeats(Curriculum):
@@ -135,4 +135,4 @@ class _Repeats(Curriculum):
 
 def test_a_curriculum_that_chooses_a_prompt_twice_is_refused() -> None:
     with pytest.raises(UserError, match=r"_Repeats.choose: returned 6 places"):
-        made(_Repeats()).share(0)
+        made(_Repeats()).prompts_for_rank(0)

@@ -26,32 +26,32 @@ def ids(prompts: list[Prompt]) -> list[int]:
 
 
 def test_a_pass_has_no_prompt_twice_and_passes_differ() -> None:
-    shares = [ids(made().share(i)) for i in range(4)]
+    shares = [ids(made().prompts_for_rank(i)) for i in range(4)]
     first, second = shares[0] + shares[1], shares[2] + shares[3]
     assert len(set(first)) == len(set(second)) == 8  # 11 prompts fill two rollout batches of 4
     assert first != second
-    assert ids(made().share(2)) == shares[2]  # nothing is remembered
+    assert ids(made().prompts_for_rank(2)) == shares[2]  # nothing is remembered
 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_ranks_share_each_mini_batch(world: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = ids(made().share(1))
+    alone = ids(made().prompts_for_rank(1))
     shares = []
     for rank in range(world):
         monkeypatch.setattr(order, "rank_and_world", lambda r=rank: (r, world))
-        shares.append(ids(made().share(1)))
+        shares.append(ids(made().prompts_for_rank(1)))
         assert ids([made().at(place) for place in range(len(shares[-1]), 2 * len(shares[-1]))]) == shares[-1]
     halves = [{i for share in shares for i in share[m * len(share) // 2 : (m + 1) * len(share) // 2]} for m in (0, 1)]
     assert halves == [set(alone[:2]), set(alone[2:])]
 
 
 def test_spares_are_in_nobodys_share_and_in_one_ranks_hands(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = set(ids(made().share(0)))
-    alone = ids(made().spare(0, 99))
+    taken = set(ids(made().prompts_for_rank(0)))
+    alone = ids(made().replacement_prompts(0, 99))
     assert set(alone) == set(range(11)) - taken
-    assert ids(made().spare(0, 2)) == alone[:2]
+    assert ids(made().replacement_prompts(0, 2)) == alone[:2]
     monkeypatch.setattr(order, "rank_and_world", lambda: (1, 2))
-    assert ids(made().spare(0, 99)) == alone[1::2]
+    assert ids(made().replacement_prompts(0, 99)) == alone[1::2]
 
 
 def test_older_runs_keep_their_order() -> None:
@@ -59,10 +59,10 @@ def test_older_runs_keep_their_order() -> None:
     old = made()
     assert old.version == ORDER == 2
     old.version = 1
-    assert [ids(old.share(i)) for i in range(3)] == OLD_SHARES
+    assert [ids(old.prompts_for_rank(i)) for i in range(3)] == OLD_SHARES
     assert [ids([old.at(4 * i + k) for k in range(4)]) for i in range(3)] == OLD_SHARES
-    assert ids(old.spare(1, 99)) == OLD_SPARE
-    assert [ids(made().share(i)) for i in range(3)] == NEW_SHARES
+    assert ids(old.replacement_prompts(1, 99)) == OLD_SPARE
+    assert [ids(made().prompts_for_rank(i)) for i in range(3)] == NEW_SHARES
 
 
 class Million(Sequence[Prompt]):
@@ -84,12 +84,12 @@ def test_an_iteration_of_a_million_prompts_asks_for_its_own_only() -> None:
     order = PromptOrder(prompts, per_iteration=8, mini_batches=2, seed=0)
     tracemalloc.start()
     try:
-        share = ids(order.share(2**16 + 7))
+        share = ids(order.prompts_for_rank(2**16 + 7))
         assert share == ids([order.at((2**16 + 7) * 8 + k) for k in range(8)])
-        spare = ids(order.spare(5, 4))
+        spare = ids(order.replacement_prompts(5, 4))
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
     assert prompts.asked == 20
     assert len({*share}) == 8
-    assert not {*spare} & {*ids(order.share(5))}
+    assert not {*spare} & {*ids(order.prompts_for_rank(5))}

@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.prompts import parquet
+from gspo_lightning.prompts import on_demand
 from gspo_lightning.prompts.formats import read_rows
-from gspo_lightning.prompts.parquet import ParquetRows
+from gspo_lightning.prompts.on_demand import ParquetRows
 from tests.support.unreadable import unreadable
 
 
@@ -37,13 +37,13 @@ def test_rows_are_the_same_from_the_beginning_and_one_by_one(tmp_path: Path) -> 
 
 
 def test_only_the_latest_row_groups_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "_KEPT_BYTES", 1000)
+    monkeypatch.setattr(on_demand, "_KEPT_BYTES", 1000)
     rows = ParquetRows(written(tmp_path / "p.parquet", 1000, 10))
     for place in range(0, 1000, 7):
         assert rows[place]["n"] == place
     assert sum(table.nbytes for table in rows._decoded.values()) <= 1000
     assert len(rows._decoded) < 10
-    monkeypatch.setattr(parquet, "_KEPT_BYTES", 1)
+    monkeypatch.setattr(on_demand, "_KEPT_BYTES", 1)
     assert rows[3]["n"] == 3
     assert len(rows._decoded) == 1  # one is kept whatever its size
 

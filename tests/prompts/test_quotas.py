@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from gspo_lightning.prompts.quotas import Quotas, largest_remainder
+from gspo_lightning.prompts.weighted import Quotas, largest_remainder
 
 
 def counts(quotas: Quotas, iterations: range) -> list[list[int]]:

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.prompts import Demonstration
-from gspo_lightning.prompts.taught import Asking, Taught, teach
+from gspo_lightning.prompts.taught import PromptFormat, Taught, teach
 
 SPECIALS = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
 CHATML = (
@@ -39,7 +39,7 @@ QWEN3 = (  # as Qwen3's: the thinking of turns before the last question is left 
 MARKED_QWEN3 = QWEN3.replace("{% set said", "{% generation %}{% set said").replace(
     "{{ said }}{% endif %}", "{{ said }}{% endif %}{% endgeneration %}"
 )
-PLAIN = Asking()
+PLAIN = PromptFormat()
 
 
 def chat(template: str | None = CHATML, end: str = "<|im_end|>") -> PreTrainedTokenizerFast:
@@ -61,10 +61,13 @@ def said(text: str) -> dict[str, str]:
 
 
 def rows(
-    pairs: Sequence[Demonstration], tokenizer: Any, asking: Asking = PLAIN, ends: Sequence[int] | None = None
+    pairs: Sequence[Demonstration],
+    tokenizer: Any,
+    prompt_format: PromptFormat = PLAIN,
+    ends: Sequence[int] | None = None,
 ) -> list[Taught]:
     known = [tokenizer.eos_token_id] if ends is None else ends
-    return teach(pairs, tokenizer, known, asking, lambda number: f"demos.jsonl:{number + 1}", "field")
+    return teach(pairs, tokenizer, known, prompt_format, lambda number: f"demos.jsonl:{number + 1}", "field")
 
 
 def shown(row: Taught, tokenizer: Any) -> tuple[str, str]:
@@ -86,10 +89,10 @@ def test_texts_without_a_template_are_learnt_to_the_letter() -> None:
 
 def test_a_text_is_asked_through_the_template_and_its_completion_stays_as_it_is() -> None:
     tokenizer = chat(QWEN3)
-    (row,) = rows([("1+1?", "<think>a</think>2")], tokenizer, Asking("be brief", {"thinking": True}))
+    (row,) = rows([("1+1?", "<think>a</think>2")], tokenizer, PromptFormat("be brief", {"thinking": True}))
     asked = "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n"
     assert shown(row, tokenizer) == (asked, "[<think>a</think>2<|im_end|>]")
-    (row,) = rows([([user("1+1?")], "2")], tokenizer, Asking(chat_template_kwargs={"thinking": False}))
+    (row,) = rows([([user("1+1?")], "2")], tokenizer, PromptFormat(chat_template_kwargs={"thinking": False}))
     asked = "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n<think></think>"
     assert shown(row, tokenizer) == (asked, "[2<|im_end|>]")
 
@@ -112,7 +115,7 @@ def test_every_turn_of_the_assistant_is_learnt_with_its_end_and_nothing_else(tem
 def test_turns_of_the_prompt_are_not_learnt(template: str) -> None:
     tokenizer = chat(template)
     talk = [user("1+1?"), said("2"), user("2+2?"), said("4")]
-    (row,) = rows([(talk[:3], talk[3:])], tokenizer, Asking("be brief"))
+    (row,) = rows([(talk[:3], talk[3:])], tokenizer, PromptFormat("be brief"))
     prompt, response = shown(row, tokenizer)
     assert prompt.startswith("<|im_start|>system\nbe brief<|im_end|>\n")
     assert prompt.endswith("2<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n")
@@ -124,7 +127,7 @@ def test_a_template_that_writes_an_empty_thought_teaches_it_where_the_policy_mus
     talk: Demonstration = ([user("1+1?")], [said("2")])
     (row,) = rows([talk], tokenizer)
     assert shown(row, tokenizer)[1] == "[<think></think>2<|im_end|>]"
-    (row,) = rows([talk], tokenizer, Asking(chat_template_kwargs={"thinking": False}))
+    (row,) = rows([talk], tokenizer, PromptFormat(chat_template_kwargs={"thinking": False}))
     assert shown(row, tokenizer)[1] == "[2<|im_end|>]"
 
 
@@ -148,7 +151,7 @@ def test_a_template_that_ends_a_turn_with_another_token_says_which_setting_knows
         UserError, match=r"demos.jsonl:1: .* does not end a turn .*\(<\|other\|>\)\n  fix: .*stop_token_ids"
     ):
         rows([talk], tokenizer)
-    (row,) = rows([talk], tokenizer, Asking(stop_token_ids=(1,)))
+    (row,) = rows([talk], tokenizer, PromptFormat(stop_token_ids=(1,)))
     assert shown(row, tokenizer)[1] == "[2<|im_end|>]"
 
 
@@ -180,12 +183,12 @@ def test_what_cannot_be_taught_exactly_is_refused_with_its_place(case: tuple[str
 def test_too_long_ones_are_counted_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = character_tokenizer()
     pairs = [("1:", "#1"), ("1+1+1:", "#3"), ("2:", "2=2;#2")]
-    kept = rows(pairs, tokenizer, Asking(max_prompt_tokens=5, max_response_tokens=6))
+    kept = rows(pairs, tokenizer, PromptFormat(max_prompt_tokens=5, max_response_tokens=6))
     assert [tokenizer.decode(row.prompt) for row in kept] == ["1:"]
     assert "dropped 2 of 3 demonstrations" in caplog.text
     assert "data.max_prompt_tokens = 5 or data.max_response_tokens = 6" in caplog.text
     with pytest.raises(UserError, match="no demonstration is left: all 3 are longer"):
-        rows(pairs, tokenizer, Asking(max_prompt_tokens=1))
+        rows(pairs, tokenizer, PromptFormat(max_prompt_tokens=1))
 
 
 def test_characters_that_the_tokenizer_does_not_know_are_refused_with_their_place() -> None:

@@ -17,7 +17,7 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
 from gspo_lightning.prompts import PromptFile
 from gspo_lightning.prompts.encode import encode_prompts
-from gspo_lightning.prompts.taught import Asking, teach
+from gspo_lightning.prompts.taught import PromptFormat, teach
 from gspo_lightning.rollouts import EnvironmentRollouts, GroupedSampler
 from gspo_lightning.types import Prompt, SamplingParams
 from tests.reward_models import runs
@@ -105,7 +105,7 @@ def test_demonstrations_are_rendered_with_the_tools_of_their_record(record: dict
     )
     file = runs.write(tmp_path / "taught.jsonl", [{**record, "tools": TOOLS}, record])
     pairs = PromptFile(file).demonstrations()
-    rows = teach(pairs, tokenizer, (1,), Asking(), str, "demonstrations")
+    rows = teach(pairs, tokenizer, (1,), PromptFormat(), str, "demonstrations")
     assert [said(tokenizer, row.prompt) for row in rows] == ["A;B;#1+1=", "#1+1="]
     assert [said(tokenizer, row.response) for row in rows] == ["2<eos>"] * 2
 

@@ -85,29 +85,29 @@ def made(weights: np.ndarray | None = WEIGHTS, count: int = 8, parts: list[Part]
 
 def test_weights_count_within_a_source_and_leave_its_quota() -> None:
     """Six of eight are of a: 240 draws in 40 iterations, 6 and 18 for each of its prompts; b goes in turn."""
-    ids = [p.id for i in range(40) for p in made().share(i)]
+    ids = [p.id for i in range(40) for p in made().prompts_for_rank(i)]
     found = Counter(ids)
     assert sum(found[i] for i in range(20)) == 240
     assert all(abs(found[i] - (18 if i % 2 else 6)) <= 1 for i in range(20))
-    alone = [p.id for i in range(40) for p in made(None).share(i)]
+    alone = [p.id for i in range(40) for p in made(None).prompts_for_rank(i)]
     assert [i for i in ids if i >= 20] == [i for i in alone if i >= 20]
 
 
 def test_ranks_share_what_one_process_has_and_spares_follow_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, spare = [p.id for p in made().share(5)], [p.id for p in made().spare(5, 4)]
+    one, spare = [p.id for p in made().prompts_for_rank(5)], [p.id for p in made().replacement_prompts(5, 4)]
     shares, spares = list[int](), list[int]()
     for rank in range(2):
         for module in (order, mixed_order):
             monkeypatch.setattr(module, "rank_and_world", lambda rank=rank: (rank, 2))
         asked = made()
-        shares += [p.id for p in asked.share(5)]
-        spares += [p.id for p in asked.spare(5, 2)]
+        shares += [p.id for p in asked.prompts_for_rank(5)]
+        spares += [p.id for p in asked.replacement_prompts(5, 2)]
     assert sorted(shares) == sorted(one)
     assert {*spares} == {*spare}
     assert not {*spare} & {*one}
     monkeypatch.undo()
     asked = made(count=4)
-    first = Counter(asked.spare(i, 1)[0].id % 2 for i in range(200))  # of source a: the first of each
+    first = Counter(asked.replacement_prompts(i, 1)[0].id % 2 for i in range(200))  # of source a: the first of each
     assert first[1] > 2 * first[0]  # 3 to 1
 
 
@@ -117,5 +117,5 @@ def test_a_prompt_that_an_iteration_would_need_twice_is_refused() -> None:
     with pytest.raises(UserError, match=r"^data.train: 4: 'weight' is 12 of 31 in all, and an iteration takes 6 prom"):
         made(weights)
     weights[4] = 19 / 5  # w * 6 = w + 19: in every iteration
-    ids = [[p.id for p in made(weights).share(i)] for i in range(20)]
+    ids = [[p.id for p in made(weights).prompts_for_rank(i)] for i in range(20)]
     assert sum(4 in share for share in ids) >= 19

@@ -19,11 +19,11 @@ from transformers import GenerationConfig
 
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, RolloutSource
-from gspo_lightning.rollouts.serving import guard
+from gspo_lightning.rollouts.serving import watchdog
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.process import LocalServer
 from gspo_lightning.rollouts.vllm.local import LocalVLLM
@@ -83,7 +83,7 @@ def status(endpoint: Endpoint, path: str, method: str = "GET", **headers: str) -
 
 def processes_of(server: LocalServer) -> list[int]:
     """The server and its children, without their guard."""
-    return guard._descendants(server.process.pid)
+    return watchdog._descendants(server.process.pid)
 
 
 # what every source that draws its own random numbers has to do --------------------------------------------------------

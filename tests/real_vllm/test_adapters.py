@@ -11,7 +11,7 @@ import torch
 from gspo_lightning.policy.lora import LoRA, add_adapters
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import VLLMEngine, VLLMServer
-from gspo_lightning.rollouts.base import RolloutSource
+from gspo_lightning.rollouts.source import RolloutSource
 from gspo_lightning.types import Prompt
 from tests.real_vllm import served
 
@@ -50,7 +50,7 @@ def test_a_server_takes_adapters_alone(adapted: Policy, prompts: list[Prompt]) -
     options = LORA | served.QUICK_START["options"]
     with closing(VLLMServer(options=options, environment=served.QUICK_START["environment"])) as source:
         check(source, adapted, prompts)
-        assert source.hand_over.adapters
+        assert source.weight_sync.adapters
         (server,) = source.servers.pool.servers
         assert server.process is not None
         log = server.process.log.read_text()

@@ -13,8 +13,8 @@ import torch
 from transformers import AutoProcessor
 
 from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.settings import ModelSettings
-from gspo_lightning.policy.vision.sight import Sight
+from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.policy.vision.image_processor import ImageProcessorAdapter
 from tests.support.pictures import SEEING, idefics3_folder, opened, plain_inputs, png, seeing_prompt
 
 pytestmark = pytest.mark.vllm
@@ -34,14 +34,16 @@ def test_an_export_is_read_by_auto_processor(tmp_path: Path, name: str) -> None:
     processor = AutoProcessor.from_pretrained(folder)
     files = [png(0, 64, 64), png(1, 48, 32)]
     expected = seeing_prompt(policy, 0, ["1", files[0], "+", files[1], "?"])
-    sight = policy.sight
-    assert isinstance(sight, Sight)
-    around = "".join(policy.tokenizer.convert_ids_to_tokens(list(sight.around)))
+    image_processor = policy.image_processor
+    assert isinstance(image_processor, ImageProcessorAdapter)
+    around = "".join(policy.tokenizer.convert_ids_to_tokens(list(image_processor.around)))
     made = processor(text=[f"1{around}+{around}?"], images=[[opened(file) for file in files]], return_tensors="pt")
     assert tuple(made["input_ids"][0].tolist()) == expected.token_ids
     ours = plain_inputs(policy, expected.media, made["input_ids"])["pixel_values"]
     assert made["pixel_values"].shape == ours.shape
-    assert type(processor.image_processor) is not type(sight.processor)  # torchvision's, with a resize of its own
+    assert type(processor.image_processor) is not type(
+        image_processor.processor
+    )  # torchvision's, with a resize of its own
     resized = 0.0 if name.startswith("tiny-qwen") else 0.05
     assert float((made["pixel_values"] - ours).abs().mean()) <= resized + 1e-6
     assert torch.isfinite(made["pixel_values"]).all()

@@ -15,9 +15,9 @@ import torch
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.settings import ModelSettings
-from gspo_lightning.rollouts import Beginning, VLLMEngine
+from gspo_lightning.rollouts import ResponsePrefix, VLLMEngine
 from gspo_lightning.types import FinishReason, Prompt, SamplingParams
 from tests.real_vllm import served
 from tests.runs import runs
@@ -91,7 +91,7 @@ def check_pieces(engine: VLLMEngine, policy: Policy, prompts: list[Prompt]) -> N
     greedy = SamplingParams(20, temperature=0.0)
     whole = served.sample(engine, policy, prompts, 1, greedy)
     rooms = [3, 20, 20, 20]
-    rows = [Beginning(p, 0, p.token_ids, 0, room) for p, room in zip(prompts, rooms, strict=True)]
+    rows = [ResponsePrefix(p, 0, p.token_ids, 0, token_budget) for p, token_budget in zip(prompts, rooms, strict=True)]
 
     def first(ended: Collection[int]) -> bool:
         return len(ended) > 0

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gspo_lightning.policy.routing import Routing
-from gspo_lightning.rollouts.base import Beginning
+from gspo_lightning.rollouts.source import ResponsePrefix
 from gspo_lightning.rollouts.vllm.protocol import parse, request
 from gspo_lightning.types import Prompt, SamplingParams
 from tests.real_vllm import served
@@ -49,7 +49,7 @@ def reply(asked: dict[str, Any], experts: list[np.ndarray | None]) -> Any:
 
 
 def asked() -> dict[str, Any]:
-    row = Beginning(Prompt(0, "", tuple(PROMPT)), 0, tuple(PROMPT), 0, 4)
+    row = ResponsePrefix(Prompt(0, "", tuple(PROMPT)), 0, tuple(PROMPT), 0, 4)
     return request("policy", row, 2, SamplingParams(4, stop_token_ids=(1,)), None)
 
 

@@ -19,11 +19,11 @@ from transformers import AutoModelForImageTextToText, GenerationConfig
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import character_tokenizer, tiny_config
-from gspo_lightning.policy.vision.processors import tiny_sight
-from gspo_lightning.rollouts import Beginning, RolloutSource, VLLMEngine, VLLMServer
+from gspo_lightning.policy.vision.families import tiny_image_processor
+from gspo_lightning.rollouts import ResponsePrefix, RolloutSource, VLLMEngine, VLLMServer
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 from tests.real_vllm import served
 from tests.support.pictures import png, seeing_prompt
@@ -51,7 +51,7 @@ def policy_of(name: str, folder: Path) -> Policy:
     model.save_pretrained(folder)
     tokenizer = character_tokenizer(name)
     tokenizer.save_pretrained(folder)
-    tiny_sight(config, tokenizer).save(folder)
+    tiny_image_processor(config, tokenizer).save(folder)
     return load_policy(ModelSettings(str(folder))).eval()
 
 
@@ -80,17 +80,17 @@ def check(source: RolloutSource, policy: Policy) -> None:
 
 def check_greedy(source: RolloutSource, policy: Policy, prompts: Sequence[Prompt]) -> None:
     """As transformers' own generate, which reads the files by its own processor."""
-    sight = policy.sight
-    assert sight is not None
+    image_processor = policy.image_processor
+    assert image_processor is not None
     found = served.tokens(served.sample(source, policy, prompts, 1, SamplingParams(8, 0.0, stop_token_ids=(1,))))
     config = GenerationConfig(
-        max_new_tokens=8, do_sample=False, eos_token_id=1, pad_token_id=0, suppress_tokens=list(sight.unsaid)
+        max_new_tokens=8, do_sample=False, eos_token_id=1, pad_token_id=0, suppress_tokens=list(image_processor.unsaid)
     )
     for prompt, ids in zip(prompts, found, strict=True):
         images = [Image.open(io.BytesIO(picture.data)).convert("RGB") for picture in prompt.media]
-        seen = dict(sight.processor(images=images, return_tensors="pt")) if images else {}
+        seen = dict(image_processor.processor(images=images, return_tensors="pt")) if images else {}
         row = torch.tensor([prompt.token_ids])
-        kinds = (row == sight.image).int()
+        kinds = (row == image_processor.image).int()
         theirs = policy.model.generate(row, mm_token_type_ids=kinds, generation_config=config, **seen)
         policy.model.base_model.rope_deltas = None
         assert ids == theirs[0, row.shape[1] :].tolist()
@@ -113,11 +113,11 @@ def check_that_weights_arrive(source: RolloutSource, policy: Policy, prompts: Se
 def check_pieces(source: RolloutSource, policy: Policy, prompts: Sequence[Prompt]) -> None:
     """A response that goes on after a cut is the whole one, with its log-probabilities."""
     greedy = SamplingParams(12, 0.0)
-    rows = [Beginning(p, 0, p.token_ids, 0, 12) for p in prompts]
+    rows = [ResponsePrefix(p, 0, p.token_ids, 0, 12) for p in prompts]
     whole = extended(source, policy, rows, greedy)
     begun = [tuple(r.token_ids[:5].tolist()) for r in whole]
     later = [
-        Beginning(row.prompt, 0, (*row.context, *ids), len(ids), 12 - len(ids), ids)
+        ResponsePrefix(row.prompt, 0, (*row.context, *ids), len(ids), 12 - len(ids), ids)
         for row, ids in zip(rows, begun, strict=True)
     ]
     for rest, response in zip(extended(source, policy, later, greedy), whole, strict=True):
@@ -125,7 +125,7 @@ def check_pieces(source: RolloutSource, policy: Policy, prompts: Sequence[Prompt
         assert rest.logprobs is not None
         assert response.logprobs is not None
         torch.testing.assert_close(rest.logprobs, response.logprobs[5:], rtol=0, atol=1e-5)
-    rows = [dataclasses.replace(row, room=3 if i == 0 else 400) for i, row in enumerate(rows)]
+    rows = [dataclasses.replace(row, token_budget=3 if i == 0 else 400) for i, row in enumerate(rows)]
     pieces = extended(source, policy, rows, SamplingParams(400, 0.0), lambda ended: len(ended) > 0)
     assert [r.finish_reason for r in pieces] == [FinishReason.LENGTH, FinishReason.CUT]
     assert pieces[1].length < 400
@@ -133,21 +133,21 @@ def check_pieces(source: RolloutSource, policy: Policy, prompts: Sequence[Prompt
 
 
 def extended(
-    source: RolloutSource, policy: Policy, rows: Sequence[Beginning], sampling: SamplingParams, enough: Any = None
+    source: RolloutSource, policy: Policy, rows: Sequence[ResponsePrefix], sampling: SamplingParams, enough: Any = None
 ) -> list[Rollout]:
     return source.extend(policy, rows, sampling=sampling, draws=served.DRAWS, version=VERSION, enough=enough)
 
 
 def check_placeholders(source: RolloutSource, policy: Policy, prompts: Sequence[Prompt]) -> None:
     """They are never sampled, though the model wants nothing else."""
-    assert policy.sight is not None
+    assert policy.image_processor is not None
     before = policy.model.lm_head.weight.detach().clone()
     with torch.no_grad():
         norm = policy.model.model.language_model.norm.weight
-        policy.model.lm_head.weight[list(policy.sight.unsaid)] = 50 * norm.sign() / norm.abs().clamp(min=1e-3)
+        policy.model.lm_head.weight[list(policy.image_processor.unsaid)] = 50 * norm.sign() / norm.abs().clamp(min=1e-3)
     source.sync_weights(policy, VERSION + 2)
     groups = served.sample(source, policy, prompts, 16, version=VERSION + 2)
-    assert not {i for ids in served.tokens(groups) for i in ids} & set(policy.sight.unsaid)
+    assert not {i for ids in served.tokens(groups) for i in ids} & set(policy.image_processor.unsaid)
     assert served.largest_gap(policy, groups) < 1e-5
     with torch.no_grad():
         policy.model.lm_head.weight.copy_(before)
@@ -164,13 +164,13 @@ def check_limits(source: RolloutSource, policy: Policy) -> None:
 
 def large(policy: Policy) -> Prompt:
     """160 x 128 pixels, 10 x 8 tokens; the processor's own limit of 128 x 128 pixels leaves 8 x 7."""
-    sight = policy.sight
-    assert sight is not None
-    policy.sight = sight.limited(160 * 160)
+    image_processor = policy.image_processor
+    assert image_processor is not None
+    policy.image_processor = image_processor.limited(160 * 160)
     try:
         return seeing_prompt(policy, 5, [png(5, 160, 128), "=?"])
     finally:
-        policy.sight = sight
+        policy.image_processor = image_processor
 
 
 def test_a_server_reads_pictures_as_the_trainer_does(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_pictures_are_read_again_by_weights_that_arrive_in_flight(tmp_path: Path
             rollout = pool.submit(served.sample, source, policy, prompts, 24, sampling, 3)
             while (source.servers.loop.run(server.client.progress()) or 0.0) < before + 400:
                 assert not rollout.done()
-            source.renew(newer, 7)
+            source.update_weights_in_flight(newer, 7)
             groups = rollout.result(120)
     seen = 0
     for weights, version in ((policy, 3), (newer, 7)):

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import build_tiny_model
-from gspo_lightning.rollouts import Beginning, RolloutSource, VLLMEngine, VLLMServer
+from gspo_lightning.rollouts import ResponsePrefix, RolloutSource, VLLMEngine, VLLMServer
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.process import LocalServer
 from gspo_lightning.types import FinishReason, Prompt, SamplingParams
@@ -35,7 +35,7 @@ def test_a_server_keeps_the_contract_and_has_the_newest_weights(
 def test_what_is_cut_keeps_its_tokens(url: str, policy: Policy, prompts: list[Prompt]) -> None:
     """Greedy: what was cut begins as the whole response does, with its log-probabilities."""
     greedy = SamplingParams(110, temperature=0.0)
-    rows = [Beginning(p, 0, p.token_ids, 0, 20 if i == 0 else 110) for i, p in enumerate(prompts)]
+    rows = [ResponsePrefix(p, 0, p.token_ids, 0, 20 if i == 0 else 110) for i, p in enumerate(prompts)]
     with closing(VLLMServer([url])) as source:
         source.open(128)
         source.sync_weights(policy, 0)
@@ -66,7 +66,7 @@ def test_requests_in_flight_go_on_with_new_weights(url: str, policy: Policy, pro
             rollout = pool.submit(served.sample, source, policy, prompts, 4, sampling, 3)
             while source.servers.loop.run(server.client.progress()) < before + 200:
                 assert not rollout.done()
-            source.renew(newer, 7)
+            source.update_weights_in_flight(newer, 7)
             groups = rollout.result(120)
         versions = [
             torch.full_like(r.token_ids, r.policy_version) if r.versions is None else r.versions

@@ -26,7 +26,7 @@ from gspo_lightning.rollouts.vllm import transfer
 from gspo_lightning.rollouts.vllm.in_process import InProcessEngine
 from gspo_lightning.rollouts.vllm.probe import Probe
 from gspo_lightning.rollouts.vllm.transfer import Calls, CheckpointWeights, Sender
-from gspo_lightning.rollouts.vllm.ways import options_for
+from gspo_lightning.rollouts.vllm.weight_transport import options_for
 from tests.real_vllm import served, test_pictures
 
 pytestmark = served.VLLM
@@ -159,13 +159,13 @@ def test_both_ways_bring_the_trainers_weights_through_vllms_own_code(
     limit = max(2**16, *(4 * value.numel() for value in wanted.values()))
     try:
         with behind_routes(engine, tmp_path) as server:
-            for way in ("nccl", "ipc"):
-                if way == "ipc":
+            for transport in ("nccl", "ipc"):
+                if transport == "ipc":
                     model = worker.model_runner.model
                     worker.weight_transfer_engine = WeightTransferEngineFactory.create_engine(
                         WeightTransferConfig(backend="ipc"), worker.vllm_config, torch.device("cuda:0"), model
                     )
-                sender = Sender(way, 60.0)  # type: ignore[arg-type]
+                sender = Sender(transport, 60.0)  # type: ignore[arg-type]
                 for _ in range(2):
                     with torch.no_grad():
                         for weight in policy.parameters():
@@ -185,7 +185,7 @@ def test_both_ways_bring_the_trainers_weights_through_vllms_own_code(
                 assert all(size <= limit for size in held_at_once)
                 assert engine.asked == ["init", *["start", *["update"] * chunks, "finish"] * 2]
                 engine.asked.clear()
-                assert chunks == 1 if way == "nccl" else chunks > 6
+                assert chunks == 1 if transport == "nccl" else chunks > 6
             assert len(device.sizes) > 2 * (6 if reads == "text" else 4)  # larger tensors, larger buffers
             assert sum(device.sizes) == 2 * 4 * sum(value.numel() for value in wanted.values())
             loop.run(server.client.close())
@@ -197,7 +197,7 @@ def test_both_ways_bring_the_trainers_weights_through_vllms_own_code(
 def gap(engine: InProcessEngine, policy: Policy) -> float:
     """Nats between the engine's log-probabilities and the policy's."""
     engine._llm.reset_prefix_cache()
-    if policy.sight is not None:
+    if policy.image_processor is not None:
         engine._llm.llm_engine.reset_encoder_cache()
     probe = Probe(policy, None, "float32")
     ((_, piece),) = engine.run([probe.request], [probe.row.prompt.media])

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from gspo_lightning.resume.files import atomic_file, sha256, write_text
-from gspo_lightning.unfinished import beside, sweep
+from gspo_lightning.temp_files import sweep, temp_path
 
 
 def test_content_and_digest(tmp_path: Path) -> None:
@@ -103,10 +103,10 @@ def everybody() -> Iterator[None]:
 @pytest.mark.usefixtures("everybody")
 def test_a_private_file_is_this_users_alone_from_its_first_byte_on(tmp_path: Path) -> None:
     target = tmp_path / "file"
-    beside(target).write_text("of a run that was killed")
-    assert mode(beside(target)) == 0o666
+    temp_path(target).write_text("of a run that was killed")
+    assert mode(temp_path(target)) == 0o666
     with atomic_file(target, private=True) as file:
-        assert mode(beside(target)) == 0o600
+        assert mode(temp_path(target)) == 0o600
         file.write(b"new")
     assert (mode(target), target.read_text()) == (0o600, "new")
     with atomic_file(target) as file:
@@ -122,7 +122,7 @@ def test_who_is_dead_but_not_yet_waited_for_writes_nothing_any_more(tmp_path: Pa
     process = subprocess.Popen(["true"])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie
     theirs = tmp_path / f".a.ckpt.{os.uname().nodename}.{process.pid}.unfinished"
-    mine = beside(tmp_path / "a.ckpt")
+    mine = temp_path(tmp_path / "a.ckpt")
     for file in (theirs, mine):
         file.touch()
     sweep(tmp_path)

@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig, Mixtral
 
 from gspo_lightning.cli import main
 from gspo_lightning.policy.lora import LoRA
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.reward_models.model import load_reward_model
 from tests.reward_models.runs import command, fit_reward, planted, weights, write

@@ -15,7 +15,7 @@ from scipy.stats import spearmanr
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from gspo_lightning.cli import main
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.report.scalars import Scalars
 from gspo_lightning.reward_models.model import load_reward_model

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.prompts import PromptFile
-from gspo_lightning.reward_models.loss import bradley_terry
 from gspo_lightning.reward_models.model import head_of, load_reward_model
-from gspo_lightning.reward_models.rows import PairLoader, Row, encode_pairs
+from gspo_lightning.reward_models.module import bradley_terry
+from gspo_lightning.reward_models.pair_batches import PairLoader, Row, encode_pairs
 from tests.reward_models.runs import planted, write
 
 

@@ -20,14 +20,14 @@ def sample(source: str | None, text: str = "#4", **more: Any) -> Sample:
     return Sample(f"{source}/{text}", "2+2:", text, (1,), columns)
 
 
-def judged(rewards: Mapping[str, Any], samples: list[Sample], **options: Any) -> list[SampleScore]:
+def graded(rewards: Mapping[str, Any], samples: list[Sample], **options: Any) -> list[SampleScore]:
     with RewardRunner(rewards, num_workers=1, **options) as runner:
         return runner.score(samples)
 
 
 def test_each_record_is_judged_by_its_own_reward_and_by_no_other() -> None:
     rewards = {"correct": {"by": "source", "math": ExactMatch(), "code": bad._Obeys()}}
-    math, code = judged(rewards, [sample("math"), sample("code", "hang"[:2])])
+    math, code = graded(rewards, [sample("math"), sample("code", "hang"[:2])])
     assert (math.reward, code.reward) == (1.0, 2.0)  # right; and paid by length
     assert [str(s.parts["correct"].status) for s in (math, code)] == ["ok", "ok"]
     assert [list(s.parts) for s in (math, code)] == [["correct"], ["correct"]]
@@ -36,7 +36,7 @@ def test_each_record_is_judged_by_its_own_reward_and_by_no_other() -> None:
 def test_what_does_not_apply_leaves_its_weight_to_the_others() -> None:
     """Weights 1 and 1/2: a right answer that ends in a digit has 1.5, and so has a right one of code."""
     rewards = {"correct": ExactMatch(), "form": {"by": "source", "math": FormatReward(r"#\d")}}
-    math, code, wrong = judged(
+    math, code, wrong = graded(
         rewards, [sample("math"), sample("code"), sample("code", "#5")], weights={"correct": 1.0, "form": 0.5}
     )
     assert (math.reward, code.reward, wrong.reward) == (1.5, 1.5, 0.0)
@@ -48,7 +48,7 @@ def test_what_does_not_apply_leaves_its_weight_to_the_others() -> None:
 def test_a_missing_part_is_still_missing() -> None:
     """The record that has no source, and the reward that failed to say anything about a record that it is for."""
     rewards = {"correct": ExactMatch(), "other": {"by": "source", "math": bad._Obeys()}}
-    lost, unknown = judged(rewards, [sample("math", "killed"), sample(None)], max_missing_rate=1.0, deadline_s=0.3)
+    lost, unknown = graded(rewards, [sample("math", "killed"), sample(None)], max_missing_rate=1.0, deadline_s=0.3)
     assert (lost.reward, str(lost.parts["other"].status)) == (None, "missing")
     assert (unknown.reward, unknown.parts["other"].detail) == (None, "the record has no column 'source'")
 
@@ -58,32 +58,32 @@ def test_none_of_a_reward_by_record_does_not_apply_and_of_any_other_is_missing()
         {"a": ExactMatch(), "b": {"by": "source", "math": bad._Obeys()}},
         {"a": ExactMatch(), "b": bad._Obeys()},
     )
-    assert judged(by_record, [sample("math", "none")])[0].reward == 0.0
-    (score,) = judged(by_record, [sample("math", "none", answer="none")])
+    assert graded(by_record, [sample("math", "none")])[0].reward == 0.0
+    (score,) = graded(by_record, [sample("math", "none", answer="none")])
     assert str(score.parts["b"].status) == "not_applicable"
-    assert judged(plain, [sample("math", "none")])[0].reward is None
+    assert graded(plain, [sample("math", "none")])[0].reward is None
 
 
 def test_a_reward_may_say_itself_that_it_does_not_apply() -> None:
-    (score,) = judged({"a": ExactMatch(), "b": bad._OnlyMath()}, [sample("code")])
+    (score,) = graded({"a": ExactMatch(), "b": bad._OnlyMath()}, [sample("code")])
     assert (score.reward, str(score.parts["b"].status)) == (2.0, "not_applicable")
 
 
 def test_a_record_to_which_nothing_applies_has_no_reward() -> None:
-    (score,) = judged({"a": {"by": "source", "math": ExactMatch()}}, [sample("code")])
+    (score,) = graded({"a": {"by": "source", "math": ExactMatch()}}, [sample("code")])
     assert (score.reward, str(score.status)) == (None, "not_applicable")
     rewards = {"a": {"by": "source", "math": ExactMatch()}, "b": FormatReward(".*")}
-    assert judged(rewards, [sample("code")], weights={"b": 0.0})[0].reward is None  # b has no weight
+    assert graded(rewards, [sample("code")], weights={"b": 0.0})[0].reward is None  # b has no weight
 
 
 def test_a_default_judges_all_others() -> None:
     rewards = {"a": {"by": "source", "math": ExactMatch(), "default": FormatReward("#.")}}
-    assert [s.reward for s in judged(rewards, [sample("math", "#5"), sample("chat", "#5")])] == [0.0, 1.0]
+    assert [s.reward for s in graded(rewards, [sample("math", "#5"), sample("chat", "#5")])] == [0.0, 1.0]
 
 
 def test_rewards_of_the_trainer_are_chosen_too() -> None:
     rewards = {"a": {"by": "source", "math": ExactMatch(), "code": bad._InTrainer()}}
-    math, code, again = judged(rewards, [sample("math"), sample("code"), sample("math", "#5")])
+    math, code, again = graded(rewards, [sample("math"), sample("code"), sample("math", "#5")])
     assert (math.reward, again.reward) == (1.0, 0.0)
     assert code.reward is not None
     assert code.reward > 1  # its process id
@@ -142,4 +142,4 @@ def test_a_column_that_the_record_does_not_choose_is_not_asked_for() -> None:
 
 def test_the_mapping_is_the_same_as_the_class() -> None:
     one = ByRecord("source", {"math": ExactMatch()})
-    assert judged({"a": one}, [sample("math")])[0].reward == 1.0
+    assert graded({"a": one}, [sample("math")])[0].reward == 1.0

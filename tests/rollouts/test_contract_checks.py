@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gspo_lightning.errors import PluginError
-from gspo_lightning.rollouts import Beginning, GroupedSampler
+from gspo_lightning.rollouts import GroupedSampler, ResponsePrefix
 from gspo_lightning.rollouts.contract import check_group, check_groups, check_pieces
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
@@ -55,6 +55,15 @@ BREACHES: dict[str, tuple[Callable[[], Any], str]] = {
     "a flat list": (lambda: groups()[0], "of type Rollout as a group"),
     "too few responses": (lambda: [g[:1] for g in groups()], "1 responses to a prompt instead of 2"),
     "texts": (lambda: [["a", "b"]] * 2, "of type str as a response"),
+    "a long row": (
+        lambda: changed(row_ends=(1, 3), contexts=((4,), (2, 3, 4))),
+        "a row 1 of 5 tokens where 4 are allowed",
+    ),
+    "a negative context": (lambda: changed(row_ends=(3,), contexts=((-4,),)), "with a negative token id"),
+    "routes of one row": (
+        lambda: changed(row_ends=(1, 3), contexts=((4,), (2,)), routes=torch.zeros(4, 1, 2)),
+        r"with routes of shape (4, 1, 2)",
+    ),
     "samples swapped": (lambda: [g[::-1] for g in groups()], "sample 1 of prompt 3 in the place of sample 0"),
     "a sample twice": (lambda: [[g[0], g[0]] for g in groups()], "sample 0 of prompt 3 in the place of sample 1"),
     "mixed prompts": (
@@ -113,19 +122,20 @@ def test_a_group_alone_is_of_one_prompt() -> None:
 
 
 def test_pieces_answer_their_beginnings() -> None:
-    rows = [Beginning(p, k, p.token_ids, 0, 3) for p in PROMPTS for k in range(2)]
+    rows = [ResponsePrefix(p, k, p.token_ids, 0, 3) for p in PROMPTS for k in range(2)]
     pieces = [r for g in groups() for r in g]
     pieces[0] = rollout(PROMPTS[0], 0, finish_reason=FinishReason.CUT)
     assert check_pieces(Mine(), pieces, rows) == pieces
     later = [dataclasses.replace(rows[0], context=(1, 2, 8, 9)), *rows[1:]]
     pieces[0].routes = torch.zeros(6, 4, 2)
     assert check_pieces(Mine(), pieces, later) == pieces
-    short = [dataclasses.replace(rows[0], room=2), *rows[1:]]
+    short = [dataclasses.replace(rows[0], token_budget=2), *rows[1:]]
     for wrong, asked, words in (
         (pieces[:-1], rows, "3 pieces for 4 beginnings"),
         (pieces[::-1], rows, "response 7/1 (prompt/sample) in the place of 3/0"),
         (pieces, short, "3 tokens where 2 are allowed"),
         (pieces, rows, "with routes of shape (6, 4, 2)"),
+        ([rollout(PROMPTS[0], 0, row_ends=(3,), contexts=((4,),)), *pieces[1:]], rows, "a piece of several rows"),
     ):
         with pytest.raises(PluginError) as caught:
             check_pieces(Mine(), wrong, asked)

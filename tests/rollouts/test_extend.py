@@ -11,7 +11,7 @@ import torch
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.randomness import Purpose
-from gspo_lightning.rollouts import Beginning, Draws, GroupedSampler, RolloutSource, TransformersGenerate
+from gspo_lightning.rollouts import Draws, GroupedSampler, ResponsePrefix, RolloutSource, TransformersGenerate
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 from tests.support import model_families
 
@@ -35,11 +35,11 @@ def policy(request: pytest.FixtureRequest) -> Policy:
     return found
 
 
-def beginning(rollout: Rollout, tokens: int, room: int) -> Beginning:
+def beginning(rollout: Rollout, tokens: int, token_budget: int) -> ResponsePrefix:
     """The response goes on after its first ``tokens``."""
     ids = tuple(rollout.token_ids.tolist()[:tokens])
     context = (*rollout.prompt.token_ids, *ids)
-    return Beginning(rollout.prompt, rollout.sample, context, drawn=tokens, room=room, written=ids)
+    return ResponsePrefix(rollout.prompt, rollout.sample, context, drawn=tokens, token_budget=token_budget, written=ids)
 
 
 def whole(source: RolloutSource, policy: Policy, prompts: list[Prompt], sampling: SamplingParams) -> list[Rollout]:
@@ -69,11 +69,11 @@ def test_a_response_in_two_pieces_is_the_response_in_one(
 def test_every_response_has_its_own_room(source: RolloutSource, policy: Policy, prompts: list[Prompt]) -> None:
     wanted = whole(source, policy, prompts, SAMPLING)
     rooms = [1 + i % 6 for i in range(len(wanted))]
-    beginnings = [beginning(r, 0, room) for r, room in zip(wanted, rooms, strict=True)]
+    beginnings = [beginning(r, 0, token_budget) for r, token_budget in zip(wanted, rooms, strict=True)]
     found = source.extend(policy, beginnings, sampling=SAMPLING, draws=DRAWS)
-    for new, old, room in zip(found, wanted, rooms, strict=True):
-        assert new.token_ids.tolist() == old.token_ids.tolist()[:room]
-        stopped = not old.truncated and len(old.token_ids) <= room
+    for new, old, token_budget in zip(found, wanted, rooms, strict=True):
+        assert new.token_ids.tolist() == old.token_ids.tolist()[:token_budget]
+        stopped = not old.truncated and len(old.token_ids) <= token_budget
         assert new.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
 
 

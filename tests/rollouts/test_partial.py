@@ -14,7 +14,7 @@ from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import hook_routers
 from gspo_lightning.randomness import Purpose
-from gspo_lightning.rollouts import Beginning, Draws, GroupedSampler
+from gspo_lightning.rollouts import Draws, GroupedSampler, ResponsePrefix
 from gspo_lightning.rollouts.ending import cut
 from gspo_lightning.rollouts.partial import PartialRollouts
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
@@ -160,7 +160,7 @@ def test_a_failure_changes_nothing(policies: list[Policy], monkeypatch: pytest.M
 class OneByOne(GroupedSampler):
     """Begins with every second response, as servers do that have no room for the others."""
 
-    def extend(self, policy: Policy, beginnings: Sequence[Beginning], **options: Any) -> list[Rollout]:
+    def extend(self, policy: Policy, beginnings: Sequence[ResponsePrefix], **options: Any) -> list[Rollout]:
         """In the first call half of them; none of those that are left out has a token."""
         options["enough"] = None
         pieces = super().extend(policy, beginnings, **options)

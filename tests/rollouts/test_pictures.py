@@ -16,13 +16,13 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.policy.checks import choose_layout
 from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import EnvironmentRollouts, GroupedSampler, RolloutSource, TransformersGenerate
-from gspo_lightning.rollouts.base import Beginning
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.partial import PartialRollouts
+from gspo_lightning.rollouts.source import ResponsePrefix
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 from tests.rollouts.through_http import ThroughHTTP
 from tests.support.pictures import SEEING, plain_inputs, png, seeing_prompt
@@ -84,8 +84,10 @@ def test_a_source_gives_the_log_probabilities_of_the_training_forward(name: str,
 class Short(GroupedSampler):
     """Turns of 4 tokens: an untrained model hardly ever ends one."""
 
-    def extend(self, policy: Policy, beginnings: Sequence[Beginning], **options: Any) -> list[Rollout]:
-        turns = super().extend(policy, [dataclasses.replace(b, room=min(b.room, 4)) for b in beginnings], **options)
+    def extend(self, policy: Policy, beginnings: Sequence[ResponsePrefix], **options: Any) -> list[Rollout]:
+        turns = super().extend(
+            policy, [dataclasses.replace(b, token_budget=min(b.token_budget, 4)) for b in beginnings], **options
+        )
         return [dataclasses.replace(turn, finish_reason=FinishReason.STOP) for turn in turns]
 
 
@@ -128,8 +130,8 @@ def test_a_conversation_sees_the_pictures_of_its_prompt_in_every_turn(name: str)
 
 def test_an_environment_neither_opens_over_pictures_nor_says_their_placeholder() -> None:
     policy = policy_of("tiny-qwen3-vl", packed=True)
-    assert policy.sight is not None
-    image = policy.tokenizer.convert_ids_to_tokens(policy.sight.image)
+    assert policy.image_processor is not None
+    image = policy.tokenizer.convert_ids_to_tokens(policy.image_processor.image)
 
     def said(environment: Environment, prompts: Sequence[Prompt]) -> str:
         with closing(EnvironmentRollouts(environment, Short())) as source, pytest.raises(UserError) as error:
@@ -143,13 +145,13 @@ def test_an_environment_neither_opens_over_pictures_nor_says_their_placeholder()
 
 def scores(policy: Policy, prompt: Prompt, ids: Sequence[int]) -> Tensor:
     """Logits [V] of the next token by transformers alone: its processor reads the files, its model the pixels."""
-    sight = policy.sight
-    assert sight is not None
+    image_processor = policy.image_processor
+    assert image_processor is not None
     row = torch.tensor([[*prompt.token_ids, *ids]])
     with torch.no_grad():
         found = policy.model(row, use_cache=False, **plain_inputs(policy, prompt.media, row)).logits[0, -1]
     policy.model.base_model.rope_deltas = None
-    return found.double().index_fill(0, torch.tensor(sight.unsaid), -torch.inf)
+    return found.double().index_fill(0, torch.tensor(image_processor.unsaid), -torch.inf)
 
 
 def definition(policy: Policy, prompt: Prompt, k: int, sampling: SamplingParams) -> list[int]:
@@ -214,7 +216,7 @@ def test_the_same_tokens_with_another_picture_do_not_share_a_context() -> None:
     policy = policy_of("tiny-qwen3-vl", True)
     first, other = (seeing_prompt(policy, 7, ["1+", png(seed), "=?"]) for seed in (0, 4))
     assert first.token_ids == other.token_ids
-    rows = [Beginning(p, 0, p.token_ids, 0, 12) for p in (first, other, first)]
+    rows = [ResponsePrefix(p, 0, p.token_ids, 0, 12) for p in (first, other, first)]
     found = GroupedSampler().extend(policy, rows, sampling=SAMPLING, draws=DRAWS)
     assert max(gap(policy, [rollout]) for rollout in found) < 2e-5  # one id each: they do not share a prompt
     assert not torch.equal(found[0].logprobs[:1], found[1].logprobs[:1])
@@ -225,12 +227,12 @@ def test_a_response_in_two_pieces_equals_the_response_in_one() -> None:
     policy = policy_of("tiny-qwen3-vl", True)
     prompt = prompts_of(policy)[1]
     (whole,) = GroupedSampler().extend(
-        policy, [Beginning(prompt, 0, prompt.token_ids, 0, 8)], sampling=SAMPLING, draws=DRAWS
+        policy, [ResponsePrefix(prompt, 0, prompt.token_ids, 0, 8)], sampling=SAMPLING, draws=DRAWS
     )
     assert whole.length == 8
     for source in (GroupedSampler(), TransformersGenerate()):
         begun = tuple(whole.token_ids[:3].tolist())
-        row = Beginning(prompt, 0, (*prompt.token_ids, *begun), 3, 5, begun)
+        row = ResponsePrefix(prompt, 0, (*prompt.token_ids, *begun), 3, 5, begun)
         (rest,) = source.extend(policy, [row], sampling=SAMPLING, draws=DRAWS)
         assert torch.equal(rest.token_ids, whole.token_ids[3:])
 
@@ -267,15 +269,15 @@ def test_responses_to_pictures_go_on_in_the_next_iteration_and_after_a_resume() 
 @every_source
 def test_placeholders_are_never_sampled_though_the_model_wants_nothing_else(kind: str) -> None:
     policy = policy_of("tiny-qwen3-vl", True)
-    assert policy.sight is not None
+    assert policy.image_processor is not None
     with torch.no_grad():
         policy.model.lm_head.weight.zero_()
-        policy.model.lm_head.weight[list(policy.sight.unsaid)] = (
+        policy.model.lm_head.weight[list(policy.image_processor.unsaid)] = (
             5 * policy.model.model.language_model.norm.weight.sign()
         )
     rollouts = sampled(SOURCES[kind](), policy, prompts_of(policy))
     said = {token for r in rollouts for token in r.token_ids.tolist()}
-    assert not said & set(policy.sight.unsaid)
+    assert not said & set(policy.image_processor.unsaid)
     assert len(said) > 20
     assert gap(policy, rollouts) < 2e-5
 

@@ -13,10 +13,9 @@ from transformers import PreTrainedTokenizerFast
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.rollouts import Draws, GroupedSampler, RolloutSource, TransformersGenerate
-from gspo_lightning.rollouts.base import Beginning
-from gspo_lightning.rollouts.ending import has_ended
-from gspo_lightning.rollouts.sampler.rows import ResponseBuffer, Rows
-from gspo_lightning.rollouts.stops import texts_ended
+from gspo_lightning.rollouts.ending import has_ended, texts_ended
+from gspo_lightning.rollouts.sampler.decoding_rows import ResponseBuffer, Rows
+from gspo_lightning.rollouts.source import ResponsePrefix
 from gspo_lightning.types import Prompt, SamplingParams
 
 TEXT = """The sum of 17 and 25 is 42. So the answer is: 42.</answer>\n\nQuestion: don't stop , please . Straße, Größe
@@ -179,7 +178,7 @@ def test_a_source_decodes_the_ends_of_long_responses_only(
 
 def test_the_newest_tokens_of_rows() -> None:
     prompt = Prompt(0, "p", (5, 6))
-    beginnings = [Beginning(prompt, k, (5, 6), 0, 6, written=tuple(range(90, 90 + k))) for k in range(3)]
+    beginnings = [ResponsePrefix(prompt, k, (5, 6), 0, 6, written=tuple(range(90, 90 + k))) for k in range(3)]
     buffer, device = ResponseBuffer(beginnings, torch.device("cpu")), torch.device("cpu")
     rows = Rows.of(beginnings, range(len(beginnings)), [0] * len(beginnings), device)
     for step in range(4):

@@ -17,10 +17,11 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, EnvironmentRollouts, GroupedSampler, TransformersGenerate, verify
-from gspo_lightning.rollouts.base import Beginning
 from gspo_lightning.rollouts.sampler.decoding import PaddedDecoder, SharedDecoder
+from gspo_lightning.rollouts.source import ResponsePrefix
 from gspo_lightning.rollouts.verify import verify_decoding
-from gspo_lightning.training.trainer import GSPOConfig, GSPOTrainer
+from gspo_lightning.training.trainer import GSPOTrainer
+from gspo_lightning.training.trainer_config import GSPOConfig
 from gspo_lightning.types import Prompt, SamplingParams
 from tests.support import model_families
 from tools.models import tiny
@@ -67,7 +68,7 @@ def test_states_are_those_of_their_rows(family: str, compact_at: float) -> None:
     """Prompts of different lengths, rows that leave: log-probabilities are those of each whole row alone."""
     policy = policy_of(family)
     contexts = [tuple((5 * t + i) % 30 + 3 for t in range(width)) for i, width in enumerate((9, 2, 14))]
-    rows = [Beginning(Prompt(i, "", c), k, c, 0, 3 + 4 * k) for i, c in enumerate(contexts) for k in range(3)]
+    rows = [ResponsePrefix(Prompt(i, "", c), k, c, 0, 3 + 4 * k) for i, c in enumerate(contexts) for k in range(3)]
     source = GroupedSampler(compact_at=compact_at)
     draws = Draws.of(0, Purpose.TRAIN_SAMPLING, 0)
     for rollout in source.extend(policy, rows, sampling=SamplingParams(1, temperature=0.7), draws=draws):
@@ -260,7 +261,7 @@ def test_the_trainer_of_a_notebook_refuses_and_falls_back_too() -> None:
         assert step["noise/sampler_logprob_gap"] < 2e-5
 
 
-def lengths(rows: Sequence[Beginning]) -> list[int]:
+def lengths(rows: Sequence[ResponsePrefix]) -> list[int]:
     return sorted({len(row.context) for row in rows})
 
 

@@ -31,6 +31,6 @@ class ThroughHTTP(RolloutSource):
 
 def pixels_of(policy: Policy, prompt: Prompt) -> bytes:
     """What tells apart prompts with the same tokens and other pictures."""
-    if policy.sight is None or not prompt.media:
+    if policy.image_processor is None or not prompt.media:
         return b""
-    return policy.sight.pixels(prompt.media)[0].numpy().tobytes()
+    return policy.image_processor.pixels(prompt.media)[0].numpy().tobytes()

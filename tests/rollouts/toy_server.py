@@ -1,6 +1,6 @@
 """A small inference server that speaks the routes that ``VLLMServer`` needs and really samples, with faults on request.
 
-``python tests/rollouts/toy_server.py --model FOLDER --uds PATH ...`` is the same as a process, with vLLM's options.
+``python -m tests.rollouts.toy_server --model FOLDER --uds PATH ...`` is the same as a process, with vLLM's options.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from torch import Tensor
 
 from gspo_lightning.pictures import Media, Picture
 from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import hook_routers
-from gspo_lightning.policy.settings import ModelSettings
-from gspo_lightning.rollouts import Beginning, Draws, GroupedSampler
+from gspo_lightning.rollouts import Draws, GroupedSampler, ResponsePrefix
 from gspo_lightning.types import Prompt, SamplingParams
+from tests.support.loopback import LoopbackServer
 
 Reply = tuple[int, Any]
 """Status, and what is sent as JSON (bytes are sent as they are; None closes the connection without a word)."""
@@ -44,8 +45,8 @@ Fault = Callable[[str, dict[str, Any], Reply], Reply]
 
 
 @dataclass
-class ToyServer:
-    """Serves on a port of its own, or on a socket file, in threads of this process."""
+class ToyServer(LoopbackServer):
+    """Serves on a port, or on a socket file."""
 
     port: int = 0
     path: str | None = None
@@ -67,6 +68,10 @@ class ToyServer:
     """Before every answer, health checks included."""
     pace_s: float = 0.0
     """For every token of the longest response of a request."""
+    holds: int | None = None
+    """Tokens after which groups of responses wait for :meth:`release`; None: they never wait."""
+    held: int = 0
+    """Groups that wait, or have waited."""
     scale_out: bool = True
     """Whether the route that takes pictures is switched on."""
     max_pixels: int | None = None
@@ -89,29 +94,32 @@ class ToyServer:
     forgets: bool = True
     """Whether it can forget what it has computed."""
 
-    def __enter__(self) -> ToyServer:
+    def __post_init__(self) -> None:
         self._policy: Policy | None = None
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._going = threading.Event()
         self._going.set()
-        if self.path is None:
-            self._server = ThreadingHTTPServer(("127.0.0.1", self.port), self._handler())
-            self.port = self._server.server_address[1]
-        else:
-            self._server = _OnSocket(self.path, self._handler())  # type: ignore[arg-type]
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-        return self
+        self._released = threading.Event()
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._server.shutdown()
-        self._server.server_close()
+        super().__exit__()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}" if self.path is None else f"unix:{self.path}"
+
+    def _listening(self) -> ThreadingHTTPServer:
+        if self.path is not None:
+            return _OnSocket(self.path, self._handler())  # type: ignore[arg-type]
+        server = ThreadingHTTPServer(("127.0.0.1", self.port), self._handler())
+        self.port = server.server_address[1]
+        return server
+
+    def release(self) -> None:
+        """Let groups that are held, and all later ones, go on."""
+        self._released.set()
 
     def load(self, folder: str) -> None:
         self._policy = load_policy(ModelSettings(folder)).eval()
@@ -181,10 +189,14 @@ class ToyServer:
         choices, begun = reply["choices"], self.tag
         for choice in choices:
             choice["weight_versions"] = [{"version": begun, "start": 0, "end": len(choice["token_ids"])}]
-        if not self.pace_s:
+        if not self.pace_s and self.holds is None:
             return
         count = 0
         while count < max(len(c["token_ids"]) for c in choices):
+            if count == self.holds and len(choices) > 1:  # a probe has one choice
+                with self._lock:
+                    self.held += 1
+                self._released.wait(20.0)
             self._going.wait(20.0)
             if self.tag != begun:
                 begun = self.tag
@@ -206,7 +218,7 @@ class ToyServer:
         assert self._policy is not None
         known = self.prompts.get((tuple(prompt), b""), Prompt(0, "", tuple(prompt)))
         rows = [
-            Beginning(known, c["index"], (*prompt, *c["token_ids"][:count]), count, asked["max_tokens"] - count)
+            ResponsePrefix(known, c["index"], (*prompt, *c["token_ids"][:count]), count, asked["max_tokens"] - count)
             for c in choices
         ]
         sampling = SamplingParams(1, asked["temperature"], stop_token_ids=tuple(asked["stop_token_ids"]))
@@ -230,9 +242,9 @@ class ToyServer:
         assert policy is not None
         text = body["prompt"]
         ids = tuple(policy.tokenizer(text)["input_ids"] if isinstance(text, str) else text)
-        if policy.sight is not None:
-            assert body["logit_bias"] == {str(i): -10_000.0 for i in policy.sight.unsaid}
-        seen = policy.sight.pixels(media)[0].numpy().tobytes() if policy.sight and media else b""
+        if policy.image_processor is not None:
+            assert body["logit_bias"] == {str(i): -10_000.0 for i in policy.image_processor.unsaid}
+        seen = policy.image_processor.pixels(media)[0].numpy().tobytes() if policy.image_processor and media else b""
         known = dataclasses.replace(self.prompts.get((ids, seen), Prompt(0, "", ids)), media=media)
         stops = (tuple(body.get("stop_token_ids", policy.eos_token_ids)), tuple(body.get("stop", ())))
         numbers = (body["max_tokens"], body.get("temperature", 1.0), body.get("top_p", 1.0), body.get("top_k", 0))
@@ -265,16 +277,16 @@ class ToyServer:
             message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
             return 403, {"error": {"message": message, "type": "PermissionDeniedError", "code": 403}}
         assert body["return_token_ids"] is True
-        sight = self._policy.sight
+        image_processor = self._policy.image_processor
         files = iter(base64.b64decode(part["url"].partition("base64,")[2]) for part in body.get("content_parts", []))
         ids: list[int] = []
         media: list[Picture] = []
         for token in body["token_ids"]:
             ids.append(token)
-            if sight is not None and token == sight.image:
+            if image_processor is not None and token == image_processor.image:
                 data = next(files)
                 with Image.open(io.BytesIO(data)) as image:
-                    grid = sight.limited(self.max_pixels).grid(*image.size)
+                    grid = image_processor.limited(self.max_pixels).grid(*image.size)
                 media.append(Picture(data, hashlib.sha256(data).hexdigest(), len(ids) - 1, *grid))
                 ids += [token] * (media[-1].tokens - 1)
         assert next(files, None) is None

@@ -7,8 +7,10 @@ import faulthandler
 import importlib
 import multiprocessing
 import os
+import runpy
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -18,10 +20,18 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from tests import ROOT
 from tests.support.caller import default_signals
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["tests.conftest", "gspo_lightning.commands.fit.command", "tests.runs.processes"])
+SERVER.set_forkserver_preload(
+    [
+        "tests.conftest", "gspo_lightning.commands.fit.command", "tests.runs.processes",
+        "gspo_lightning.commands.export", "tensorboard.summary", "torch.profiler", "torch.utils.tensorboard",
+        "transformers.models.qwen3.modeling_qwen3", "s3fs",  # which Lightning looks for when it saves
+    ]
+)  # fmt: skip
+"""With what a run imports on its way, or every process would import it again; what is not installed is left out."""
 SECONDS = 120
 
 
@@ -43,6 +53,31 @@ def in_processes(target: Callable[..., None], *arguments: object, count: int = 2
         failed = [(p.exitcode, log) for p, log in zip(processes, logs, strict=True) if p.exitcode]
         said = "\n".join(f"{code}: {log.read_text() if log.is_file() else 'never began'}" for code, log in failed)
         assert [process.exitcode for process in processes] == [0] * count, said
+
+
+def run_module(
+    module: str, *arguments: str, cwd: Path = ROOT, seconds: float = 400.0
+) -> subprocess.CompletedProcess[str]:
+    """``python -m module arguments``, but for the imports, which its parent has made already."""
+    with tempfile.TemporaryDirectory() as folder:
+        shown = [Path(folder, stream) for stream in ("stdout", "stderr")]
+        process = SERVER.Process(target=_as_main, args=(str(cwd), module, arguments, *map(str, shown)))
+        process.start()
+        process.join(seconds)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        code = process.exitcode if process.exitcode is not None else -1
+        return subprocess.CompletedProcess((module, *arguments), code, *(file.read_text() for file in shown))
+
+
+def _as_main(cwd: str, module: str, arguments: Sequence[str], stdout: str, stderr: str) -> None:
+    os.chdir(cwd)
+    for descriptor, file in enumerate((stdout, stderr), start=1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+    sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", buffering=1) for descriptor in (1, 2))
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _logged(log: str, target: Callable[..., None], *arguments: object) -> None:

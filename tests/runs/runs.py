@@ -15,6 +15,8 @@ from tensorboard.summary.writer import event_file_writer
 from gspo_lightning.cli import main
 from gspo_lightning.commands.export import sharded_weights
 from gspo_lightning.experience.loader import ExperienceLoader
+from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.types import MiniBatch
 from tests import ROOT
 
@@ -90,6 +92,12 @@ def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -
     """Over all weights; the names must agree."""
     assert a.keys() == b.keys()
     return max(float((a[k] - b[k]).abs().max()) for k in a)
+
+
+def untrained() -> dict[str, torch.Tensor]:
+    """The policy's weights that the quickstart starts from without a cold start."""
+    policy = load_policy(ModelSettings("tiny-qwen3", seed=1))
+    return {f"policy.{name}": weight for name, weight in policy.state_dict().items()}
 
 
 def events(run: Path) -> EventAccumulator:

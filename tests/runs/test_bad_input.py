@@ -59,6 +59,10 @@ MISTAKES = {
     "special token in a stop string": (['--data.stop_strings=["7<pad>"]'], ["data.stop_strings", "'<pad>'", "data.stop_token_ids: [0]"]),
     "stop string that cannot be written": (['--data.stop_strings=["Ω"]'], ["data.stop_strings", "'Ω'", "cannot write"]),
     "empty stop string": (['--data.stop_strings=[""]'], ["data.stop_strings", "empty"]),
+    "learning rate below 0": (["--model.optimizer.lr=-1"], ["model.optimizer.lr: is -1.0, which AdamW refuses: Invalid learning rate: -1.0", "fix"]),
+    "learning rate below 0, long form": (["--model.optimizer.init_args.lr", "-1"], ["model.optimizer.lr:", "-1.0"]),
+    "a beta above 1": (["--model.optimizer.betas=[0.9,1.5]"], ["model.optimizer.betas:", "AdamW", "1.5"]),
+    "another optimizer's setting": (["--model.optimizer=torch.optim.SGD", "--model.optimizer.momentum=-2"], ["model.optimizer.momentum:", "SGD", "-2"]),
     "no devices": (["--trainer.devices=0"], ["trainer", "devices='0'"]),
     "negative skips": (["--model.max_skips=-1"], ["model.max_skips"]),
     "checkpoints that keep nothing": (['--trainer.callbacks=[{"class_path": "LastCheckpoint", "init_args": {"keep_last": 0}}]'], ["keep_last", "at least 1"]),
@@ -110,6 +114,50 @@ def test_mistake_is_named_before_anything_is_written(
     assert len(message.strip().splitlines()) <= 5, message
     assert len(message) < 1200, message
     assert not root.exists() or not list(root.rglob("*"))
+
+
+def test_an_optimizer_that_refuses_the_weights_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs.fit(tmp_path, *runs.UNTAUGHT, "--model.optimizer=Muon", code=2)
+    said = capsys.readouterr().err
+    assert "model.optimizer: Muon refuses the model's weights or a setting: Muon only supports 2D parameters" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("written", "near"),
+    [
+        ("fp16", "16-mixed"),
+        ("float16", "16-mixed"),
+        ("bfloat16", "bf16-mixed"),
+        ("fp32", "32-true"),
+        ("bf16-mixd", "bf16-mixed"),
+        ("fp8", "bf16-mixed"),
+    ],
+)
+def test_a_precision_of_another_library_is_told_what_works_here(
+    written: str, near: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", "--config=quickstart", f"--trainer.precision={written}"]) == 2
+    said = capsys.readouterr().err
+    assert f"trainer.precision: is '{written}'; it must be 32-true, bf16-mixed or, for a policy on a GPU, 16" in said
+    assert f"fix: write {near}\n" in said
+    assert "64" not in said
+
+
+def test_only_a_file_of_a_near_name_is_suggested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "scores.jsonl").touch()
+    config = tmp_path / "scores.yaml"
+    config.touch()
+    argv = ["fit", "--config=quickstart", f"--data.train={tmp_path / 'nothere.jsonl'}"]
+    assert main(argv) == 2
+    said = capsys.readouterr().err
+    assert "'nothere.jsonl' does not exist" in said
+    assert "did you mean" not in said
+    (tmp_path / "notthere.jsonl").touch()
+    assert main(argv) == 2
+    assert "'nothere.jsonl' does not exist; did you mean notthere.jsonl?" in capsys.readouterr().err
+    assert main(["fit", f"--config={config.with_name('nothere.yaml')}"]) == 2
+    assert "did you mean" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

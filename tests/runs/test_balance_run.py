@@ -16,7 +16,8 @@ from gspo_lightning.objectives import GSPO
 from gspo_lightning.policy.tiny import build_tiny_model
 from gspo_lightning.update.dump import Dump
 from tests import ROOT
-from tests.runs import processes, runs
+from tests.runs import runs
+from tests.runs.ranks import fit_on_ranks
 
 MOE = ROOT / "configs" / "moe.yaml"
 COEF = 0.01
@@ -99,11 +100,8 @@ def test_the_coefficient_reaches_the_weights_beside_an_objective(tmp_path: Path)
 @pytest.mark.slow
 def test_two_ranks_balance_their_tokens_together(tmp_path: Path) -> None:
     """Each rank holds other rows: their means of shares are not the share of the whole."""
-    argv = [*CONSTANT, f"--model.router_aux_loss_coef={COEF}", "--trainer.devices=2", "--trainer.strategy=ddp"]
-    whole = ["fit", f"--config={runs.QUICKSTART}", *runs.SMALL, f"--trainer.default_root_dir={tmp_path}", *argv]
-    command = processes.Command(whole, ranks=2, log=tmp_path / "log").start()
-    assert command.wait() == [0, 0], (tmp_path / "log").read_text()
-    check_gradients(tmp_path / "quickstart" / "version_0")
+    coef = f"--model.router_aux_loss_coef={COEF}"
+    check_gradients(fit_on_ranks(tmp_path / "two", *CONSTANT, coef, "--trainer.strategy=ddp"))
 
 
 def test_a_replayed_update_is_balanced_too(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

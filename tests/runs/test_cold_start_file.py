@@ -13,9 +13,9 @@ import pytest
 
 from gspo_lightning.cli import main
 from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.prompts import ChainTask
-from gspo_lightning.prompts.taught import Asking
+from gspo_lightning.prompts.taught import PromptFormat
 from gspo_lightning.report.read import read_run
 from gspo_lightning.report.words import table
 from gspo_lightning.training.cold_start import ColdStart
@@ -86,8 +86,8 @@ def test_another_run_finds_it_and_another_content_would_make_another(
     assert ColdStart(str(other)).key(TINY) == ColdStart(str(demos)).key(TINY)
     other.write_text(demos.read_text().replace("#", "=", 1))
     assert ColdStart(str(other)).key(TINY) != ColdStart(str(demos)).key(TINY)
-    short = Asking(max_response_tokens=10)
-    assert ColdStart(str(demos)).key(TINY, asking=short) != ColdStart(str(demos)).key(TINY)
+    short = PromptFormat(max_response_tokens=10)
+    assert ColdStart(str(demos)).key(TINY, prompt_format=short) != ColdStart(str(demos)).key(TINY)
 
 
 def test_a_resumed_run_keeps_the_curve_and_needs_no_file(trained: tuple[Path, Path], tmp_path: Path) -> None:

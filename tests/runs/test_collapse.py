@@ -41,7 +41,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], None]) -> No
     def run(self: Iteration, number: int) -> Any:
         if number == AT:
             with torch.no_grad():
-                change(self.learner)
+                change(self.state)
         return original(self, number)
 
     monkeypatch.setattr(Iteration, "run", run)

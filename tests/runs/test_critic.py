@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from gspo_lightning.advantages import assign
 from gspo_lightning.commands.export import sharded_weights
-from gspo_lightning.experience import iteration
-from gspo_lightning.experience.respond import Groups
+from gspo_lightning.experience.generate_and_score import Groups
 from gspo_lightning.types import Rollout
 from tests.runs import runs
 from tests.runs.processes import Command
+from tests.runs.ranks import fit_on_ranks
 from tests.runs.test_invariance import SGD
 
 CRITIC = ["--model.objective=GSPOToken", "--data.advantages=GAE", "--model.critic=ValueModel", "--model.critic.lr=1e-3"]
@@ -91,8 +93,10 @@ def measured(run: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: values for tag, values in runs.scalars(run).items() if not tag.startswith("val/")}
 
 
-def assert_goes_on(root: Path, undisturbed: Path, updates: int, *options: str) -> None:
-    runs.fit(root, *OPTIONS, *options, f"--trainer.max_steps={updates}")
+def assert_goes_on(root: Path, undisturbed: Path, updates: Sequence[int], *options: str) -> None:
+    """After each of these numbers of updates one run is cut, and goes on."""
+    for count in updates:
+        runs.fit(root, *OPTIONS, *options, f"--trainer.max_steps={count}", "--ckpt_path=last")
     run = runs.fit(root, *OPTIONS, *options, "--ckpt_path=last")
     assert runs.largest_difference(runs.weights(undisturbed), runs.weights(run)) == 0.0
     assert same(critic_state(undisturbed), critic_state(run))
@@ -103,7 +107,7 @@ def assert_goes_on(root: Path, undisturbed: Path, updates: int, *options: str) -
     "updates", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long), 3]
 )
 def test_it_goes_on_bit_for_bit(tmp_path: Path, whole: Path, updates: int) -> None:
-    assert_goes_on(tmp_path, whole, updates)
+    assert_goes_on(tmp_path, whole, [updates])
 
 
 HALVED = ["--model.lr_scheduler=torch.optim.lr_scheduler.StepLR", "--model.lr_scheduler.step_size=2"]
@@ -115,7 +119,7 @@ def test_its_rate_follows_the_schedule_of_the_policy_and_goes_on_bit_for_bit(tmp
     whole = runs.fit(tmp_path / "whole", *OPTIONS, *halved)
     assert [v for _, v in runs.scalars(whole)["critic/lr"]] == pytest.approx([1e-3, 1e-3, 5e-4, 5e-4])
     assert [v for _, v in runs.scalars(whole)["optim/lr"]] == pytest.approx([0.5, 0.5, 0.25, 0.25])
-    assert_goes_on(tmp_path / "cut", whole, 2, *halved)
+    assert_goes_on(tmp_path / "cut", whole, [2], *halved)
 
 
 def test_at_a_rate_of_zero_it_stays_as_it_is(tmp_path: Path, whole: Path) -> None:
@@ -133,7 +137,7 @@ def test_at_a_rate_of_zero_it_stays_as_it_is(tmp_path: Path, whole: Path) -> Non
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["share", "adapters"])
 def test_every_kind_goes_on_bit_for_bit(tmp_path: Path, kind: str) -> None:
-    assert_goes_on(tmp_path / "cut", runs.fit(tmp_path / "whole", *OPTIONS, *KINDS[kind]), 3, *KINDS[kind])
+    assert_goes_on(tmp_path / "cut", runs.fit(tmp_path / "whole", *OPTIONS, *KINDS[kind]), [3], *KINDS[kind])
 
 
 @pytest.mark.long
@@ -149,13 +153,12 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path, whole: Path) -> None:
 
 def test_the_policy_waits_for_the_critic(tmp_path: Path) -> None:
     """4 updates are 2 iterations: the third one is the first that moves the policy."""
-    start = runs.fit(tmp_path / "start", *OPTIONS, "--model.optimizer.lr=0.0")
     warm = [*OPTIONS, "--model.critic.warm_up=3"]
     waits = runs.fit(tmp_path / "waits", *warm)
-    assert runs.largest_difference(runs.weights(start), runs.weights(waits)) == 0.0
+    assert runs.largest_difference(runs.untrained(), runs.weights(waits)) == 0.0
     assert critic_state(waits)["updates"] == 4
     moves = runs.fit(tmp_path / "moves", *warm, "--trainer.max_epochs=3")
-    assert runs.largest_difference(runs.weights(start), runs.weights(moves)) > 1e-3
+    assert runs.largest_difference(runs.untrained(), runs.weights(moves)) > 1e-3
 
 
 RISES = [
@@ -176,8 +179,7 @@ def test_the_first_update_of_the_policy_has_the_first_rate_of_the_schedule(
     (schedule,) = runs.checkpoint(run)["lr_schedulers"]
     assert schedule["last_epoch"] == 4
     assert "the first 4 updates train the critic alone, and model.lr_scheduler does not count them" in caplog.text
-    for updates in (3, 5):
-        assert_goes_on(tmp_path / str(updates), run, updates, *RISES)
+    assert_goes_on(tmp_path / "cut", run, [3, 5], *RISES)
 
 
 def test_a_plateau_does_not_count_what_came_before_the_policy(tmp_path: Path) -> None:
@@ -205,16 +207,7 @@ def test_weights_that_wait_for_the_critic_are_not_averaged(tmp_path: Path) -> No
 
 
 def two_ranks(root: Path, strategy: str, kind: str, *more: str) -> Path:
-    argv = [
-        "fit", f"--config={runs.QUICKSTART}", f"--config={runs.ROOT / 'configs' / strategy}.yaml", *runs.SMALL,
-        *OPTIONS, *KINDS[kind], "--trainer.accelerator=cpu", "--trainer.devices=2",
-        f"--trainer.default_root_dir={root}", *more,
-    ]  # fmt: skip
-    log = root.with_suffix(".log")
-    codes = Command(argv, 2, log=log).start().wait(240)
-    assert set(codes) == {0}, log.read_text()
-    (run,) = (root / "quickstart").iterdir()
-    return run
+    return fit_on_ranks(root, *OPTIONS, *KINDS[kind], *more, overlay=strategy)
 
 
 def assert_two_are_one(root: Path, strategy: str, kind: str) -> None:
@@ -259,13 +252,13 @@ def test_two_ranks_go_on_bit_for_bit(tmp_path: Path, strategy: str) -> None:
 def test_turns_and_a_penalty_per_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guess the number: what turns earn and what tokens pay arrives where it arose; the other side's tokens get 0."""
     seen: list[Rollout] = []
-    own = iteration.assign_token_advantages
+    own = assign.assign_token_advantages
 
     def noted(groups: Groups, *rest: Any) -> dict[str, float]:
         seen.extend(r for g in groups for r in g)
         return own(groups, *rest)
 
-    monkeypatch.setattr(iteration, "assign_token_advantages", noted)
+    monkeypatch.setattr(assign, "assign_token_advantages", noted)
     options = ["--model.cold_start.steps=30", "--model.cold_start.demonstrations.step=10", "--data.turn_credit=turn"]
     cost = ["--data.rollouts.environment.cost=0.125", "--data.kl_in_reward=0.5", "--data.advantages.whiten=false"]
     lam = ["--data.advantages.lam=1.0", "--model.optimizer.lr=1e-3"]

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 
-from gspo_lightning.callbacks.dashboard import layout as dashboard_layout
+from gspo_lightning.callbacks import dashboard
 from gspo_lightning.commands.fit import cli
 from gspo_lightning.metrics import table
 from tests.runs import runs
@@ -51,8 +51,8 @@ def test_layout_asks_questions_and_no_chart_is_empty(reader: EventAccumulator) -
 
 
 def test_charts_of_what_only_some_runs_log_are_there_when_it_is() -> None:
-    found = dashboard_layout.layout(routers=True, reference=True, staleness=True)
-    assert found == dashboard_layout.LAYOUT
+    found = dashboard.layout(routers=True, reference=True, staleness=True)
+    assert found == dashboard.LAYOUT
     sometimes = [found["2 Is it stable?"]["KL to the reference"], found["5 Is the sampler the policy?"]["staleness"]]
     for _, patterns in [*sometimes, *found["6 Mixture of experts"].values()]:
         assert all(any(re.search(p, spec.tag) for spec in table.METRICS) for p in patterns)

@@ -17,14 +17,13 @@ from gspo_lightning.old_policy.snapshots import CachedLogProbs
 from gspo_lightning.old_policy.teacher import LocalTeacher
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.update.loss import LossTerms
 from tests.rollouts.toy_server import ToyServer
 from tests.runs import runs
-from tests.runs.processes import Command
+from tests.runs.ranks import fit_on_ranks, two_ranks
 from tests.runs.test_invariance import SGD
 from tests.runs.test_positive_run import averaged_gradient, rollouts
-from tests.runs.test_ranks_agree import two_ranks
 
 ALONE = ["--data.rewards=null", "--data.val=null", "--trainer.num_sanity_val_steps=0", "--model.cold_start=null"]
 """Nothing judges an answer."""
@@ -101,11 +100,11 @@ def exact_gradient(rank: int, rows: list[list[int]]) -> dict[str, list[float]]:
     return averaged_gradient(parts, terms, len(rows))
 
 
-def test_the_exact_gradient_of_two_ranks_is_that_of_one(tmp_path: Path) -> None:
+def test_the_exact_gradient_of_two_ranks_is_that_of_one() -> None:
     """Of which the first holds more responses, and so more micro-batches."""
     alone = exact_gradient(0, [[0, 1, 2, 3, 4, 5]])
     assert max(abs(x) for values in alone.values() for x in values) > 1e-3
-    for together in two_ranks(tmp_path, exact_gradient, [[0, 1, 2, 3], [4, 5]]):
+    for together in two_ranks(exact_gradient, [[0, 1, 2, 3], [4, 5]]):
         assert together.keys() == alone.keys()
         for name, values in alone.items():
             assert together[name] == pytest.approx(values, abs=2e-6), name
@@ -116,13 +115,7 @@ def test_the_exact_gradient_of_two_ranks_is_that_of_one(tmp_path: Path) -> None:
 def test_two_ranks_do_the_update_of_one(tmp_path: Path, teacher: Path, exact: str) -> None:
     options = follow(teacher, *SLOW, f"--model.objective.distill_exact={exact}")
     alone = runs.fit(tmp_path / "one", *options)
-    argv = [
-        "fit", f"--config={runs.QUICKSTART}", *runs.SMALL, *options, "--trainer.strategy=ddp",
-        "--trainer.accelerator=cpu", "--trainer.devices=2", f"--trainer.default_root_dir={tmp_path / 'two'}",
-    ]  # fmt: skip
-    log = tmp_path / "two.log"
-    assert set(Command(argv, 2, log=log).start().wait(240)) == {0}, log.read_text()
-    (together,) = (tmp_path / "two" / "quickstart").iterdir()
+    together = fit_on_ranks(tmp_path / "two", *options, "--trainer.strategy=ddp")
     assert runs.largest_difference(runs.weights(alone), runs.weights(together)) < 2e-6
     for tag in ("distill/kl", "loss", *(("distill/kl_k3", "distill/capped") if exact == "false" else ())):
         one, two = (dict(runs.scalars(run)[tag]) for run in (alone, together))
@@ -135,13 +128,7 @@ def test_shards_do_the_update_of_one(tmp_path: Path, teacher: Path, strategy: st
     """The teacher is sharded like the policy."""
     options = follow(teacher, *SLOW, "--model.optimizer.momentum=0.9")
     alone = runs.fit(tmp_path / "one", *options)
-    argv = [
-        "fit", f"--config={runs.QUICKSTART}", f"--config={runs.ROOT / 'configs' / strategy}.yaml", *runs.SMALL,
-        *options, "--trainer.accelerator=cpu", "--trainer.devices=2", f"--trainer.default_root_dir={tmp_path / 'two'}",
-    ]  # fmt: skip
-    log = tmp_path / "two.log"
-    assert set(Command(argv, 2, log=log).start().wait(240)) == {0}, log.read_text()
-    (together,) = (tmp_path / "two" / "quickstart").iterdir()
+    together = fit_on_ranks(tmp_path / "two", *options, overlay=strategy)
     assert runs.largest_difference(runs.weights(alone), runs.weights(together)) < 2e-6
 
 
@@ -178,11 +165,7 @@ def test_a_server_teaches_like_the_same_model_here(tmp_path: Path, teacher: Path
         served = runs.fit(tmp_path / "served", *follow(toy.url, *SGD))
         assert toy.asked == 1 + 2 * 32
     assert runs.largest_difference(runs.weights(here), runs.weights(served)) < 1e-5
-    assert runs.largest_difference(runs.weights(here), start_weights(tmp_path, teacher)) > 1e-3
-
-
-def start_weights(tmp_path: Path, teacher: Path) -> dict[str, torch.Tensor]:
-    return runs.weights(runs.fit(tmp_path / "start", *follow(teacher, *SGD, "--model.optimizer.lr=0.0")))
+    assert runs.largest_difference(runs.weights(here), runs.untrained()) > 1e-3
 
 
 def test_a_teacher_that_is_the_policy_moves_nothing_in_the_first_update(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,19 @@ def test_final_accuracy_is_that_of_the_final_policy(taught: Path) -> None:
     run = runs.fit(taught, "--trainer.check_val_every_n_epoch=3")  # two iterations: no regular evaluation at the end
     assert [step for step, _ in runs.scalars(run)["val/accuracy"]] == [0, 4]
     assert runs.summary(run)["evaluated_at_update"] == 4
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_held_out_prompts_that_are_trained_on_are_said_once(
+    same: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, first in {"train": 0, "again": 0, "other": 5}.items():
+        lines = [json.dumps({"prompt": f"{i}+1:", "answer": str(i + 1)}) + "\n" for i in range(first, first + 9)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    held_out = tmp_path / ("again.jsonl" if same else "other.jsonl")  # the content counts, not the name
+    data = [f"--data.train={tmp_path / 'train.jsonl'}", f"--data.val={held_out}"]
+    own = [option for option in runs.SMALL if option != runs.FEW_PROMPTS]
+    runs.fit(tmp_path, *own, *runs.UNTAUGHT, *data, "--trainer.max_epochs=1", small=False)
+    said = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    found = [text for text in said if "data.val: the same 9 prompts as data.train" in text]
+    assert len(found) == same

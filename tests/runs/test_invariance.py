@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs import runs
-from tests.runs.processes import Command
+from tests.runs.ranks import fit_on_ranks
 
 SGD = ["--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.5", "--trainer.gradient_clip_val=null"]
 """Plain gradient descent: weights show gradients as they are (AdamW turns a float's rounding into a whole step)."""
@@ -28,11 +28,7 @@ def test_update_does_not_depend_on_the_token_budget(tmp_path: Path, objective: s
     assert {v for _, v in runs.scalars(whole)["data/micro_batches"]} == {1.0}
     assert min(v for _, v in runs.scalars(cut)["data/micro_batches"]) >= 6
     assert runs.largest_difference(runs.weights(whole), runs.weights(cut)) < 2e-6
-    assert runs.largest_difference(runs.weights(whole), start_weights(tmp_path)) > 1e-3  # something was learnt at all
-
-
-def start_weights(tmp_path: Path) -> dict[str, object]:
-    return runs.weights(runs.fit(tmp_path / "start", *OPTIONS, "--model.optimizer.lr=0.0"))
+    assert runs.largest_difference(runs.weights(whole), runs.untrained()) > 1e-3  # something was learnt at all
 
 
 def test_old_policy_forms_train_bit_identically(tmp_path: Path) -> None:
@@ -67,18 +63,7 @@ def test_two_ranks_do_the_update_of_one(
     chosen = [f"--model.objective={objective}", f"--data.max_tokens_per_micro_batch={budget}"]
     chosen += [f"--data.deal={deal}", f"--data.group_size={group_size}"]
     one = runs.fit(tmp_path / "one", *OPTIONS, *chosen)
-    argv = [
-        "fit",
-        f"--config={runs.QUICKSTART}",
-        f"--config={runs.ROOT / 'configs' / 'ddp.yaml'}",
-        *runs.SMALL,
-        *OPTIONS,
-        *chosen,
-    ]
-    argv += ["--trainer.accelerator=cpu", "--trainer.devices=2", f"--trainer.default_root_dir={tmp_path / 'two'}"]
-    log = tmp_path / "log"
-    assert Command(argv, 2, log=log).start().wait() == [0, 0], log.read_text()
-    two = tmp_path / "two" / "quickstart" / "version_0"
+    two = fit_on_ranks(tmp_path / "two", *OPTIONS, *chosen, overlay="ddp")
     assert runs.largest_difference(runs.weights(one), runs.weights(two)) < 2e-6
     alone, together = runs.scalars(one), runs.scalars(two)
     cut = {"data/micro_batches", "update/gradient_noise"}  # what depends on the micro-batches

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.prompts import ChainTask
 from gspo_lightning.training.cold_start import ColdStart

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import yaml
 from lightning.pytorch import Trainer
 
 from gspo_lightning.cli import main
 from gspo_lightning.errors import UserError
 from gspo_lightning.strategies.checks import check_strategy
-from gspo_lightning.training.trainer_checks import iterations
+from gspo_lightning.training.trainer_checks import check_trainer, iterations
 from tests.runs import runs
 
 
@@ -67,7 +70,15 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
+BY_THE_COMMAND = (
+    "barebones", "float64", "8 bits", "forked processes", "spawned processes", "DeepSpeed", "two averages",
+    "accumulation", "accumulation by a callback", "two evaluations an iteration", "half an iteration", "pruning",
+    "two last checkpoints", "a metric that does not exist", "the wrong way round",
+)  # fmt: skip
+"""What is refused before there is a trainer, and of the rest one of each kind."""
+
+
+@pytest.mark.parametrize("name", BY_THE_COMMAND)
 def test_option_is_refused_before_anything_is_written(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,6 +93,40 @@ def test_option_is_refused_before_anything_is_written(
         assert word in message, message
     assert len(message.strip().splitlines()) <= 3, message
     assert not root.exists() or not list(root.rglob("*"))
+
+
+def trainer_of(given: list[str]) -> Trainer:
+    """As the command makes it of these options."""
+    words = (option.removeprefix("--trainer.").partition("=") for option in given if option.startswith("--trainer."))
+    options = {"num_sanity_val_steps": -1} | {name: yaml.safe_load(value) for name, _, value in words}
+    callbacks = [class_from(entry["class_path"])(**entry["init_args"]) for entry in options.pop("callbacks", [])]
+    return Trainer(logger=False, accelerator="cpu", callbacks=callbacks, **options)
+
+
+def class_from(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+SETTINGS = SimpleNamespace(prompts_per_rollout=8, updates_per_iteration=2)
+
+
+@pytest.mark.parametrize("name", [name for name in REFUSED if name not in BY_THE_COMMAND])
+def test_a_trainer_with_it_is_refused(name: str) -> None:
+    given, words = REFUSED[name]
+    held_out = None if "--data.val=null" in given else object()
+    data = SimpleNamespace(settings=SETTINGS, val=held_out, evaluation=SimpleNamespace(pass_at=(1,)))
+    level = "off" if "--model.metrics=off" in given else "full"
+    with pytest.raises(UserError) as refused:
+        check_trainer(cast(Any, data), cast(Any, level), trainer_of(given))
+    for word in words:
+        assert word in str(refused.value)
+    assert len(str(refused.value).splitlines()) <= 3
+
+
+def test_a_trainer_without_any_is_not_refused() -> None:
+    data = SimpleNamespace(settings=SETTINGS, val=None, evaluation=SimpleNamespace(pass_at=(1,)))
+    check_trainer(cast(Any, data), "full", trainer_of([]))
 
 
 @pytest.mark.parametrize(

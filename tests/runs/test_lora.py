@@ -15,8 +15,8 @@ from gspo_lightning.old_policy.reference import ReferencePolicy
 from gspo_lightning.policy.checks import choose_layout
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.lora import LoRA, adapters_off, merge_adapters
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.types import MicroBatch
 from tests.runs import runs
 

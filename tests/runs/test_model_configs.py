@@ -12,8 +12,8 @@ import yaml
 from gspo_lightning.cli import main
 from gspo_lightning.commands.plan.models import config_of
 from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.settings import ModelSettings
-from gspo_lightning.prompts.base import map_columns
+from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.prompts.prompt_set import map_columns
 from gspo_lightning.registry import component
 from gspo_lightning.rewards import Reward
 from tests.prompts.pictures.test_pictures import TEMPLATE

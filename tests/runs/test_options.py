@@ -7,9 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.objectives.reference_formulas import FAMILY, REQUIRED
 from tests.runs import runs
 
 UNTAUGHT = [*runs.UNTAUGHT, "--data.val=null", "--trainer.num_sanity_val_steps=0"]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without any option, to compare with; tests read it only."""
+    return runs.fit(tmp_path_factory.mktemp("plain"), *UNTAUGHT)
 
 
 def test_kl_to_the_reference_is_zero_at_the_start_and_pulls_back(tmp_path: Path) -> None:
@@ -54,9 +61,9 @@ def test_segments_by_delimiter(tmp_path: Path) -> None:
     assert runs.largest_difference(runs.weights(digits), runs.weights(whole)) > 1e-6
 
 
-def test_masked_truncated_responses_leave_statistics_and_denominator(tmp_path: Path) -> None:
+def test_masked_truncated_responses_leave_statistics_and_denominator(tmp_path: Path, plain: Path) -> None:
     masked = runs.scalars(runs.fit(tmp_path / "mask", *UNTAUGHT, "--data.truncated_responses=mask"))
-    kept = runs.scalars(runs.fit(tmp_path / "keep", *UNTAUGHT))
+    kept = runs.scalars(plain)
     assert masked["reward/masked"] == masked["response/truncated"]
     assert all(0 < value < 1 for _, value in masked["reward/masked"])
     assert kept["reward/masked"][0] == (1, 0.0)
@@ -64,8 +71,8 @@ def test_masked_truncated_responses_leave_statistics_and_denominator(tmp_path: P
     assert masked["optim/gradient_norm"][0] != kept["optim/gradient_norm"][0]
 
 
-def test_penalised_truncation_changes_advantages_not_rewards(tmp_path: Path) -> None:
-    kept = runs.scalars(runs.fit(tmp_path / "keep", *UNTAUGHT))
+def test_penalised_truncation_changes_advantages_not_rewards(tmp_path: Path, plain: Path) -> None:
+    kept = runs.scalars(plain)
     penalised = runs.scalars(runs.fit(tmp_path / "penalise", *UNTAUGHT, "--data.truncated_responses=penalise"))
     assert penalised["reward/mean"][0] == kept["reward/mean"][0]
     assert penalised["optim/gradient_norm"][0] != kept["optim/gradient_norm"][0]
@@ -108,8 +115,7 @@ def test_groups_of_one_cannot_be_resampled(tmp_path: Path, capfd: pytest.Capture
     assert "data.resample_dead_groups: is 8, but data.group_size is 1: every group would be replaced" in said
 
 
-def test_gradient_checkpointing_changes_memory_not_results(tmp_path: Path) -> None:
-    plain = runs.fit(tmp_path / "plain", *UNTAUGHT)
+def test_gradient_checkpointing_changes_memory_not_results(tmp_path: Path, plain: Path) -> None:
     saved = runs.fit(tmp_path / "saved", *UNTAUGHT, "--model.gradient_checkpointing=true")
     assert runs.largest_difference(runs.weights(plain), runs.weights(saved)) < 1e-6
 
@@ -127,10 +133,19 @@ def test_bfloat16_weights_keep_float32_log_probabilities(tmp_path: Path, monkeyp
     assert dict(runs.scalars(run)["noise/sampler_sequence_rms"])[1] > 3e-5
 
 
-@pytest.mark.parametrize("objective", ["GSPOToken", "PPO", "DAPO", "CISPO", "SAPO", "GMPO", "LUSPO", "VESPO", "DPPOTV",
-                                       "REINFORCE", "MultiScale", "Segment", "DrGRPO"])  # fmt: skip
+BY_DEFAULT = {"DAPO", "Segment", "DrGRPO"}
+"""A ratio a token, segments, and a denominator that is configured; every objective has its own unit tests."""
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        pytest.param(name, marks=() if name in BY_DEFAULT else pytest.mark.long)
+        for name in sorted(set(FAMILY) - {"GSPO", "GRPO"})
+    ],
+)
 def test_every_objective_trains(objective: str, tmp_path: Path) -> None:
-    extra = ["--model.objective.max_response_tokens=12"] if objective == "DrGRPO" else []
+    extra = [f"--model.objective.{name}={value}" for name, value in REQUIRED.get(objective, {}).items()]
     run = runs.fit(tmp_path, *UNTAUGHT, f"--model.objective={objective}", *extra, "--trainer.max_epochs=1")
     scalars = runs.scalars(run)
     assert scalars["optim/gradient_norm"][0][1] > 0

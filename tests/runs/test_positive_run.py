@@ -15,16 +15,15 @@ from gspo_lightning.old_policy.snapshots import CachedLogProbs
 from gspo_lightning.packing.batches import filler, make_micro_batch
 from gspo_lightning.packing.memory import cut_rows
 from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.types import FinishReason, MicroBatch, MiniBatch, Prompt, Rollout
 from gspo_lightning.update.loss import LossTerms
 from gspo_lightning.update.micro_batches import all_but_last_backward
 from tests.runs import runs
 from tests.runs.graded import Even
-from tests.runs.processes import Command
+from tests.runs.ranks import fit_on_ranks, two_ranks
 from tests.runs.test_invariance import SGD
-from tests.runs.test_ranks_agree import two_ranks
 
 COEF = "--model.objective.positive_nll_coef"
 EVEN = [*runs.UNTAUGHT[:2], '--data.rewards={"even": "Even"}']
@@ -121,9 +120,9 @@ def gradient(rank: int, rows: list[list[int]], none: bool = False) -> dict[str, 
 
 
 @pytest.mark.parametrize("rows", [[[0, 1], [2, 3, 4, 5]], [[0, 1, 2], [3, 4, 5]]], ids=["both", "one has none"])
-def test_correct_responses_of_two_ranks_count_as_those_of_one(tmp_path: Path, rows: list[list[int]]) -> None:
+def test_correct_responses_of_two_ranks_count_as_those_of_one(rows: list[list[int]]) -> None:
     alone = gradient(0, [[0, 1, 2, 3, 4, 5]])
-    for together in two_ranks(tmp_path, gradient, rows):
+    for together in two_ranks(gradient, rows):
         assert together.keys() == alone.keys()
         for name, values in alone.items():
             assert together[name] == pytest.approx(values, abs=2e-6), name
@@ -140,13 +139,7 @@ def test_two_ranks_are_one_in_a_whole_run(tmp_path: Path, strategy: str) -> None
         "--model.optimizer.momentum=0.9",
     ]  # fmt: skip
     one = runs.fit(tmp_path / "one", *options)
-    argv = [
-        "fit", f"--config={runs.QUICKSTART}", f"--config={runs.ROOT / 'configs' / strategy}.yaml", *runs.SMALL,
-        *options, "--trainer.accelerator=cpu", "--trainer.devices=2", f"--trainer.default_root_dir={tmp_path / 'two'}",
-    ]  # fmt: skip
-    log = tmp_path / "log"
-    assert Command(argv, 2, log=log).start().wait(240) == [0, 0], log.read_text()
-    (two,) = (tmp_path / "two" / "quickstart").iterdir()
+    two = fit_on_ranks(tmp_path / "two", *options, overlay=strategy)
     assert runs.largest_difference(runs.weights(one), runs.weights(two)) < 3e-6
     for tag in ("policy/positive_nll", "policy/positive_tokens", "loss"):
         (_, a), (_, b) = runs.scalars(one)[tag][0], runs.scalars(two)[tag][0]

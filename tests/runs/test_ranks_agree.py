@@ -8,20 +8,17 @@ import time
 import urllib.request
 from collections.abc import Callable
 from contextlib import closing
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 
+from gspo_lightning.advantages.assign import assign
 from gspo_lightning.advantages.shaping import (
     CombineRewards,
     Shaping,
     TruncatedResponses,
-    assign_advantages,
     mask_truncated,
 )
 from gspo_lightning.advantages.within_groups import GroupNormalised
@@ -29,8 +26,8 @@ from gspo_lightning.distributed import all_gather_objects, fail_together
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.experience.collect import collect, measure_rewards
 from gspo_lightning.metrics.rollouts import measure_rollouts
-from gspo_lightning.packing.batches import batches_of, cut_groups, make_mini_batches, with_advantages
 from gspo_lightning.packing.deal import deal_rows
+from gspo_lightning.packing.rollout_batch import RolloutBatch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
 from gspo_lightning.randomness import stream
@@ -40,37 +37,9 @@ from gspo_lightning.rollouts.retrying import RetryingSource
 from gspo_lightning.rollouts.serving.pool import Pool, Server, Weights
 from gspo_lightning.types import FinishReason, Prompt, Rollout
 from tests.rollouts.toy_server import ToyServer
-from tests.runs.processes import SERVER
+from tests.runs.ranks import WORLD, two_ranks
 
 CPU = torch.device("cpu")
-WORLD = 2
-
-
-def two_ranks(tmp_path: Path, task: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """``task(rank, *arguments)`` in two processes of one gloo group; its results by rank."""
-    results = SERVER.Queue()
-    store = f"file://{tmp_path / 'store'}"
-    processes = [SERVER.Process(target=_join, args=(rank, store, results, task, arguments)) for rank in range(WORLD)]
-    for process in processes:
-        process.start()
-    try:
-        found = dict(results.get(timeout=60) for _ in processes)
-    finally:
-        for process in processes:
-            process.join(20)
-            process.kill()
-    return [found[rank] for rank in range(WORLD)]
-
-
-def _join(rank: int, store: str, results: Any, task: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=WORLD, timeout=timedelta(seconds=20))
-    try:
-        found: Any = task(rank, *arguments)
-    except Exception as error:
-        found = f"{type(error).__name__}: {error}"
-    results.put((rank, found))
-    dist.destroy_process_group()
 
 
 def rollout(prompt: int, reward: float, kl: float, *, truncated: bool = False) -> Rollout:
@@ -97,32 +66,32 @@ def lost(prompt: int) -> Rollout:
 def advantages_of(rank: int, shaping: Shaping, *, second_is_lost: bool = False) -> tuple[list[float], float]:
     mine = [lost(1) for _ in range(4)] if second_is_lost and rank == 1 else group(rank)
     mask_truncated(mine, shaping)
-    dead = assign_advantages([mine], GroupNormalised(), shaping, CPU)
+    dead = assign([mine], GroupNormalised(), shaping, CPU)[1]["reward/dead_groups"]
     return [r.advantage for r in mine], dead
 
 
 @pytest.mark.parametrize("truncated", ["mask", "penalise", "keep"])
 @pytest.mark.parametrize("combine", ["normalised_separately", "weighted_sum"])
 def test_ranks_of_which_one_has_only_truncated_responses(
-    tmp_path: Path, truncated: TruncatedResponses, combine: CombineRewards
+    truncated: TruncatedResponses, combine: CombineRewards
 ) -> None:
     """As if one process held both groups."""
     shaping = Shaping(truncated=truncated, combine=combine)
     groups = [group(0), group(1)]
     mask_truncated([r for g in groups for r in g], shaping)
-    dead = assign_advantages(groups, GroupNormalised(), shaping, CPU)
+    dead = assign(groups, GroupNormalised(), shaping, CPU)[1]["reward/dead_groups"]
     wanted = [([r.advantage for r in g], dead) for g in groups]
-    assert two_ranks(tmp_path, advantages_of, shaping) == wanted
+    assert two_ranks(advantages_of, shaping) == wanted
     assert any(a != 0 for a in wanted[0][0])
 
 
 @pytest.mark.parametrize("rewards", [(), ("a", "b")])
-def test_ranks_of_which_one_has_lost_all_its_conversations(tmp_path: Path, rewards: tuple[str, ...]) -> None:
+def test_ranks_of_which_one_has_lost_all_its_conversations(rewards: tuple[str, ...]) -> None:
     shaping = Shaping(combine="normalised_separately", rewards=rewards)
     groups = [group(0), [lost(1) for _ in range(4)]]
-    dead = assign_advantages(groups, GroupNormalised(), shaping, CPU)
+    dead = assign(groups, GroupNormalised(), shaping, CPU)[1]["reward/dead_groups"]
     wanted = [([r.advantage for r in g], dead) for g in groups]
-    found = two_ranks(tmp_path, _with_a_loss, shaping)
+    found = two_ranks(_with_a_loss, shaping)
     assert [x[:2] for x in found] == wanted
     assert wanted[1] == ([0.0] * 4, 0.5)
     metrics = found[0][2]
@@ -145,23 +114,23 @@ def _collected(rank: int, silent: int) -> str:
         if rank < silent:
             r.reward, r.missing = None, "a: the judge is asleep" if i else f"a: rank {rank} has no judge"
     try:
-        found = measure_rewards([mine], iteration=3, device=CPU)
-        batches = make_mini_batches([mine], mini_batches=1, max_tokens=99, iteration=3)
-        kept = collect([mine], batches, found | {"time/rollout_s": 1.0}, device=CPU)
+        found = measure_rewards(mine, iteration=3, device=CPU)
+        batch = RolloutBatch.of([mine], mini_batches=1, max_tokens=99, iteration=3)
+        kept = collect(batch, found, device=CPU)
     except UserError as error:
         return str(error)
     return str(kept.metrics["reward/missing"])
 
 
-def test_an_iteration_without_any_reward_stops_every_rank_with_all_reasons(tmp_path: Path) -> None:
-    first, second = two_ranks(tmp_path, _collected, 2)
+def test_an_iteration_without_any_reward_stops_every_rank_with_all_reasons() -> None:
+    first, second = two_ranks(_collected, 2)
     assert first == second
     assert "no response of iteration 3 has a reward" in first
     assert "6 x a: the judge is asleep, 1 x a: rank 0 has no judge, 1 x a: rank 1 has no judge" in first
 
 
-def test_a_rank_without_any_reward_goes_on_with_the_other(tmp_path: Path) -> None:
-    assert two_ranks(tmp_path, _collected, 1) == ["0.5", "0.5"]
+def test_a_rank_without_any_reward_goes_on_with_the_other() -> None:
+    assert two_ranks(_collected, 1) == ["0.5", "0.5"]
 
 
 def _grid() -> list[list[Rollout]]:
@@ -181,16 +150,21 @@ ONE_SIDED = next(
 
 def _dealt(rank: int) -> list[tuple[int, float, list[tuple[int, int]]]]:
     """Of each mini-batch: its rows, the sum of its micro-batches' weights, and whose its rows are."""
-    cut = cut_groups(_grid()[rank::WORLD], mini_batches=2, max_tokens=30, packed=True, deal="shuffled", base=ONE_SIDED)
-    made = with_advantages(batches_of(cut), cut)
+    mine = _grid()[rank::WORLD]
+    made = RolloutBatch.of(mine, mini_batches=2, max_tokens=30, packed=True, deal="shuffled", base=ONE_SIDED)
+    made.take_advantages()
     return [
-        (b.num_rows, sum(p.weight for p in b.micro_batches), [(r.prompt.id, r.sample) for part in parts for r in part])
-        for b, parts in zip(made, cut, strict=True)
+        (
+            b.num_rows,
+            sum(p.weight for p in b.micro_batches),
+            [(r.of.prompt.id, r.of.sample) for _, o in parts for r in o],
+        )
+        for b, parts in zip(made.mini_batches, made.parts(), strict=True)
     ]
 
 
-def test_a_rank_that_has_no_row_of_a_mini_batch_keeps_step_with_a_filler(tmp_path: Path) -> None:
-    first, second = two_ranks(tmp_path, _dealt)
+def test_a_rank_that_has_no_row_of_a_mini_batch_keeps_step_with_a_filler() -> None:
+    first, second = two_ranks(_dealt)
     assert first == [(4, 1.0, [(0, 0), (0, 1), (2, 0), (2, 1)]), (0, 0.0, [])]
     assert second == [(0, 0.0, []), (4, 1.0, [(1, 0), (1, 1), (3, 0), (3, 1)])]
 
@@ -210,7 +184,7 @@ def _steps(rank: int, which: str) -> list[Rollout]:
 
 
 def _stepped(groups: list[list[Rollout]]) -> tuple[list[list[list[float]]], float]:
-    dead = assign_advantages(groups, GroupNormalised(), Shaping(), CPU)
+    dead = assign(groups, GroupNormalised(), Shaping(), CPU)[1]["reward/dead_groups"]
     return [[r.token_advantages.tolist() for r in g if r.token_advantages is not None] for g in groups], dead
 
 
@@ -219,9 +193,9 @@ def _steps_here(rank: int, which: str) -> tuple[list[list[list[float]]], float]:
 
 
 @pytest.mark.parametrize("which", ["one rank has none", "more on one rank", "masked", "all masked"])
-def test_steps_of_two_ranks_are_compared_as_by_one(tmp_path: Path, which: str) -> None:
+def test_steps_of_two_ranks_are_compared_as_by_one(which: str) -> None:
     wanted, dead = _stepped([_steps(0, which), _steps(1, which)])
-    assert two_ranks(tmp_path, _steps_here, which) == [([own], dead) for own in wanted]
+    assert two_ranks(_steps_here, which) == [([own], dead) for own in wanted]
     if which != "all masked":
         assert any(x != 0 for row in wanted[0] for x in row)
 
@@ -254,9 +228,9 @@ def _beside_each_other(rank: int) -> list[Any]:
     return list(found)
 
 
-def test_collectives_of_rollouts_ahead_do_not_meet_those_of_training(tmp_path: Path) -> None:
+def test_collectives_of_rollouts_ahead_do_not_meet_those_of_training() -> None:
     expected = [[("training", 0), ("training", 1)], [("job", 0), ("job", 1)]]
-    assert two_ranks(tmp_path, _beside_each_other) == [expected, expected]
+    assert two_ranks(_beside_each_other) == [expected, expected]
 
 
 def _closed_at_different_times(rank: int) -> list[Any]:
@@ -282,9 +256,9 @@ def _closed_at_different_times(rank: int) -> list[Any]:
     return found
 
 
-def test_a_rank_that_stops_first_leaves_none_waiting_in_a_collective(tmp_path: Path) -> None:
+def test_a_rank_that_stops_first_leaves_none_waiting_in_a_collective() -> None:
     expected = [[(1, 0), (1, 1)], [(2, 0), (2, 1)]]
-    assert two_ranks(tmp_path, _closed_at_different_times) == [expected, expected]
+    assert two_ranks(_closed_at_different_times) == [expected, expected]
 
 
 def _failing_on_one(rank: int) -> list[Any]:
@@ -310,9 +284,9 @@ def _failing_on_one(rank: int) -> list[Any]:
     return found
 
 
-def test_a_job_that_fails_on_one_rank_leaves_none_waiting_in_a_collective(tmp_path: Path) -> None:
+def test_a_job_that_fails_on_one_rank_leaves_none_waiting_in_a_collective() -> None:
     both = [[(iteration, 0), (iteration, 1)] for iteration in range(3)]
-    first, second = two_ranks(tmp_path, _failing_on_one)
+    first, second = two_ranks(_failing_on_one)
     assert sorted(map(str, first)) == sorted(map(str, [*both, "trained"]))
     assert sorted(map(str, second)) == sorted(map(str, [*both, "the server is gone"]))
 
@@ -335,9 +309,9 @@ def _handed_over(rank: int, url: str) -> tuple[int, bool]:
     return len(attempts), all_gather_objects(rank) == [0, 1]
 
 
-def test_weights_that_one_rank_does_not_find_on_a_server_are_sent_again_by_all(tmp_path: Path) -> None:
+def test_weights_that_one_rank_does_not_find_on_a_server_are_sent_again_by_all() -> None:
     with ToyServer() as toy:
-        assert two_ranks(tmp_path, _handed_over, toy.url) == [(2, True), (2, True)]
+        assert two_ranks(_handed_over, toy.url) == [(2, True), (2, True)]
         assert toy.loads == 2
 
 
@@ -359,6 +333,6 @@ def _tag(url: str) -> str:
         return str(json.loads(reply.read())["weight_version"])
 
 
-def test_servers_keep_their_weights_until_the_last_rank_has_sampled_from_them(tmp_path: Path) -> None:
+def test_servers_keep_their_weights_until_the_last_rank_has_sampled_from_them() -> None:
     with ToyServer() as toy:
-        assert two_ranks(tmp_path, _still_sampling, toy.url) == [True, True]
+        assert two_ranks(_still_sampling, toy.url) == [True, True]

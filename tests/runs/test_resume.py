@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from gspo_lightning.cli import main
-from gspo_lightning.experience import respond
+from gspo_lightning.experience import generate_and_score
 from gspo_lightning.experience.loader import ExperienceLoader
 from tests.runs import runs
-from tests.runs.processes import Command
+from tests.runs.ranks import fit_on_ranks
 
 OPTIONS = [*runs.UNTAUGHT, "--trainer.max_epochs=4", "--data.max_tokens_per_micro_batch=100"]
 
@@ -32,7 +32,10 @@ def assert_same_run(run: Path, undisturbed: Path) -> None:
 
 
 @pytest.mark.parametrize("update", [1, 4, 7])  # 4: an evaluation is due
-@pytest.mark.parametrize("old_policy", ["CachedLogProbs", "ResidentSnapshot"])
+@pytest.mark.parametrize(
+    "old_policy",  # with cached log-probabilities the next test interrupts one run after every update
+    [pytest.param("CachedLogProbs", marks=pytest.mark.long), "ResidentSnapshot"],
+)
 def test_interrupt_after_any_update_then_resume(
     tmp_path: Path, undisturbed: Path, update: int, old_policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,14 +108,14 @@ def test_a_deal_is_resumed_in_the_middle_of_an_iteration_and_is_not_changed(
 def test_interrupt_during_a_rollout_then_resume(
     tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = respond.respond
+    original = generate_and_score.generate_and_score
 
     def interrupted(*args: object, **kwargs: object) -> object:
         if kwargs["group_size"] == 4 and kwargs["version"] == 4:
             raise KeyboardInterrupt
         return original(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(respond, "respond", interrupted)
+    monkeypatch.setattr(generate_and_score, "generate_and_score", interrupted)
     run = runs.fit(tmp_path, *OPTIONS, code=130)
     monkeypatch.undo()
     runs.fit(tmp_path, *OPTIONS, "--ckpt_path=last")
@@ -167,17 +170,12 @@ def test_last_without_a_checkpoint_is_a_clear_error_where_nothing_is_trained(
 def test_two_ranks_go_on_in_the_middle_of_an_iteration_each_with_its_own_rows(tmp_path: Path) -> None:
     """Rank 0 writes what both still need: one of two mini-batches here, in the second pass."""
     options = [
-        *runs.SMALL, *OPTIONS, "--trainer.max_epochs=1", "--data.epochs_per_rollout=2", "--data.val=null",
-        "--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp",
+        *OPTIONS, "--trainer.max_epochs=1", "--data.epochs_per_rollout=2", "--data.val=null",
+        "--trainer.strategy=ddp",
     ]  # fmt: skip
 
     def run(name: str, *more: str) -> Path:
-        root = tmp_path / name
-        argv = ["fit", f"--config={runs.QUICKSTART}", *options, f"--trainer.default_root_dir={root}", *more]
-        log = tmp_path / f"{name}.log"
-        assert set(Command(argv, 2, log=log).start().wait(240)) == {0}, log.read_text()
-        (found,) = (root / "quickstart").iterdir()
-        return found
+        return fit_on_ranks(tmp_path / name, *options, *more)
 
     whole = run("whole")
     half = run("halves", "--trainer.max_steps=3")

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.routing import recording, routed
-from gspo_lightning.rollouts import Beginning, GroupedSampler
+from gspo_lightning.policy.routing import record_routers, routed
+from gspo_lightning.rollouts import GroupedSampler, ResponsePrefix
 from gspo_lightning.training.data import ExperienceLoader
 from gspo_lightning.types import Rollout
 from tests.runs.runs import UNTAUGHT, fit, handed_out, largest_difference, scalars, weights
@@ -124,7 +124,9 @@ class Witness:
         """Tokens whose experts are others with the weights of a later piece."""
         own = GroupedSampler.extend
 
-        def extend(sampler: GroupedSampler, policy: Policy, rows: Sequence[Beginning], **options: Any) -> list[Rollout]:
+        def extend(
+            sampler: GroupedSampler, policy: Policy, rows: Sequence[ResponsePrefix], **options: Any
+        ) -> list[Rollout]:
             pieces = own(sampler, policy, rows, **options)
             for row, piece in zip(rows, pieces, strict=True):
                 self._note(policy, row, piece)
@@ -133,14 +135,14 @@ class Witness:
         monkeypatch.setattr(GroupedSampler, "extend", extend)
 
     @torch.no_grad()
-    def _note(self, policy: Policy, row: Beginning, piece: Rollout) -> None:
+    def _note(self, policy: Policy, row: ResponsePrefix, piece: Rollout) -> None:
         if not len(piece.token_ids) or policy.routing is None:  # None: sources are compared before a run hooks routers
             return
         ids = (*row.context, *piece.token_ids.tolist())
-        with recording(policy.routing) as tape, routed():
+        with record_routers(policy.routing) as recording, routed():
             policy.model(torch.tensor([ids[:-1]]))
-        assert tape is not None
-        found = tape.stacked().sort(-1).values
+        assert recording is not None
+        found = recording.stacked().sort(-1).values
         if row.written:
             before = self.known.pop(row.context)
             self.rerouted += int((found[: len(before)] != before).any(-1).any(-1).sum())

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from gspo_lightning.experience import iteration
-from gspo_lightning.experience.respond import Groups
+from gspo_lightning.advantages import assign
+from gspo_lightning.experience.generate_and_score import Groups
 from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.rewards.steps import split_steps
 from gspo_lightning.types import MicroBatch, Rollout
 from tests.runs import runs
-from tests.runs.processes import Command
+from tests.runs.ranks import fit_on_ranks
 from tests.runs.test_invariance import SGD
 
 REWARD = {"steps": {"class_path": "BriefSteps", "init_args": {"marker": "x"}}}
@@ -92,14 +92,14 @@ def test_a_critic_is_asked_about_every_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: list[str]
 ) -> None:
     seen: list[Rollout] = []
-    own = iteration.assign_token_advantages
+    own = assign.assign_token_advantages
 
     def noted(groups: Groups, *rest: Any) -> dict[str, float]:
         found = own(groups, *rest)
         seen.extend(r for group in groups for r in group)
         return found
 
-    monkeypatch.setattr(iteration, "assign_token_advantages", noted)
+    monkeypatch.setattr(assign, "assign_token_advantages", noted)
     gae = {"class_path": "GAE", "init_args": {"gamma": 0.9, "lam": 0.7, "whiten": False}}
     critic = ["--model.critic=ValueModel", "--model.critic.lr=1e-2", f"--data.advantages={json.dumps(gae)}"]
     runs.fit(tmp_path, *STEPS, *objective, *critic, "--trainer.max_epochs=2")
@@ -152,13 +152,7 @@ def test_a_response_without_steps_is_one_segment(tmp_path: Path, objective: list
 
 def assert_two_are_one(root: Path, *options: str) -> None:
     options = (*STEPS, *SGD, "--data.max_tokens_per_micro_batch=60", *options)
-    one, log = runs.fit(root / "one", *options), root / "log"
-    argv = [
-        "fit", f"--config={runs.QUICKSTART}", f"--config={runs.ROOT / 'configs' / 'ddp.yaml'}", *runs.SMALL, *options,
-        "--trainer.accelerator=cpu", "--trainer.devices=2", f"--trainer.default_root_dir={root / 'two'}",
-    ]  # fmt: skip
-    assert Command(argv, 2, log=log).start().wait(240) == [0, 0], log.read_text()
-    (two,) = (root / "two" / "quickstart").iterdir()
+    one, two = runs.fit(root / "one", *options), fit_on_ranks(root / "two", *options, overlay="ddp")
     assert runs.largest_difference(runs.weights(one), runs.weights(two)) < 3e-6
     alone, together = runs.scalars(one), runs.scalars(two)
     for tag in ("loss", "reward/mean", "reward/dead_groups", "optim/gradient_norm"):

@@ -30,14 +30,14 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.policy.averaging import holds_average
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.lora import LoRA, adapters_off
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.resume import damage
 from gspo_lightning.strategies.checks import check_optimizer
 from gspo_lightning.training.module import GSPOModule
 from gspo_lightning.update.update import Update
 from tests.rollouts.toy_server import ToyServer
 from tests.runs import runs
-from tests.runs.processes import Command
+from tests.runs.ranks import fit_on_ranks
 from tests.runs.test_invariance import SGD
 
 OPTIONS = [
@@ -55,20 +55,9 @@ class Case:
     of_strategy: dict[str, str] = field(default_factory=dict)
     """Means nothing to one process."""
 
-    def argv(self, root: Path, *more: str, ranks: int = 2) -> list[str]:
-        overlay = f"--config={runs.ROOT / 'configs' / self.strategy}.yaml"
-        return [
-            "fit", f"--config={runs.QUICKSTART}", overlay, *runs.SMALL, *OPTIONS, *self.options,
-            *(f"--trainer.strategy.init_args.{name}={value}" for name, value in self.of_strategy.items()),
-            f"--trainer.default_root_dir={root}", f"--trainer.devices={ranks}", *more,
-        ]  # fmt: skip
-
     def run(self, root: Path, *more: str, ranks: int = 2) -> Path:
-        log = root.with_suffix(".log")
-        codes = Command(self.argv(root, *more, ranks=ranks), ranks, log=log).start().wait(240)
-        assert set(codes) == {0}, log.read_text()
-        (run,) = (root / "quickstart").iterdir()
-        return run
+        of_strategy = [f"--trainer.strategy.init_args.{name}={value}" for name, value in self.of_strategy.items()]
+        return fit_on_ranks(root, *OPTIONS, *self.options, *of_strategy, *more, overlay=self.strategy, ranks=ranks)
 
 
 DENSE = ["--model.old_policy=ResidentSnapshot"]

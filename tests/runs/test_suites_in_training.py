@@ -9,7 +9,7 @@ import pytest
 
 from gspo_lightning.cli import main
 from tests.runs import runs
-from tests.runs.processes import Command
+from tests.runs.ranks import fit_on_ranks
 
 SUITE = """\
 about: held-out sums
@@ -53,9 +53,5 @@ def test_a_suite_that_is_not_there_is_said_before_the_training(
 def test_two_ranks_share_the_problems(suite: Path, tmp_path: Path) -> None:
     words = ["--model.cold_start=null", f"--data.suites=[{suite}]", "--trainer.max_epochs=1"]
     alone = runs.scalars(runs.fit(tmp_path / "alone", *words))
-    root = tmp_path / "two"
-    argv = ["fit", f"--config={runs.QUICKSTART}", *runs.SMALL, *words, f"--trainer.default_root_dir={root}"]
-    log = tmp_path / "log"
-    assert Command([*argv, "--trainer.devices=2", "--trainer.strategy=ddp"], 2, log=log).start().wait() == [0, 0], log
-    both = runs.scalars(root / "quickstart" / "version_0")
+    both = runs.scalars(fit_on_ranks(tmp_path / "two", *words, "--trainer.strategy=ddp"))
     assert both["suite/sums/avg@2"][0] == alone["suite/sums/avg@2"][0]

@@ -13,9 +13,9 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from gspo_lightning.policy.loading import load_policy, load_tokenizer
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.tiny import character_tokenizer, tiny_config
-from gspo_lightning.policy.vision.sight import sight_of
+from gspo_lightning.policy.vision.image_processor import image_processor_of
 from tests.runs import runs
 
 CONFIG = runs.ROOT / "configs" / "vision.yaml"
@@ -62,9 +62,9 @@ def other_tokens(folder: Path, name: str) -> Path:
             model = SmolVLMForConditionalGeneration(config)
     model.save_pretrained(folder)
     character_tokenizer(name).save_pretrained(folder)
-    sight = sight_of(load_tokenizer(ModelSettings(name)))
-    assert sight is not None
-    sight.processor.save_pretrained(folder)
+    image_processor = image_processor_of(load_tokenizer(ModelSettings(name)))
+    assert image_processor is not None
+    image_processor.processor.save_pretrained(folder)
     return folder
 
 

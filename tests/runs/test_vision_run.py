@@ -16,10 +16,10 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from gspo_lightning.cli import main
 from gspo_lightning.experience.loader import ExperienceLoader
 from gspo_lightning.policy.loading import load_policy, load_tokenizer
-from gspo_lightning.policy.settings import ModelSettings
-from gspo_lightning.policy.vision.sight import sight_of
+from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.policy.vision.image_processor import image_processor_of
 from tests.runs import runs
-from tests.runs.processes import Command
+from tests.runs.ranks import fit_on_ranks
 from tests.runs.test_invariance import SGD
 from tests.support.pictures import gemma_with_pooling, png
 
@@ -72,7 +72,7 @@ def test_an_export_is_read_by_transformers_and_answers_the_same(tmp_path: Path, 
     ours = load_policy(ModelSettings(str(folder)))
     assert runs.largest_difference(model.state_dict(), ours.model.state_dict()) == 0.0
     processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
-    own = sight_of(load_tokenizer(ModelSettings("tiny-qwen3-vl")))
+    own = image_processor_of(load_tokenizer(ModelSettings("tiny-qwen3-vl")))
     assert own is not None
     (tmp_path / "a.png").write_bytes(png(0, 48, 32))
     image = Image.open(tmp_path / "a.png")
@@ -103,15 +103,7 @@ def test_runs_of_other_families_resume_bit_for_bit_and_are_exported(tmp_path: Pa
 
 
 def ranks(root: Path, name: str, *more: str, count: int = 2) -> Path:
-    argv = [
-        "fit", f"--config={CONFIG}", f"--config={runs.ROOT / 'configs' / name}.yaml", *runs.SMALL[1:], *OPTIONS,
-        "--trainer.accelerator=cpu", f"--trainer.default_root_dir={root}", f"--trainer.devices={count}", *more,
-    ]  # fmt: skip
-    log = root.with_suffix(".log")
-    codes = Command(argv, count, log=log).start().wait(240)
-    assert set(codes) == {0}, log.read_text()
-    (run,) = (root / "vision").iterdir()
-    return run
+    return fit_on_ranks(root, *OPTIONS, *more, overlay=name, config=CONFIG, ranks=count)
 
 
 SOURCES = [{"train": {"class_path": name, "init_args": {"size": 64}}} for name in ("SquaresTask", "ChainTask")]

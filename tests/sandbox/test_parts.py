@@ -27,8 +27,9 @@ from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.rewards import CodeExecutor
 from gspo_lightning.sandbox import End, Interpreter, Kind, Limits, Sandbox, choose, probe, warm
 from gspo_lightning.sandbox.inside import landlock, seccomp, syscalls
+from gspo_lightning.sandbox.inside.encode import encode
 from gspo_lightning.sandbox.launch import NOBODY
-from gspo_lightning.sandbox.values import Opaque, decode, encode
+from gspo_lightning.sandbox.process import Opaque, decode
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ALLOW, KILL = 0x7FFF0000, 0x80000000

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from gspo_lightning.reward_models.held_out import judge
-from gspo_lightning.statistics.intervals import of_new_problems, of_these_problems
+from gspo_lightning.statistics.intervals import of_new_problems, of_these_problems, quantile
 from gspo_lightning.statistics.samples import g_pass_at_k
-from gspo_lightning.statistics.student import quantile
 
 DIFFICULTIES: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
     "all alike": lambda r, n: np.full(n, 0.5),

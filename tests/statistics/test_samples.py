@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from gspo_lightning.evaluation import passk
+from gspo_lightning.evaluation import metrics
 from gspo_lightning.statistics.samples import g_pass_at_k, majority, mg_pass_at_k, pass_at_k
 
 
@@ -20,7 +20,7 @@ def test_every_draw_is_counted(right: int) -> None:
         for share in (0.25, 0.5, 0.75, 1.0):
             wanted = sum(sum(d) >= share * k for d in draws) / len(draws)
             assert g_pass_at_k(right, 6, k, share) == pytest.approx(wanted, abs=1e-15)
-        assert pass_at_k(right, 6, k) == pytest.approx(float(passk.pass_at_k(torch.tensor([answers]), k)), abs=1e-15)
+        assert pass_at_k(right, 6, k) == pytest.approx(float(metrics.pass_at_k(torch.tensor([answers]), k)), abs=1e-15)
 
 
 def test_large_numbers_do_not_overflow() -> None:

@@ -31,9 +31,9 @@ from benchmarks.simulated.ranks import WithoutTrainer, traffic_of
 from gspo_lightning.errors import UserError
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.policy.lora import LoRA
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import Replay
-from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.strategies import FSDPStrategy, Sharding, loading
 from gspo_lightning.strategies.sharding import full_weights, gathered
@@ -108,7 +108,11 @@ def compare(settings: ModelSettings, strategy: WithoutTrainer, *, sent: bool = T
     wanted = "meta" if rank and sent else "cpu"
     assert {p.device.type for p in policy.parameters()} == {wanted}, "where weights are before they are sharded"
     assert policy.training
-    assert (policy.packed, policy.routing, policy.silenced) == (plain.packed, plain.routing, plain.silenced)
+    assert (policy.packed, policy.routing, policy.disabled_dropout) == (
+        plain.packed,
+        plain.routing,
+        plain.disabled_dropout,
+    )
     assert tied(policy) == tied(plain), "tied before"
     trained = {name: p.requires_grad for name, p in plain.named_parameters()}
     policy = strategy.shard(policy)

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.runs.processes import run_module
 from tests.strategies.loaded import CASES, SENT
-
-ROOT = Path(__file__).parents[2]
 
 
 def report(ranks: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.strategies.loaded", str(ranks)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = run_module("tests.strategies.loaded", str(ranks))
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -18,19 +18,19 @@ COUNT = 6000
 def test_a_few_batches_of_texts_are_held_however_many_answers_there_are(tmp_path: Path) -> None:
     (tmp_path / "sums.yaml").write_text(SUITE)
     suite, problem = load_suite(str(tmp_path / "sums.yaml")), Problem("1", "1+1:", {"answer": "2"})
-    read = judged = most = 0
+    read = graded = most = 0
 
     def answers() -> Iterator[Answer]:
         nonlocal read, most
         for sample in range(COUNT):
             read += 1
-            most = max(most, read - judged)
+            most = max(most, read - graded)
             yield Answer("1", sample, f"#{sample % 3}")
 
     right = 0
     with RewardRunner({"answer": suite.reward}, num_workers=1) as runner:
         for verdicts in judge(suite, {"1": problem}, answers(), runner):
-            judged += len(verdicts)
+            graded += len(verdicts)
             right += sum(verdict.right for verdict in verdicts)
-    assert (judged, right) == (COUNT, COUNT // 3)
+    assert (graded, right) == (COUNT, COUNT // 3)
     assert most <= (_AHEAD + 2) * _BATCH

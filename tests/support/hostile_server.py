@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 import zlib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from tests.support.loopback import LoopbackServer
 
 __all__ = ["BOMB", "HARM", "HostileServer"]
 
@@ -75,7 +76,7 @@ GOOD: dict[str, tuple[dict[str, str], list[bytes]]] = {
 
 
 @dataclass
-class HostileServer:
+class HostileServer(LoopbackServer):
     """Names a model, and answers every other route with one body."""
 
     body: Callable[[], Iterable[bytes]]
@@ -87,21 +88,6 @@ class HostileServer:
         """One of :data:`HARM`."""
         status, headers, body, _ = HARM[harm]
         return cls(body, headers, status)
-
-    def __enter__(self) -> HostileServer:
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-    @property
-    def url(self) -> str:
-        """On loopback."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         served = self

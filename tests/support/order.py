@@ -1,26 +1,55 @@
-"""The order of files: those that take longest first, or any other, for no test may need what another one has left."""
+"""Files of tests by their measured time: the longest first, and out of the quick suite; or shuffled.
+
+No test may need what another one has left.
+"""
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-__all__ = ["SEED_VARIABLE", "in_order", "shuffled"]
+from tests import ROOT
+
+__all__ = ["QUICK_S", "SEED_VARIABLE", "in_order", "mark_slow", "measured", "shuffled"]
 
 SEED_VARIABLE = "GSPO_TEST_ORDER_SEED"
 """Of the environment: a whole number. Every process of pytest-xdist has the same."""
 
 
-def in_order(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Files with slow tests first, then those of real runs: at the end, two processes share many small files evenly."""
+TABLE = ROOT / "tests" / "durations.json"
+"""CPU seconds of files, as ``tools/durations.py`` writes them."""
+
+
+QUICK_S = 1.5
+"""CPU seconds of a file that the quick suite still has."""
+
+
+def measured() -> dict[str, float]:
+    """CPU seconds of files, as they were when the table was written; none of new ones."""
+    found: dict[str, float] = json.loads(TABLE.read_text(encoding="utf-8"))["files"]
+    return found
+
+
+def in_order(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> list[pytest.Item]:
+    """Files that take longest first: at the end, the processes share many small files evenly."""
     files = _by_file(items)
-    slow = {file for file, tests in files.items() if any(test.get_closest_marker("slow") for test in tests)}
-    return [
-        item for file in sorted(files, key=lambda f: (f not in slow, "runs" not in f.parts)) for item in files[file]
-    ]
+    return [item for file in sorted(files, key=lambda f: -_seconds(f, seconds)) for item in files[file]]
+
+
+def mark_slow(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> None:
+    """Leave the tests of files that take long to the whole suite, as if each of them were marked."""
+    for item in items:
+        if _seconds(item.path, seconds) > QUICK_S:
+            item.add_marker("slow")
+
+
+def _seconds(file: Path, seconds: Mapping[str, float]) -> float:
+    name = str(file.relative_to(ROOT)) if file.is_relative_to(ROOT) else str(file)
+    return seconds.get(name, 0.0)
 
 
 def shuffled(items: Sequence[pytest.Item], seed: int) -> list[pytest.Item]:

@@ -37,9 +37,9 @@ def png(seed: int, width: int = 32, height: int = 32) -> bytes:
 
 def seeing_prompt(policy: Policy, number: int, parts: Sequence[str | bytes]) -> Prompt:
     """A prompt of texts and pictures in this order, put together here without the package's own encoder."""
-    sight = policy.sight
-    assert sight is not None
-    if sight.kind not in QWEN:
+    image_processor = policy.image_processor
+    assert image_processor is not None
+    if image_processor.kind not in QWEN:
         return _by_transformers(policy, number, parts)
     ids: list[int] = []
     media = []
@@ -47,11 +47,11 @@ def seeing_prompt(policy: Policy, number: int, parts: Sequence[str | bytes]) -> 
         if isinstance(part, str):
             ids += policy.tokenizer(part)["input_ids"]
             continue
-        made = sight.processor(images=[opened(part)], return_tensors="pt")
+        made = image_processor.processor(images=[opened(part)], return_tensors="pt")
         _, rows, columns = (int(n) for n in made["image_grid_thw"][0])
         rows, columns = rows // 2, columns // 2
         media.append(Picture(part, hashlib.sha256(part).hexdigest(), len(ids) + 1, rows, columns))
-        ids += [sight.start, *[sight.image] * (rows * columns), sight.end]
+        ids += [image_processor.start, *[image_processor.image] * (rows * columns), image_processor.end]
     return Prompt(number, "", tuple(ids), media=tuple(media))
 
 
@@ -63,16 +63,20 @@ def opened(data: bytes) -> Image.Image:
 
 def plain_inputs(policy: Policy, media: Media, ids: Tensor) -> dict[str, Tensor]:
     """What transformers' own model takes beside token ids [1, S], made of whole files by its own processor."""
-    sight = policy.sight
-    assert sight is not None
+    image_processor = policy.image_processor
+    assert image_processor is not None
     if not media:
         return {}
     images = [opened(p.data) for p in media]
-    made = dict(sight.processor(images=[images] if sight.kind in TILES else images, return_tensors="pt"))
+    made = dict(
+        image_processor.processor(images=[images] if image_processor.kind in TILES else images, return_tensors="pt")
+    )
     made.pop("num_crops", None)
     made["pixel_values"] = made["pixel_values"].to(next(policy.parameters()).dtype)
-    kinds = (ids == sight.image).int()
-    return made | {"gemma3": {"token_type_ids": kinds}, "smolvlm": {}}.get(sight.kind, {"mm_token_type_ids": kinds})
+    kinds = (ids == image_processor.image).int()
+    return made | {"gemma3": {"token_type_ids": kinds}, "smolvlm": {}}.get(
+        image_processor.kind, {"mm_token_type_ids": kinds}
+    )
 
 
 def idefics3_folder(folder: Path) -> Path:
@@ -104,19 +108,25 @@ def gemma_with_pooling(folder: Path) -> Path:
 
 def _by_transformers(policy: Policy, number: int, parts: Sequence[str | bytes]) -> Prompt:
     """By the whole processor of the family, which widens placeholders in the text."""
-    sight, tokenizer = policy.sight, policy.tokenizer
-    assert sight is not None
+    image_processor, tokenizer = policy.image_processor, policy.tokenizer
+    assert image_processor is not None
     images = [opened(part) for part in parts if isinstance(part, bytes)]
-    if sight.kind == "gemma3":
-        processor: Any = Gemma3Processor(sight.processor, tokenizer, image_seq_length=4)
+    if image_processor.kind == "gemma3":
+        processor: Any = Gemma3Processor(image_processor.processor, tokenizer, image_seq_length=4)
         mark, tiles = "<start_of_image>", [1] * len(images)
     else:
-        processor, mark = Idefics3Processor(sight.processor, tokenizer, image_seq_len=4), "<image>"
-        tiles = [sight.processor(images=[image], return_tensors="pt")["pixel_values"].shape[1] for image in images]
+        processor, mark = Idefics3Processor(image_processor.processor, tokenizer, image_seq_len=4), "<image>"
+        tiles = [
+            image_processor.processor(images=[image], return_tensors="pt")["pixel_values"].shape[1] for image in images
+        ]
     text = "".join(part if isinstance(part, str) else mark for part in parts)
     made = processor(text=[text], images=[images]) if images else tokenizer([text])
     ids = [int(token) for token in made["input_ids"][0]]
-    starts = [i for i, token in enumerate(ids) if token == sight.image and (i == 0 or ids[i - 1] != sight.image)]
+    starts = [
+        i
+        for i, token in enumerate(ids)
+        if token == image_processor.image and (i == 0 or ids[i - 1] != image_processor.image)
+    ]
     media = []
     for data, count in zip((p for p in parts if isinstance(p, bytes)), tiles, strict=True):
         (first, *more), starts = starts[:count], starts[count:]

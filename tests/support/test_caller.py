@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tests import ROOT
-from tests.runs.processes import Command
+from tests.runs.processes import SERVER, Command
 from tests.support.caller import HANDLED, VARIABLES
 
 SHOW = """
@@ -58,4 +58,5 @@ def through(log: str) -> None:
     """Start a command from a process that ignores all signals, with a server of its own."""
     import functools
 
+    SERVER.set_forkserver_preload(["tests.runs.processes"])  # the rest takes seconds, and has no part in this
     Command(["--help"], prepare=functools.partial(show, Path(log))).start().wait()

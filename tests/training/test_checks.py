@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.training.checks import check_sampling
 from gspo_lightning.types import SamplingParams
 from tests.runs import runs

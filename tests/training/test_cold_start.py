@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.prompts import ChainTask, PromptSet, Record
-from gspo_lightning.prompts.taught import Asking
+from gspo_lightning.prompts.taught import PromptFormat
 from gspo_lightning.resume import Manifest, damage, manifest_path
 from gspo_lightning.resume.files import sha256
-from gspo_lightning.training import cached_model
+from gspo_lightning.training import cold_start
 from gspo_lightning.training.cold_start import ColdStart
 from gspo_lightning.training.supervised import Point
 from tests.runs.processes import in_processes
@@ -39,9 +39,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
     own = ColdStart.train
 
-    def counted(self: ColdStart, policy: Policy, seed: int, asking: Asking) -> list[Point]:
+    def counted(self: ColdStart, policy: Policy, seed: int, prompt_format: PromptFormat) -> list[Point]:
         calls.append(seed)
-        return own(self, policy, seed, asking)
+        return own(self, policy, seed, prompt_format)
 
     monkeypatch.setattr(ColdStart, "train", counted)
     return calls
@@ -133,7 +133,7 @@ def test_a_kill_half_way_leaves_nothing_at_the_target(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(*((ColdStart, "_schedule") if at == "training" else (cached_model.Path, "rename")), killed)
+        patch.setattr(*((ColdStart, "_schedule") if at == "training" else (cold_start.Path, "rename")), killed)
         with pytest.raises(KeyboardInterrupt):
             QUICK.ensure(TINY, tmp_path)
     assert not target.exists()
@@ -256,10 +256,10 @@ def _ensure(number: int, folder: str) -> None:
     """In a process of its own: the cold start, and the other process arrives while it is trained."""
     root, own = Path(folder), ColdStart.train
 
-    def train(self: ColdStart, policy: Policy, seed: int, asking: Asking) -> list[Point]:
+    def train(self: ColdStart, policy: Policy, seed: int, prompt_format: PromptFormat) -> list[Point]:
         (root / f"trained-{number}").touch()
         time.sleep(0.5)
-        return own(self, policy, seed, asking)
+        return own(self, policy, seed, prompt_format)
 
     ColdStart.train = train  # type: ignore[method-assign]
     (root / f"ready-{number}").touch()

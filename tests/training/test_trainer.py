@@ -30,6 +30,7 @@ from gspo_lightning import GSPOConfig, GSPOModule, GSPOTrainer
 from gspo_lightning.errors import UserError
 from gspo_lightning.experience.collect import collect
 from gspo_lightning.metrics.table import lookup
+from gspo_lightning.packing.rollout_batch import RolloutBatch
 from gspo_lightning.policy.tiny import build_tiny_model
 from gspo_lightning.rollouts import GroupedSampler, RolloutSource
 from gspo_lightning.types import MiniBatch, Prompt, Rollout
@@ -251,8 +252,8 @@ def test_a_step_is_an_iteration_of_the_lightning_module(
     start: list[PreTrainedModel] = []
     training_step = GSPOModule.training_step
 
-    def recording_collect(found: list[list[Rollout]], *args: Any, **kwargs: Any) -> Any:
-        groups.extend(found)
+    def recording_collect(found: RolloutBatch, *args: Any, **kwargs: Any) -> Any:
+        groups.extend(found.groups)
         return collect(found, *args, **kwargs)
 
     def recording_step(module: GSPOModule, batch: MiniBatch, batch_idx: int) -> Tensor:

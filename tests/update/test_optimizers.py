@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from gspo_lightning.update.optimizers import fuse
+from gspo_lightning.errors import UserError
+from gspo_lightning.update.optimizers import fuse, settings_of_optimizer, try_optimizer
 
 
 def stepped(kind: type[torch.optim.Optimizer], fused: bool, **options: Any) -> Tensor:
@@ -41,3 +42,16 @@ def test_what_was_chosen_stays(kind: type[torch.optim.Optimizer], options: dict[
     before = optimizer.param_groups[0]["fused"]
     fuse(optimizer)
     assert optimizer.param_groups[0]["fused"] == before
+
+
+def test_a_plugins_own_error_stays_as_it_is() -> None:
+    class Mine(torch.optim.SGD):
+        def __init__(self, params: list[nn.Parameter], lr: float) -> None:
+            if lr < 1:
+                raise ValueError("too slow for me")
+            super().__init__(params, lr)
+
+    try_optimizer(lambda weights: Mine(weights, 0.5))  # built later, with the real weights
+    with pytest.raises(ValueError, match="too slow for me") as raised, settings_of_optimizer():
+        Mine([nn.Parameter(torch.zeros(1))], 0.5)
+    assert not isinstance(raised.value, UserError)

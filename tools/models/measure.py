@@ -22,7 +22,7 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, GroupedSampler
-from gspo_lightning.rollouts.base import Beginning
+from gspo_lightning.rollouts.source import ResponsePrefix
 from gspo_lightning.rollouts.verify import verify_decoding
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 from tools.models import tiny
@@ -99,14 +99,16 @@ def _measured(row: Row, model: PreTrainedModel, messages: _Messages) -> Row:
         return dataclasses.replace(row, reason=_problem(error, row))
     found = GroupedSampler().extend(
         policy,
-        [Beginning(p, k, p.token_ids, 0, room) for p in _prompts() for k, room in enumerate(ROOM)],
+        [ResponsePrefix(p, k, p.token_ids, 0, token_budget) for p in _prompts() for k, token_budget in enumerate(ROOM)],
         sampling=SamplingParams(max(ROOM), TEMPERATURE),
         draws=Draws.of(1, Purpose.TRAIN_SAMPLING, 0),
     )
     alone = _alone(reference, found)
     return dataclasses.replace(
         row,
-        sampler="lean" if policy.decoding.way == "shared" and policy.decoding.lean else str(policy.decoding.way),
+        sampler="lean"
+        if policy.decoding.way == "shared" and policy.decoding.fast_decoder
+        else str(policy.decoding.way),
         training=max(row.training or 0.0, _gap(_trained(policy, found), alone)),
         sampling=_gap([r.logprobs for r in found if r.logprobs is not None], alone),
     )
@@ -122,12 +124,12 @@ def _given() -> list[Rollout]:
     """Responses that nobody sampled: training is measured where sampling is impossible, too."""
     draws = torch.Generator().manual_seed(1)
 
-    def response(prompt: Prompt, k: int, room: int) -> Rollout:
-        ids = torch.randint(3, tiny.VOCABULARY, (room,), generator=draws)
-        none = torch.zeros(room)
-        return Rollout(prompt, k, ids, none, torch.ones(room, dtype=torch.bool), FinishReason.LENGTH, 0)
+    def response(prompt: Prompt, k: int, token_budget: int) -> Rollout:
+        ids = torch.randint(3, tiny.VOCABULARY, (token_budget,), generator=draws)
+        none = torch.zeros(token_budget)
+        return Rollout(prompt, k, ids, none, torch.ones(token_budget, dtype=torch.bool), FinishReason.LENGTH, 0)
 
-    return [response(p, k, room) for p in _prompts() for k, room in enumerate(ROOM)]
+    return [response(p, k, token_budget) for p in _prompts() for k, token_budget in enumerate(ROOM)]
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ class Served(importlib.abc.MetaPathFinder):
         self.code = changed
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        """See :class:`importlib.abc.MetaPathFinder`."""
+        """Find a changed module by its source in memory."""
         if fullname not in self.changed:
             return None
         file = self.changed[fullname]

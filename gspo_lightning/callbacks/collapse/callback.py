@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -15,16 +15,13 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from gspo_lightning.callbacks.checkpoints import last_checkpoint
 from gspo_lightning.callbacks.collapse import SIGNATURES, Alarm, Signature, Watch
-from gspo_lightning.callbacks.collapse.rollback import good_checkpoint, roll_back
-from gspo_lightning.callbacks.folder import run_folder
-from gspo_lightning.callbacks.learner import learner
-from gspo_lightning.callbacks.sink.sink import Sink
+from gspo_lightning.callbacks.folder import gspo_module, run_folder
+from gspo_lightning.callbacks.sink import Sink
 from gspo_lightning.errors import CollapseError, NonFiniteError, UserError, did_you_mean
-from gspo_lightning.resume import write_text
+from gspo_lightning.policy.averaging import holds_average, training_weights
+from gspo_lightning.resume import damage, manifests, read_tensors, write_text
 from gspo_lightning.strategies.sharding import is_sharded
 from gspo_lightning.training.module import GSPOModule
-
-__all__ = ["ALARMS", "Action", "Collapse"]
 
 Action = Literal["warn", "stop", "rollback"]
 ALARMS = "alarms.json"
@@ -79,7 +76,7 @@ class Collapse(Callback):
         Raises:
             UserError: the action is ``rollback``, but the run keeps no checkpoints.
         """
-        self._folder, module = run_folder(trainer), learner(pl_module)
+        self._folder, module = run_folder(trainer), gspo_module(pl_module)
         for signature in self.watch.signatures:
             if hasattr(signature, "prompts"):
                 signature.prompts = module.data.settings.prompts_per_rollout
@@ -96,7 +93,7 @@ class Collapse(Callback):
         Raises:
             UserError: the weights are sharded, and the action is ``rollback``.
         """
-        if self.action == "rollback" and is_sharded(learner(pl_module).policy):
+        if self.action == "rollback" and is_sharded(gspo_module(pl_module).policy):
             raise UserError(
                 "Collapse.action",
                 "is 'rollback', but the weights are sharded",
@@ -110,7 +107,7 @@ class Collapse(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Roll back, if due, at the end of an iteration, and record if the current state is good."""
-        module = learner(pl_module)
+        module = gspo_module(pl_module)
         loader = module.data.loader
         if loader.trained < len(loader):
             return
@@ -124,7 +121,7 @@ class Collapse(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Record an alarm for a NaN that stops the run; its batch has been dumped already."""
-        if isinstance(exception, NonFiniteError) and learner(pl_module).data.loader.iteration >= 0:
+        if isinstance(exception, NonFiniteError) and gspo_module(pl_module).data.loader.iteration >= 0:
             update = trainer.global_step + 1
             kind, dumps = SIGNATURES["non_finite"], sorted((self._folder / "dumps").glob("*.pt"))
             what = str(exception).splitlines()[0]
@@ -246,3 +243,48 @@ def _write_file(folder: Path, alarms: Sequence[Alarm]) -> None:
 @rank_zero_only
 def _say(text: str) -> None:
     log.warning(text)
+
+
+def good_checkpoint(folder: Path, quiet: Collection[int], since: int) -> Path | None:
+    """Return the newest intact checkpoint from before an update; None if there is none.
+
+    Args:
+        folder: the run's checkpoints.
+        quiet: numbers of updates after which nothing was suspicious.
+        since: the first suspicious update.
+    """
+    known = [(m.step, path) for path, m in manifests(folder) if m.step in quiet and m.step < since]
+    return next((path for _, path in sorted(known, reverse=True) if damage(path) is None), None)
+
+
+def roll_back(trainer: Trainer, module: GSPOModule, path: Path, lr_factor: float) -> dict[str, Any]:
+    """Restore policy, snapshot, optimizer, critic and gradient-norm history from a checkpoint, and return it.
+
+    The counters (updates, iterations, the x axis) keep their values, so the next rollout batch has other prompts and
+    other random draws. Randomness depends on counters only: turning them back would lead into the same collapse again.
+
+    Every rank reads the file. Learning rates become the current ones times ``lr_factor``; a schedule continues from
+    there.
+    """
+    checkpoint: dict[str, Any] = read_tensors(path, "checkpoint")
+    weights = training_weights(checkpoint)
+    for name, part in (("policy.", module.policy), ("old_policy.", module.old_policy)):
+        state = {k.removeprefix(name): v for k, v in weights.items() if k.startswith(name)}
+        if state:
+            part.load_state_dict(state)
+    if module.average is not None and holds_average(checkpoint):
+        module.average.load(checkpoint)
+    for optimizer, state in zip(trainer.optimizers, checkpoint["optimizer_states"], strict=True):
+        rates = [(group["lr"], group.get("initial_lr")) for group in optimizer.param_groups]
+        optimizer.load_state_dict(state)
+        for group, (rate, initial) in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * lr_factor
+            if initial is not None:
+                group["initial_lr"] = initial * lr_factor
+    for config in trainer.lr_scheduler_configs:
+        if hasattr(config.scheduler, "base_lrs"):
+            config.scheduler.base_lrs = [rate * lr_factor for rate in config.scheduler.base_lrs]
+    if module.critic is not None and "gspo_critic" in checkpoint:
+        module.critic.load_state_dict(checkpoint["gspo_critic"])
+    module.update_metrics.load_state_dict(checkpoint.get("gspo_meter", {}))
+    return checkpoint

@@ -13,11 +13,6 @@ from typing_extensions import override
 
 from gspo_lightning.callbacks.collapse.signature import History, Look, Signature, reward_share, rose
 
-__all__ = [
-    "SIGNATURES", "BlindCritic", "DeadGroupFlood", "EntropyCollapse", "EntropyExplosion", "GradientSpikes",
-    "LengthCollapse", "LengthRunaway", "NonFinite", "RatioExplosion", "Repetition", "RewardCollapse",
-]  # fmt: skip
-
 ENTROPY = "policy/entropy"
 TAUGHT = "distill/kl"
 """Metric of runs with a teacher: their rewards need not carry a signal."""

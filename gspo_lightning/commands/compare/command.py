@@ -8,8 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gspo_lightning.commands.compare.figure import draw
-from gspo_lightning.commands.compare.page import page, summary_table
+from gspo_lightning.commands.compare.page import draw, page, summary_table
 from gspo_lightning.commands.compare.rollouts import compare_rollouts
 from gspo_lightning.commands.compare.runs import RunInterruptedError, Variant, run_once
 from gspo_lightning.commands.compare.stats import SEEDS_FOR_A_CLAIM
@@ -18,9 +17,7 @@ from gspo_lightning.escape import say, terminal
 from gspo_lightning.registry import component
 from gspo_lightning.report.read import read_run
 from gspo_lightning.report.run import Run
-from gspo_lightning.report.save import save
-
-__all__ = ["main"]
+from gspo_lightning.report.style import save
 
 PICTURE, PAGE = "compare.png", "compare.md"
 EPILOG = f"""\

@@ -12,12 +12,9 @@ from typing import Any
 from gspo_lightning.commands.compare.runs import Variant, run_once
 from gspo_lightning.errors import UserError
 from gspo_lightning.escape import terminal
-from gspo_lightning.report.save import save
-from gspo_lightning.report.side_by_side.data import SideBySideData
-from gspo_lightning.report.side_by_side.figure import draw
-from gspo_lightning.report.side_by_side.page import page, summary_table
-
-__all__ = ["compare_rollouts"]
+from gspo_lightning.parsing import load_json
+from gspo_lightning.report.side_by_side import SideBySideData, draw, page, summary_table
+from gspo_lightning.report.style import save
 
 NAME, FILE = "side_by_side", "side_by_side.jsonl"
 OBJECTIVE, REPLAY, UNUSUAL = "--model.objective", "--model.routing_replay", "--model.allow_unusual_clip"
@@ -146,7 +143,7 @@ def _pairs(arguments: Sequence[str]) -> list[tuple[str, str]]:
 def _value(text: str) -> Any:
     """Parse a number, a boolean or other JSON; return any other text unchanged."""
     try:
-        return json.loads(text.lower())
+        return load_json(text.lower())
     except ValueError:
         return text
 
@@ -173,8 +170,8 @@ def _iterations(files: Sequence[Path], shared: Sequence[str]) -> list[str]:
         if file.suffix == ".jsonl":
             with open(file, encoding="utf-8") as rows:
                 try:
-                    said = json.loads(next(rows, "{}")).get("iteration")
-                except (ValueError, RecursionError, AttributeError):  # the run reports the line
+                    said = load_json(next(rows, "{}")).get("iteration")
+                except (ValueError, AttributeError):  # the run reports the line
                     continue
             last = max(last, -1 if said is None else int(said))
     return [f"--trainer.max_epochs={max(last + 1, 1)}"]

@@ -10,8 +10,6 @@ from pathlib import Path
 from gspo_lightning.errors import UserError
 from gspo_lightning.escape import terminal
 
-__all__ = ["RunInterruptedError", "Variant", "run_once"]
-
 _SIGNALS = (129, 130, 143)
 """Exit codes of a run stopped by a signal."""
 _FIRST = "# its first run: version_"

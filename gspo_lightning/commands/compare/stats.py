@@ -9,8 +9,6 @@ import numpy as np
 
 from gspo_lightning.report.run import Run
 
-__all__ = ["MEASURES", "SEEDS_FOR_A_CLAIM", "Difference", "Measure", "after_an_update", "paired_difference"]
-
 SEEDS_FOR_A_CLAIM = 8
 """Minimum seeds for a claim. With fewer pairs a bootstrap interval is far too narrow: with 3, one of 27 resamples
 decides the 95% bound."""

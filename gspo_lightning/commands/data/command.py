@@ -6,17 +6,15 @@ import argparse
 import importlib
 from collections.abc import Sequence
 
-__all__ = ["VERBS", "main"]
-
 VERBS = {
-    "report": "what is in a file: counts, lengths, duplicates, answers that cannot be read",
-    "convert": "the columns of public sets under our names; other formats of files",
+    "report": "summarize a file: counts, lengths, duplicates, answers that cannot be read",
+    "convert": "rename the columns of public data sets, and convert file formats",
     "dedup": "drop prompts that repeat an earlier one, exactly or nearly",
-    "decontaminate": "drop prompts that give away a benchmark, and write a certificate",
-    "split": "hold prompts out, with no near-duplicate on the other side",
-    "difficulty": "how often a model passes each prompt",
+    "decontaminate": "drop prompts that leak a benchmark, and write a decontamination report",
+    "split": "split off held-out prompts, with near-duplicates on one side",
+    "difficulty": "measure how often a model passes each prompt",
     "filter": "keep prompts by their pass rate",
-    "mix": "several files in one, by weights",
+    "mix": "mix files by weights",
 }
 """Verbs in order of use; each is a module of the same name in this package, with ``add_arguments`` and ``run``."""
 
@@ -30,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     listed = "\n".join(f"  {name:<15}{text}" for name, text in VERBS.items())
     parser = argparse.ArgumentParser(
         "gspo data",
-        description="Files of prompts before training: JSON lines or Parquet in, the same out, nothing overwritten.",
+        description="Prepare files of prompts: JSON lines or Parquet in, the same format out, nothing overwritten.",
         epilog=f"verbs, in the order in which they are used (gspo data VERB --help for options):\n{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -1,33 +1,74 @@
-"""Settings about records from a training config, and loading of tokenizers."""
+"""Settings about records from a training config, and lengths of prompts in a model's tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gspo_lightning.commands.data.setting import Setting
 from gspo_lightning.commands.evaluate.configured import configured
 from gspo_lightning.commands.fit.cli import TrainingCLI
+from gspo_lightning.corpus.text import prompt_text
 from gspo_lightning.policy.loading import load_tokenizer
-from gspo_lightning.policy.settings import ModelSettings
-
-__all__ = ["of_config", "tokenizer_of"]
+from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.prompts.encode import Encoder
+from gspo_lightning.prompts.on_demand import OnDemand
+from gspo_lightning.prompts.pictures.columns import has_pictures, join_texts
+from gspo_lightning.prompts.pictures.reading import BadPictureError
+from gspo_lightning.prompts.prompt_set import Record
 
 
 def of_config(files: Sequence[str], rest: Sequence[str]) -> Setting:
-    """Return columns, rewards, tokenizer and prompt limit of a ``gspo fit`` config; no weights are loaded."""
+    """Return columns, rewards, prompt lengths and prompt limit of a ``gspo fit`` config; no weights are loaded."""
     found: list[Setting] = []
 
     def look(cli: TrainingCLI) -> None:
         config, data = cli.config[cli.subcommand], cli.datamodule
         columns = dict(config.data.columns or {})
-        tokenizer = load_tokenizer(cli.model.settings)
-        found.append(Setting(columns, data.rewards, tokenizer, data.settings.max_prompt_tokens))
+        template = dict(config.data.chat_template_kwargs or {})
+        lengths = lengths_in(cli.model.settings, config.data.system_prompt, template)
+        found.append(Setting(columns, data.rewards, lengths, data.settings.max_prompt_tokens))
 
     configured([*(word for file in files for word in ("--config", file)), *rest], look)
     return found[0]
 
 
-def tokenizer_of(name: str) -> Any:
-    """Load the tokenizer of a hub id, a folder or a tiny model."""
-    return load_tokenizer(ModelSettings(name))
+@dataclass(frozen=True)
+class _Batch(OnDemand[Record]):
+    """Records of a file, which messages name by file and line."""
+
+    pairs: Sequence[tuple[str, Record]]
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def at(self, place: int) -> Record:
+        return self.pairs[place][1]
+
+    def place(self, number: int) -> str:
+        return self.pairs[number][0]
+
+
+def lengths_in(
+    model: ModelSettings, system_prompt: str | None = None, template_kwargs: Mapping[str, Any] | None = None
+) -> Callable[[Sequence[tuple[str, Record]]], list[int]]:
+    """Return a function that counts the tokens of prompts with system prompt and chat template.
+
+    It takes (place, record) pairs. Pictures are not counted.
+    """
+    tokenizer = load_tokenizer(model)
+    encoder = Encoder(tokenizer, system_prompt, template_kwargs or {}, "FILE")
+    takes_messages = tokenizer.chat_template is not None
+
+    def lengths(records: Sequence[tuple[str, Record]]) -> list[int]:
+        plain = _Batch([(where, _without_pictures(record, takes_messages)) for where, record in records])
+        return [len(seen.ids) for _, seen, _ in encoder.many(plain) if not isinstance(seen, BadPictureError)]
+
+    return lengths
+
+
+def _without_pictures(record: Record, takes_messages: bool) -> Record:
+    """Return prompt and tools of a record; messages become one text if they hold pictures or cannot be taken."""
+    plain = join_texts({"prompt": record["prompt"], "tools": record.get("tools")})
+    return plain if takes_messages and not has_pictures(plain) else {**plain, "prompt": prompt_text(plain["prompt"])}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,58 @@ from typing import Any
 from tqdm import tqdm
 
 from gspo_lightning.corpus.files import checked_prompt, format_of
-from gspo_lightning.corpus.known_sets import KNOWN_SETS, recognised
 from gspo_lightning.corpus.output import Outputs
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.escape import say
+from gspo_lightning.parsing import load_json
 
-__all__ = ["DESCRIPTION", "add_arguments", "run"]
-
+Columns = Mapping[str, str | list[str]]
+KNOWN_SETS: Mapping[str, Columns] = {
+    "gsm8k": {"prompt": "question", "answer": "answer"},
+    "math": {"prompt": "problem", "answer": "solution"},
+    "dapo17k": {"prompt": "prompt", "answer": "reward_model.ground_truth"},
+    "livecodebench": {
+        "prompt": ["question_content", "starter_code"],
+        "answer": ["public_test_cases", "private_test_cases", "metadata", "starter_code"],
+    },
+    "taco": {"prompt": ["question", "starter_code"], "answer": ["input_output", "tags", "raw_tags"]},
+    "codecontests": {
+        "prompt": "description",
+        "answer": [
+            "public_tests", "private_tests", "generated_tests", "time_limit", "input_file", "output_file", "cf_tags",
+        ],
+    },
+    "aime2024": {"id": "id", "prompt": "problem", "answer": "answer"},
+    "math500": {"id": "unique_id", "prompt": "problem", "answer": "answer"},
+    "puzzles": {"prompt": "question", "answer": "answer"},
+    "ours": {"prompt": "prompt"},
+}  # fmt: skip
+"""Our name -> theirs, as ``data.columns``. Sets with the same columns cannot be told apart: name the set."""
+_TELLING: Mapping[str, Collection[str]] = {
+    "dapo17k": ("prompt", "reward_model", "data_source"),
+    "livecodebench": ("question_content", "public_test_cases", "private_test_cases"),
+    "taco": ("question", "input_output", "starter_code"),
+    "codecontests": ("description", "public_tests", "generated_tests"),
+    "math500": ("unique_id", "problem", "solution", "answer"),
+    "math": ("problem", "solution", "level", "type"),
+    "aime2024": ("problem", "solution", "answer"),
+    "puzzles": ("question", "answer", "family"),
+    "gsm8k": ("question", "answer"),
+    "ours": ("prompt",),
+}
+"""Columns by which a set is recognised; the first match is taken, so more specific sets stand first."""
 DESCRIPTION = "Write records with the columns of ours (prompt, answer ...) from a file of a public set, or of your own."
 Row = tuple[Callable[[], str], Any]
 """Record, preceded by a function that returns its name in messages."""
+
+
+def recognised(names: Collection[str]) -> str | None:
+    """Return the known set with these columns; None if there is none.
+
+    >>> recognised({"question", "answer"}), recognised({"problem", "solution", "level", "type"}), recognised({"text"})
+    ('gsm8k', 'math', None)
+    """
+    return next((name for name, wanted in _TELLING.items() if set(wanted) <= set(names)), None)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,8 +106,8 @@ def run(options: argparse.Namespace) -> None:
 
 def _columns(text: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        found = load_json(text)
+    except ValueError as error:
         raise UserError("--columns", f"is not JSON: {error}", fix='write \'{"prompt": "question"}\'') from error
     lists = isinstance(found, dict) and found and all(isinstance(one, str | list) for one in found.values())
     if not lists:
@@ -74,8 +116,8 @@ def _columns(text: str) -> Mapping[str, Any]:
 
 
 def _records(paths: Sequence[Path], columns: Mapping[str, Any] | None, named: str | None) -> Iterator[Row]:
-    from gspo_lightning.prompts.base import absent_columns, map_columns  # torch
     from gspo_lightning.prompts.formats import SUFFIXES, place_of, read_rows, suffix_of
+    from gspo_lightning.prompts.prompt_set import absent_columns, map_columns  # torch
 
     for path in paths:
         if not suffix_of(str(path)):

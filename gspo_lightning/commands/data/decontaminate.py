@@ -10,20 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from gspo_lightning.commands.data.drop import Found, drop
-from gspo_lightning.commands.data.progress import reading
-from gspo_lightning.commands.data.words import add_column, add_files, add_threshold, check_threshold
-from gspo_lightning.corpus.answers import short_answer
-from gspo_lightning.corpus.certificate import Benchmark, Certificate, certificate_file
-from gspo_lightning.corpus.files import Inputs, prompt_of
-from gspo_lightning.corpus.identifiers import Identifiers
-from gspo_lightning.corpus.leaks import LONG, SHARE, SHORT, BenchmarkPrompt, LeakSearch, Rule, comparable, rare_below
+from gspo_lightning.commands.data.terminal import add_column, add_files, add_threshold, check_threshold, reading
+from gspo_lightning.corpus.contamination import (
+    LONG,
+    SHARE,
+    SHORT,
+    BenchmarkPrompt,
+    LeakSearch,
+    Rule,
+    comparable,
+    rare_below,
+)
+from gspo_lightning.corpus.decontamination_report import Benchmark, DecontaminationReport, report_file
+from gspo_lightning.corpus.files import Identifiers, Inputs, prompt_of
 from gspo_lightning.corpus.output import Outputs
-from gspo_lightning.corpus.words import words
+from gspo_lightning.corpus.text import words
 from gspo_lightning.errors import UserError
 from gspo_lightning.escape import say
 from gspo_lightning.registry import installed_version
-
-__all__ = ["DESCRIPTION", "add_arguments", "run"]
 
 DESCRIPTION = (
     "Drop prompts that give away a prompt of a benchmark, and write a certificate with the hashes of all files."
@@ -34,6 +38,7 @@ _REASONS = {
     Rule.LONG_GRAM: f"a {LONG}-gram of a benchmark prompt that is rare here",
     Rule.NEAR: "nearly a benchmark prompt",
 }
+_LONGEST = 200
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,14 +99,14 @@ def run(options: argparse.Namespace) -> None:
         counts = Counter(leak.rule for leak in leaks.values())
         against = tuple(Benchmark(b.paths[0].name, b.sha256[0], len(b)) for b in benchmarks)
         by_rule = {rule: counts[rule] for rule in _REASONS}
-        certificate = Certificate(
+        report = DecontaminationReport(
             "", against, _rules(options.threshold, len(inputs)), by_rule, installed_version("gspo_lightning")
         )
         by_reason = {_REASONS[rule]: count for rule, count in by_rule.items()}
-        return Found(lambda i: i not in leaks, why, by_reason, certificate)
+        return Found(lambda i: i not in leaks, why, by_reason, report)
 
     drop("decontaminate", options, find, against=options.against, certifies=True)
-    say(f"written: {certificate_file(options.output)}")
+    say(f"written: {report_file(options.output)}")
     say(f"{len(same_answer):,} kept records have an answer of the benchmarks, which alone is no leak")
 
 
@@ -166,3 +171,17 @@ def _search(inputs: Inputs, column: str, search: LeakSearch, answers: _Answers) 
         if texts:
             look()
     search.finish(len(inputs))
+
+
+def short_answer(value: Any) -> str | None:
+    r"""Return a text or number without GSM8K's working, ``\boxed`` and dollar signs; None if it is not short.
+
+    >>> short_answer("40 + 2 = 42\n#### 42"), short_answer(r"\boxed{42}"), short_answer(42), short_answer({"tests": []})
+    ('42', '42', '42', None)
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    text = str(value).rsplit("####", 1)[-1].strip().strip("$").strip()
+    if text.startswith("\\boxed{") and text.endswith("}"):
+        text = text[len("\\boxed{") : -1].strip()
+    return text.casefold() if 0 < len(text) <= _LONGEST else None

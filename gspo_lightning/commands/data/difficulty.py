@@ -6,17 +6,20 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from gspo_lightning.commands.data.recorded import recorded_tallies
-from gspo_lightning.commands.data.table import show
-from gspo_lightning.commands.data.tallies import COLUMNS, Tally, columns_of, journal_of, rewrite
-from gspo_lightning.commands.data.words import add_column, add_files
-from gspo_lightning.corpus.certificate import certificate_file, inherited
+from gspo_lightning.commands.data.pass_counts import (
+    COLUMNS,
+    PassCount,
+    columns_of,
+    journal_of,
+    recorded_pass_counts,
+    rewrite,
+)
+from gspo_lightning.commands.data.terminal import add_column, add_files, show
+from gspo_lightning.corpus.decontamination_report import inherited, report_file
 from gspo_lightning.corpus.files import Inputs
 from gspo_lightning.corpus.output import Outputs, same_format
 from gspo_lightning.errors import UserError
 from gspo_lightning.escape import say
-
-__all__ = ["DESCRIPTION", "PASSES_ON", "add_arguments", "run"]
 
 DESCRIPTION = (
     f"Add {', '.join(COLUMNS)} to every record: the share of responses that earn 1 from the config's accuracy reward "
@@ -57,24 +60,24 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
         raise UserError("--samples", f"is {options.samples}; it must be at least 1")
     inputs = Inputs(options.input)
     same_format(inputs, [options.output])
-    certificate = inherited(inputs.paths)
-    targets = [*([certificate_file(options.output)] if certificate else []), options.output]
+    report = inherited(inputs.paths)
+    targets = [*([report_file(options.output)] if report else []), options.output]
     with Outputs(targets, inputs.paths) as outputs:
         if options.recorded:
-            tallies = recorded_tallies(inputs, options.column, options.recorded, options.reward)
+            pass_counts = recorded_pass_counts(inputs, options.column, options.recorded, options.reward)
         else:
-            from gspo_lightning.commands.data.sampling import sampled_tallies  # torch
+            from gspo_lightning.commands.data.sampling import sampled_pass_counts  # torch
 
-            tallies = sampled_tallies(inputs, options, rest)
-        rewrite(inputs, outputs.path(options.output), tallies)
-        outputs.write_certificate(certificate, options.output)
+            pass_counts = sampled_pass_counts(inputs, options, rest)
+        rewrite(inputs, outputs.path(options.output), pass_counts)
+        outputs.write_report(report, options.output)
     if not options.recorded:
         journal_of(options.output).unlink(missing_ok=True)
-    _told(tallies, options.output)
+    _told(pass_counts, options.output)
 
 
-def _told(tallies: Sequence[Tally | None], output: Path) -> None:
-    rates = [columns_of(one)["pass_rate"] for one in tallies]
+def _told(pass_counts: Sequence[PassCount | None], output: Path) -> None:
+    rates = [columns_of(one)["pass_rate"] for one in pass_counts]
     known = [rate for rate in rates if rate is not None]
     rows = {
         "records": len(rates),

@@ -1,4 +1,4 @@
-"""Common part of verbs that drop records: the files, the copy, the certificate and the table."""
+"""Common part of verbs that drop records: the files, the copy, the decontamination report and the table."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from gspo_lightning.commands.data.table import dropped_table
-from gspo_lightning.corpus.certificate import Certificate, certificate_file, inherited
+from gspo_lightning.commands.data.terminal import dropped_table
+from gspo_lightning.corpus.decontamination_report import DecontaminationReport, inherited, report_file
 from gspo_lightning.corpus.files import Inputs
 from gspo_lightning.corpus.output import Outputs, copy, dropped_file, same_format
-
-__all__ = ["Found", "drop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class Found:
     """Number of a dropped record -> fields written with it, such as the reason."""
     counts: Mapping[str, int]
     """Reason -> number of dropped records, for the table."""
-    certificate: Certificate | None = None
+    report: DecontaminationReport | None = None
     """Certificate of the output; None keeps that of the inputs."""
 
 
@@ -47,7 +45,7 @@ def drop(
         options: parsed options, with ``input`` and ``output``.
         find: reads the inputs and decides which records to drop.
         against: further input files; no output may be one of them.
-        certifies: True if ``find`` returns a certificate.
+        certifies: True if ``find`` returns a decontamination report.
 
     Raises:
         UserError: an option or a record is wrong.
@@ -55,10 +53,10 @@ def drop(
     inputs, output = Inputs(options.input), options.output
     same_format(inputs, [output])
     carried = None if certifies else inherited(inputs.paths)
-    dropped, certificates = dropped_file(output), [certificate_file(output)] if certifies or carried else []
-    with Outputs([dropped, *certificates, output], [*inputs.paths, *against]) as outputs:
+    dropped, reports = dropped_file(output), [report_file(output)] if certifies or carried else []
+    with Outputs([dropped, *reports, output], [*inputs.paths, *against]) as outputs:
         found = find(inputs, outputs)
         with tqdm(desc="write", total=len(inputs), unit=" records", unit_scale=True) as bar:
             copy(inputs, outputs, [output], lambda i: 0 if found.keeps(i) else -1, dropped, found.why, bar.update)
-        outputs.write_certificate(found.certificate or carried, output)
+        outputs.write_report(found.report or carried, output)
     dropped_table(verb, len(inputs), found.counts, output)

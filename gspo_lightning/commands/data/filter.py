@@ -8,14 +8,10 @@ from collections import Counter
 from typing import Any
 
 from gspo_lightning.commands.data.drop import Found, drop
-from gspo_lightning.commands.data.progress import reading
-from gspo_lightning.commands.data.words import add_files
-from gspo_lightning.corpus.files import Inputs, Record
-from gspo_lightning.corpus.identifiers import Identifiers
+from gspo_lightning.commands.data.terminal import add_files, reading
+from gspo_lightning.corpus.files import Identifiers, Inputs, Record
 from gspo_lightning.corpus.output import Outputs
 from gspo_lightning.errors import UserError
-
-__all__ = ["DESCRIPTION", "add_arguments", "run"]
 
 DESCRIPTION = "Keep prompts whose pass rate lies in a range, both ends included; gspo data difficulty writes it."
 COLUMN, UNKNOWN = "pass_rate", "no pass rate"

@@ -10,17 +10,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-from gspo_lightning.commands.data.progress import reading
-from gspo_lightning.commands.data.table import show
-from gspo_lightning.commands.data.words import add_files
-from gspo_lightning.corpus.certificate import certificate_file, inherited
-from gspo_lightning.corpus.files import Inputs
-from gspo_lightning.corpus.identifiers import Identifiers
+from gspo_lightning.commands.data.terminal import add_files, reading, show
+from gspo_lightning.corpus.decontamination_report import inherited, report_file
+from gspo_lightning.corpus.files import Identifiers, Inputs
 from gspo_lightning.corpus.output import Outputs, common_schema, same_format, whole_line
 from gspo_lightning.errors import UserError
 from gspo_lightning.escape import say
-
-__all__ = ["DESCRIPTION", "add_arguments", "order", "run", "size_of"]
 
 DESCRIPTION = "One file of several, interleaved by weights; records keep the order of their file, and none comes twice."
 _ROWS = 8192
@@ -48,8 +43,8 @@ def run(options: argparse.Namespace) -> None:
         raise UserError("--weights", "must all be finite and above 0", fix="leave a file out instead")
     exponent = math.frexp(max(weights))[1]  # only ratios matter, and the sum of very large weights would be infinite
     weights = [math.ldexp(weight, -exponent) for weight in weights]
-    certificate = inherited(inputs.paths)
-    targets = [*([certificate_file(options.output)] if certificate else []), options.output]
+    report = inherited(inputs.paths)
+    targets = [*([report_file(options.output)] if report else []), options.output]
     with Outputs(targets, inputs.paths) as outputs:
         identifiers = Identifiers(inputs)
         with reading(inputs, "read") as step:
@@ -68,7 +63,7 @@ def run(options: argparse.Namespace) -> None:
             write = _write_rows if inputs.format == ".parquet" else _write_lines
             for written in write(inputs, outputs.path(options.output), order(quotas)):
                 bar.update(written)
-        outputs.write_certificate(certificate, options.output)
+        outputs.write_report(report, options.output)
     rows = {f"{path.name}, of {count:,}": q for path, count, q in zip(inputs.paths, counts, quotas, strict=True)}
     show("gspo data mix", {**rows, "written": size}, size)
     say(f"written: {options.output}")

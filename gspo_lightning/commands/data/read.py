@@ -10,12 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gspo_lightning.commands.data.progress import reading
-from gspo_lightning.corpus.files import Inputs, Record, prompt_of
-from gspo_lightning.corpus.identifiers import Identifiers
+from gspo_lightning.commands.data.terminal import reading
+from gspo_lightning.corpus.files import Identifiers, Inputs, Record, prompt_of
 from gspo_lightning.corpus.text import TextStore, normalised
-
-__all__ = ["Prompts", "read_prompts"]
 
 
 @dataclass(slots=True)
@@ -50,7 +47,7 @@ def read_prompts(
     """
     prompts, identifiers = Prompts(TextStore(folder / "texts")), Identifiers(inputs)
     with reading(inputs, "read") as step:
-        for record in inputs.records([column, "id", "answer"]):
+        for record in inputs.records([column, "id", "answer", "tools"]):
             identifiers.add(record)
             text = prompt_of(inputs, record, column)
             normal = normalised(text)

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from matplotlib.ticker import NullFormatter, ScalarFormatter
 from tqdm import tqdm
 
-from gspo_lightning.commands.data.golds import Golds, read_golds
-from gspo_lightning.commands.data.picture import draw
 from gspo_lightning.commands.data.read import read_prompts
+from gspo_lightning.commands.data.reference_answers import ReferenceAnswers, read_reference_answers
 from gspo_lightning.commands.data.setting import Setting
-from gspo_lightning.commands.data.table import show
-from gspo_lightning.commands.data.words import add_column, add_threshold, check_threshold
-from gspo_lightning.corpus.certificate import about
+from gspo_lightning.commands.data.terminal import add_column, add_threshold, check_threshold, show
+from gspo_lightning.corpus.decontamination_report import about
 from gspo_lightning.corpus.duplicates import Kind, NearDuplicates, Repeats, equal_texts
 from gspo_lightning.corpus.files import Inputs, Record
 from gspo_lightning.errors import UserError
 from gspo_lightning.escape import say
-
-__all__ = ["DESCRIPTION", "PASSES_ON", "add_arguments", "run"]
+from gspo_lightning.report.style import GREY, INK, bare, canvas, save, style
 
 DESCRIPTION = (
     "Counts, lengths, duplicates, answers that the reward cannot read, examples, and a picture. With --config the "
@@ -66,9 +65,10 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
     else:
         setting = Setting({} if options.column == "prompt" else {"prompt": options.column})
         if options.model:
-            from gspo_lightning.commands.data.configs import tokenizer_of  # torch
+            from gspo_lightning.commands.data.configs import lengths_in  # torch
+            from gspo_lightning.policy.model_settings import ModelSettings
 
-            setting.tokenizer = tokenizer_of(options.model)
+            setting.lengths = lengths_in(ModelSettings(options.model))
     _report(Inputs(options.input, "FILE"), setting, options, picture)
 
 
@@ -77,20 +77,21 @@ def _report(inputs: Inputs, setting: Setting, options: argparse.Namespace, pictu
     if not isinstance(column, str) or "." in column:
         raise UserError("--config", "makes prompts of several columns", fix="gspo data convert first")
     lengths: list[int] = []
-    texts: list[str] = []
+    waiting: list[tuple[str, dict[str, Any]]] = []
 
     def see(record: Record, text: str) -> None:
-        if setting.tokenizer is None:
+        if setting.lengths is None:
             lengths.append(len(text))
             return
-        texts.append(text)
-        if len(texts) >= 512:
+        said = {"prompt": record.values[column], "tools": record.values.get("tools")}
+        waiting.append((inputs.name(record.file, record.number), said))
+        if len(waiting) >= 512:
             count()
 
     def count() -> None:
-        if texts:
-            lengths.extend(map(len, setting.tokenizer(texts)["input_ids"]))
-            texts.clear()
+        if waiting and setting.lengths is not None:
+            lengths.extend(setting.lengths(waiting))
+            waiting.clear()
 
     with tempfile.TemporaryDirectory() as folder:
         prompts = read_prompts(inputs, column, Path(folder), see)
@@ -100,16 +101,16 @@ def _report(inputs: Inputs, setting: Setting, options: argparse.Namespace, pictu
         with tqdm(desc="compare", total=2 * len(places), unit=" prompts", unit_scale=True) as bar:
             NearDuplicates(prompts.texts, places, options.threshold, Path(folder), bar.update).repeats(found)
         prompts.texts.close()
-    golds = read_golds(inputs, setting.columns, setting.rewards, options.reward)
-    unit = "characters" if setting.tokenizer is None else "tokens"
-    rows = _rows(np.array(lengths), found, golds, setting.limit)
+    references = read_reference_answers(inputs, setting.columns, setting.rewards, options.reward)
+    unit = "characters" if setting.lengths is None else "tokens"
+    rows = _rows(np.array(lengths), found, references, setting.limit)
     show(f"{', '.join(path.name for path in inputs.paths)}: {len(lengths):,} prompts", rows, len(lengths))
-    _say(inputs, np.array(lengths), unit, golds, column)
+    _say(inputs, np.array(lengths), unit, references, column)
     draw(picture, np.array(lengths), unit, setting.limit, {k: n for k, n in rows.items() if k != "prompts"})
     say(f"written: {picture}")
 
 
-def _rows(lengths: np.ndarray, found: Repeats, golds: Golds, limit: int | None) -> dict[str, int]:
+def _rows(lengths: np.ndarray, found: Repeats, references: ReferenceAnswers, limit: int | None) -> dict[str, int]:
     rows = {
         "prompts": len(lengths),
         "the same prompt as an earlier one": int(np.count_nonzero(found.kind == Kind.EXACT)),
@@ -121,10 +122,10 @@ def _rows(lengths: np.ndarray, found: Repeats, golds: Golds, limit: int | None) 
     return rows
 
 
-def _say(inputs: Inputs, lengths: np.ndarray, unit: str, golds: Golds, column: str) -> None:
+def _say(inputs: Inputs, lengths: np.ndarray, unit: str, references: ReferenceAnswers, column: str) -> None:
     low, median, high, most = (int(x) for x in np.percentile(lengths, [0, 50, 99, 100]))
     say(f"length: {low:,} to {most:,} {unit}, median {median:,}, 99 % up to {high:,}")
-    for line in golds.lines():
+    for line in references.lines():
         say(line)
     for path in inputs.paths:
         if (said := about(path)) is not None:
@@ -136,3 +137,39 @@ def _say(inputs: Inputs, lengths: np.ndarray, unit: str, golds: Golds, column: s
             shown = " ".join(str(record.values[column]).split())
             cut = shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
             say(f"  {inputs.name(record.file, record.number)}: {cut}")
+
+
+def draw(path: Path, lengths: np.ndarray, unit: str, limit: int | None, faults: Mapping[str, int]) -> None:
+    """Draw the figure and write it to a file.
+
+    Args:
+        path: PNG file to write.
+        lengths: lengths of the prompts.
+        unit: unit of the lengths.
+        limit: longer prompts are dropped in training; None draws no line.
+        faults: name -> number of prompts.
+    """
+    figure = canvas(8, 5, layout="constrained")
+    above, below = figure.subplots(2, 1, height_ratios=[2, 1])
+    colour = style(0)[0]
+    bins = np.unique(np.geomspace(max(1, lengths.min()), lengths.max() + 1, 40).astype(int))
+    above.hist(lengths, bins=bins if len(bins) > 1 else 1, color=colour)
+    above.set_xscale("log")
+    above.xaxis.set_major_formatter(ScalarFormatter())
+    above.xaxis.set_minor_formatter(NullFormatter())
+    above.set_xlabel(f"{unit} of a prompt", color=GREY, fontsize=8)
+    above.set_ylabel("prompts", color=GREY, fontsize=8)
+    if limit is not None:
+        above.axvline(limit, color=INK, linewidth=1)
+        above.annotate(f" limit {limit}", (limit, 0.95), xycoords=("data", "axes fraction"), color=INK, fontsize=8)
+    shares = [100 * count / len(lengths) for count in faults.values()]
+    below.barh(range(len(faults)), shares, color=colour, height=0.6)
+    below.set_yticks(range(len(faults)), list(faults), fontsize=8)
+    below.invert_yaxis()
+    below.set_xlim(0, max([1.0, *shares]) * 1.15)
+    for place, (share, count) in enumerate(zip(shares, faults.values(), strict=True)):
+        below.annotate(f" {count:,}", (share, place), va="center", color=INK, fontsize=8)
+    below.set_xlabel("% of the prompts", color=GREY, fontsize=8)
+    for axes in (above, below):
+        bare(axes, "top", "right")
+    save(figure, path)

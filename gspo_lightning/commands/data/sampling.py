@@ -15,27 +15,25 @@ from typing import IO, Any
 import torch
 from tqdm import tqdm
 
-from gspo_lightning.commands.data.tallies import Tally, journal_of
+from gspo_lightning.commands.data.pass_counts import PassCount, journal_of
 from gspo_lightning.commands.evaluate.configured import configured, sampled
 from gspo_lightning.commands.evaluate.model import Sampled
 from gspo_lightning.commands.fit.cli import TrainingCLI
-from gspo_lightning.corpus.files import Inputs
-from gspo_lightning.corpus.identifiers import Identifiers
+from gspo_lightning.corpus.files import Identifiers, Inputs
 from gspo_lightning.errors import UserError
 from gspo_lightning.escape import say
-from gspo_lightning.experience.respond import respond
+from gspo_lightning.experience.generate_and_score import generate_and_score
 from gspo_lightning.experience.sources import has_environment
-from gspo_lightning.prompts.base import Record
+from gspo_lightning.parsing import load_json
 from gspo_lightning.prompts.encode import EncodedPrompts, Encoder
 from gspo_lightning.prompts.files import PromptFile
 from gspo_lightning.prompts.on_demand import OnDemand
+from gspo_lightning.prompts.prompt_set import Record
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rewards.canned import examined
 from gspo_lightning.rollouts import Draws
 from gspo_lightning.rollouts.verify import verify_decoding
 from gspo_lightning.types import Prompt, Rollout
-
-__all__ = ["sampled_tallies"]
 
 _ROWS = 256
 """Responses sampled at a time, which is the most an interruption can lose."""
@@ -60,18 +58,18 @@ class _Joined(OnDemand[Record]):
 
 
 class _Journal:
-    """Journal file of tallies by record number, one per line; the first line describes the command.
+    """Journal file of pass counts by record number, one per line; the first line describes the command.
 
     Args:
         path: journal file to continue; a truncated last line is dropped.
-        asked: everything that the tallies depend on.
+        asked: everything that the pass counts depend on.
 
     Raises:
         UserError: the journal belongs to another command, or the file is not a journal.
     """
 
     def __init__(self, path: Path, asked: dict[str, Any]) -> None:
-        self.done: dict[int, Tally] = {}
+        self.done: dict[int, PassCount] = {}
         whole = 0
         if path.exists():
             content = path.read_bytes()
@@ -81,16 +79,16 @@ class _Journal:
                 differs = ", ".join(name for name in asked if lines[0].get(name) != asked[name])
                 said = f"{path.name} was begun for another {differs}"
                 raise UserError("--output", said, fix="repeat that command, remove the file, or name another output")
-            self.done = {number: Tally(passes, samples) for number, passes, samples in lines[1:]}
+            self.done = {number: PassCount(passes, samples) for number, passes, samples in lines[1:]}
         self._file: IO[str] = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
         self._file.truncate(whole)
         if not whole:
             self._write([asked])
 
-    def add(self, tallies: dict[int, Tally]) -> None:
-        """Append tallies to the journal, flushed to disk."""
-        self.done |= tallies
-        self._write([[number, *tally] for number, tally in tallies.items()])
+    def add(self, pass_counts: dict[int, PassCount]) -> None:
+        """Append pass counts to the journal, flushed to disk."""
+        self.done |= pass_counts
+        self._write([[number, *pass_count] for number, pass_count in pass_counts.items()])
 
     def close(self) -> None:
         """Close the file."""
@@ -105,17 +103,17 @@ class _Journal:
 def _lines(path: Path, content: bytes) -> list[Any]:
     """Parse a journal: the description of its command, then [number, passes, samples] of each record."""
     try:
-        lines = [json.loads(line) for line in content.splitlines()]
+        lines = [load_json(line) for line in content.splitlines()]
         numbers = all([isinstance(n, int) for n in line] == [True] * 3 for line in lines[1:])
         if numbers and all(isinstance(line, dict) for line in lines[:1]):
             return lines
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError):
         pass
     fix = "remove the file, or name another output"
     raise UserError("--output", f"{path.name} is there, and is no journal of this command", fix=fix)
 
 
-def sampled_tallies(inputs: Inputs, options: argparse.Namespace, rest: Sequence[str]) -> list[Tally | None]:
+def sampled_pass_counts(inputs: Inputs, options: argparse.Namespace, rest: Sequence[str]) -> list[PassCount | None]:
     """Return the pass count of each record; None for a record whose prompt is too long.
 
     Args:
@@ -132,12 +130,12 @@ def sampled_tallies(inputs: Inputs, options: argparse.Namespace, rest: Sequence[
         identifiers.add(record)
     words = [word for file in options.config for word in ("--config", file)]
     words += [f"--ckpt_path={options.ckpt_path}"] if options.ckpt_path else []
-    found: list[Tally | None] = []
+    found: list[PassCount | None] = []
     configured([*words, *rest], lambda cli: found.extend(_counted(cli, inputs, options)))
     return found
 
 
-def _counted(cli: TrainingCLI, inputs: Inputs, options: argparse.Namespace) -> list[Tally | None]:
+def _counted(cli: TrainingCLI, inputs: Inputs, options: argparse.Namespace) -> list[PassCount | None]:
     data, config = cli.datamodule, cli.config[cli.subcommand]
     records = _Joined([PromptFile(str(path), config.data.columns).records() for path in inputs.paths])
     template = dict(config.data.chat_template_kwargs or {})
@@ -187,16 +185,16 @@ def _sample(
         for start in range(0, len(waiting), step):
             some = [prompts[place] for place in waiting[start : start + step]]
             with torch.no_grad():
-                groups, _ = respond(
+                groups, _ = generate_and_score(
                     source, who.policy, some, data.runner, group_size=samples, sampling=sampling, draws=draws,
                     version=0, context=who.context,
                 )  # fmt: skip
-            journal.add({int(group[0].prompt.id): _tally(group, name) for group in groups})
+            journal.add({int(group[0].prompt.id): _pass_count(group, name) for group in groups})
             bar.update(len(some))
 
 
-def _tally(group: Sequence[Rollout], name: str) -> Tally:
+def _pass_count(group: Sequence[Rollout], name: str) -> PassCount:
     """Count the passes of a group by the named reward part, or by the total if a rollout has no such part."""
     values = [rollout.reward_parts.get(name, rollout.reward) for rollout in group]
     known = [value for value in values if value is not None]
-    return Tally(sum(value >= 1 for value in known), len(known))
+    return PassCount(sum(value >= 1 for value in known), len(known))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-__all__ = ["Setting"]
 
 
 @dataclass(slots=True)
@@ -15,6 +13,7 @@ class Setting:
 
     columns: Mapping[str, Any]
     rewards: Mapping[str, Any] = field(default_factory=dict)
-    tokenizer: Any = None
+    lengths: Callable[[Sequence[tuple[str, Mapping[str, Any]]]], list[int]] | None = None
+    """Counts the tokens of prompts as training sees them, given (place, record) pairs; None without a tokenizer."""
     limit: int | None = None
     """Maximum prompt length in tokens; longer prompts are dropped in training."""

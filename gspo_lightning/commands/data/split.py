@@ -10,16 +10,13 @@ import numpy as np
 from tqdm import tqdm
 
 from gspo_lightning.commands.data.read import read_prompts
-from gspo_lightning.commands.data.table import show
-from gspo_lightning.commands.data.words import add_column, add_files, add_threshold, check_threshold
-from gspo_lightning.corpus.certificate import certificate_file, inherited
+from gspo_lightning.commands.data.terminal import add_column, add_files, add_threshold, check_threshold, show
+from gspo_lightning.corpus.decontamination_report import inherited, report_file
 from gspo_lightning.corpus.duplicates import NearDuplicates, equal_texts
 from gspo_lightning.corpus.files import Inputs
 from gspo_lightning.corpus.output import Outputs, copy, same_format
 from gspo_lightning.errors import UserError
 from gspo_lightning.escape import say
-
-__all__ = ["DESCRIPTION", "add_arguments", "run"]
 
 DESCRIPTION = "Split prompts in two; those that are nearly the same stay on one side."
 
@@ -48,15 +45,15 @@ def run(options: argparse.Namespace) -> None:
     held_out = options.held_out or options.output.with_suffix(f".held_out{options.output.suffix}")
     inputs, both = Inputs(options.input), [options.output, held_out]
     same_format(inputs, both)
-    certificate = inherited(inputs.paths)
-    certificates = [certificate_file(path) for path in both] if certificate else []
-    with Outputs([*certificates, *both], inputs.paths) as outputs:
+    report = inherited(inputs.paths)
+    reports = [report_file(path) for path in both] if report else []
+    with Outputs([*reports, *both], inputs.paths) as outputs:
         clusters = _clusters(inputs, options.column, options.threshold, outputs)
         out = _drawn(clusters, options.share, options.seed)
         with tqdm(desc="write", total=len(inputs), unit=" records", unit_scale=True) as bar:
             copy(inputs, outputs, both, lambda i: int(out[i]), progress=bar.update)
         for path in both:
-            outputs.write_certificate(certificate, path)
+            outputs.write_report(report, path)
     count = int(np.count_nonzero(out))
     show("gspo data split", {"read": len(out), "held out": count, "output": len(out) - count}, len(out))
     for path in both:

@@ -13,13 +13,12 @@ from gspo_lightning.commands.doctor.finding import Finding
 from gspo_lightning.objectives import GSPO
 from gspo_lightning.old_policy.noise import band, ratio_noise
 from gspo_lightning.packing.memory import cut_rows
-from gspo_lightning.policy.checks import choose_layout, probe
+from gspo_lightning.policy.checks import choose_layout
 from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.model_settings import DType, ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.settings import DType, ModelSettings
+from gspo_lightning.policy.row_isolation import probe
 from gspo_lightning.types import MicroBatch
-
-__all__ = ["findings"]
 
 MODEL = "tiny-qwen3"
 PRECISIONS: dict[str, tuple[DType, bool]] = {

@@ -7,15 +7,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.suites.completions import read_completions
+from gspo_lightning.corpus.lines import numbered
+from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.parsing import load_json
 from gspo_lightning.suites.problems import Problem
 from gspo_lightning.suites.suite import Suite
 from gspo_lightning.suites.verdicts import Answer
 
-__all__ = ["Answers", "Recorded", "Wanted"]
-
-Wanted = Sequence[tuple[Problem, Sequence[int]]]
+SampleRequests = Sequence[tuple[Problem, Sequence[int]]]
 """Every problem of the suite, with the sample numbers of its missing answers."""
 
 
@@ -28,7 +27,7 @@ class Answers(Protocol):
     def described(self) -> Mapping[str, Any]:
         """Return a description of the source for the results; an evaluation resumes only if it is unchanged."""
 
-    def answer(self, suite: Suite, wanted: Wanted, *, several: bool) -> Iterator[Answer]:
+    def answer(self, suite: Suite, wanted: SampleRequests, *, several: bool) -> Iterator[Answer]:
         """Yield answers one by one, in any order.
 
         Args:
@@ -67,7 +66,7 @@ class Recorded:
             raise UserError("--completions", f"{self.path} cannot be read: {error.strerror}") from error
         return {"completions": str(self.path), "sha256": digest}
 
-    def answer(self, suite: Suite, wanted: Wanted, *, several: bool) -> Iterator[Answer]:
+    def answer(self, suite: Suite, wanted: SampleRequests, *, several: bool) -> Iterator[Answer]:
         """Yield the file's answers to the problems in ``wanted``; its sample numbers are ignored."""
         ids = {problem.id for problem, _ in wanted}
         for answer in read_completions(self.path, suite.name, ids, several=several):
@@ -76,3 +75,63 @@ class Recorded:
 
     def close(self) -> None:
         """Do nothing: no resource stays open."""
+
+
+def read_completions(path: Path, suite: str, problems: Collection[str], *, several: bool) -> Iterator[Answer]:
+    """Yield the answers to a suite's problems, one after another: memory does not grow with the file.
+
+    A line may also have ``suite``, ``truncated`` and ``tokens``. Without ``sample``, answers to a problem are numbered
+    in order.
+
+    Args:
+        path: JSON lines.
+        suite: name of the suite.
+        problems: ids of its problems.
+        several: True if more than one suite is evaluated: lines then need ``suite``.
+
+    Raises:
+        UserError: a line is malformed, has an unknown id, or repeats an answer; names file and line.
+    """
+    seen: dict[str, set[int]] = {}
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise UserError("--completions", f"{path} cannot be read: {error.strerror}") from error
+    with file:
+        for number, line in numbered(file, path.name):
+            if not line.strip():
+                continue
+            where = f"{path.name}:{number}"
+            record = _object(line, where)
+            if several and "suite" not in record:
+                raise UserError(where, "has no 'suite'", fix="say of each line which suite it answers")
+            if record.get("suite", suite) != suite:
+                continue
+            identifier = str(record.get("id", ""))
+            if identifier not in problems:
+                hint = did_you_mean(identifier, problems).partition("?")[0]
+                near = f" ({hint}?)" if hint.startswith("did you mean") else ""
+                raise UserError(where, f"its id {identifier[:80]!r} is not a problem of {suite}{near}")
+            taken = seen.setdefault(identifier, set())
+            sample = record.get("sample", len(taken))
+            if not isinstance(sample, int) or isinstance(sample, bool) or sample < 0:
+                raise UserError(where, f"'sample' is {sample!r:.40}; it must be a number from 0")
+            if sample in taken:
+                raise UserError(where, f"answers {identifier[:80]!r} as sample {sample} a second time")
+            taken.add(sample)
+            if not isinstance(record.get("completion"), str):
+                raise UserError(where, "has no 'completion' that is a text")
+            tokens, truncated = record.get("tokens"), record.get("truncated", False)
+            if not isinstance(truncated, bool) or not (tokens is None or isinstance(tokens, int)):
+                raise UserError(where, "'truncated' must be true or false, and 'tokens' a number")
+            yield Answer(identifier, sample, record["completion"], tokens, truncated)
+
+
+def _object(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        record = load_json(line)
+    except ValueError as error:
+        raise UserError(where, "is not JSON", fix='write {"id": ..., "sample": 0, "completion": "..."}') from error
+    if not isinstance(record, dict):
+        raise UserError(where, f"is a JSON {type(record).__name__}, not an object")
+    return record

@@ -4,22 +4,75 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from gspo_lightning import registry
-from gspo_lightning.commands.evaluate import training_file
 from gspo_lightning.commands.evaluate.answers import Answers, Recorded
 from gspo_lightning.commands.evaluate.comparison import compare
 from gspo_lightning.commands.evaluate.page import write_page
 from gspo_lightning.commands.evaluate.run import Plan, evaluate
 from gspo_lightning.commands.evaluate.table import table
+from gspo_lightning.corpus.decontamination_report import about, read_report
 from gspo_lightning.errors import UserError
 from gspo_lightning.escape import say
-from gspo_lightning.suites.suite import shipped
+from gspo_lightning.parsing import load_yaml
+from gspo_lightning.suites.problems import data_file
+from gspo_lightning.suites.suite import load_suite, shipped
 from gspo_lightning.suites.verdicts import VerdictFile
 
-__all__ = ["main"]
+
+def leak_lines(
+    configs: Sequence[str], checkpoint: str | None, suites: Sequence[str], folder: Path | None
+) -> Iterator[str]:
+    """Yield messages about the decontamination report of ``data.train``; none if the training file is unknown.
+
+    Args:
+        configs: config files of ``gspo fit``.
+        checkpoint: checkpoint of a run, whose folder holds its config; only used without ``configs``.
+        suites: ``NAME`` or ``NAME:WINDOW``.
+        folder: folder with the suites' files.
+
+    Raises:
+        UserError: the report cannot be read.
+    """
+    files = [Path(name) for name in configs]
+    if not files and checkpoint is not None:
+        files = [Path(checkpoint).parent.parent / "config.yaml"]
+    train = _training_file(files)
+    if train is None:
+        return
+    said = about(train)
+    if said is None:
+        yield f"trained on {train.name}: not checked for leaks from these benchmarks"
+        return
+    yield f"trained on {said[0]}" if said[1] else f"warning: trained on {said[0]}"
+    report = read_report(train)
+    for name in suites if folder is not None and report is not None and said[1] else ():
+        assert folder is not None
+        assert report is not None
+        suite = load_suite(name.partition(":")[0])
+        if not report.covers(data_file(suite, folder)):
+            yield f"warning: {suite.name} is not among them: gspo data decontaminate --against its file"
+
+
+def _training_file(files: Sequence[Path]) -> Path | None:
+    """Return ``data.train`` of the last config that sets it; None if it is not a file."""
+    found: Any = None
+    for file in files:
+        try:
+            config = load_yaml(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):
+            continue  # reported where the config is needed
+        data = config.get("data") if isinstance(config, dict) else None
+        found = data.get("train", found) if isinstance(data, dict) else found
+    if isinstance(found, dict):
+        found = (found.get("init_args") or {}).get("path")
+    return Path(found) if isinstance(found, str) and Path(found).is_file() else None
+
 
 EPILOG = """\
 Answers are sampled by --model, or were sampled elsewhere (--completions). Stop at any time: the same command with
@@ -57,7 +110,7 @@ def main(argv: Sequence[str]) -> int:
     else:
         _evaluate(plan, lambda file: _source(options, file))
         code = 0
-    for line in training_file.lines(options.config, options.ckpt_path, plan.suites, plan.data) if code == 0 else ():
+    for line in leak_lines(options.config, options.ckpt_path, plan.suites, plan.data) if code == 0 else ():
         say(line)
     return code
 
@@ -73,7 +126,7 @@ def _evaluate(plan: Plan, source: Callable[[VerdictFile], Answers]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "gspo evaluate",
-        description="Benchmarks with intervals, by the rewards of training.",
+        description="Run benchmarks with the rewards of training, and compute intervals.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -96,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
         "--ckpt_path", metavar="FILE", help="a checkpoint of gspo fit; with --config also last: the newest of its runs"
     )
 
-    parser.add_argument("--model", metavar="FOLDER_OR_HUB_ID", help="sampled in this process")
+    parser.add_argument("--model", metavar="FOLDER_OR_HUB_ID", help="a model to sample from in this process")
     parser.add_argument("--server", metavar="URL", help="any with OpenAI's routes; its key in VLLM_API_KEY")
     parser.add_argument("--completions", type=Path, metavar="FILE", help='lines {"id", "sample", "completion"}')
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="with the suites' data as files; else the hub")
@@ -107,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--revision", help="branch, tag or commit of a hub id")
     parser.add_argument("--trust_remote_code", action="store_true", help="run Python code that the model's repository "
                         "ships; no file decides that")  # fmt: skip
-    parser.add_argument("--workers", type=int, help="processes that judge (default: all cores but one)")
+    parser.add_argument("--workers", type=int, help="processes that score answers (default: all cores but one)")
     parser.add_argument("--plugins", nargs="*", default=[], help="files, folders or modules that define rewards")
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="two outputs, problem by problem")
     return parser

@@ -11,10 +11,8 @@ from gspo_lightning.commands.evaluate.run import SAMPLES
 from gspo_lightning.errors import UserError
 from gspo_lightning.escape import cell
 from gspo_lightning.statistics.paired import Difference, difference
-from gspo_lightning.suites.results import read_results
+from gspo_lightning.suites.metrics import read_results
 from gspo_lightning.suites.verdicts import read_verdicts
-
-__all__ = ["compare"]
 
 _HEAD = "| suite | A | B | B - A, 95 % | p | problems better / worse / all | only in one | verdict |"
 _FOOT = "Paired by problem; p from a sign-flip test (exact up to 16 problems that differ). Below .05 is a claim."

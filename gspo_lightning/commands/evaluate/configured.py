@@ -19,9 +19,7 @@ from gspo_lightning.commands.fit.run_folder import root_of, runs_of
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.threads import few_threads, width_of
 from gspo_lightning.resume import Resumption
-from gspo_lightning.training.cold_start import asking_of
-
-__all__ = ["configured", "sampled", "with_config"]
+from gspo_lightning.training.cold_start import prompt_format_of
 
 
 def with_config(arguments: Sequence[str], work: Callable[[Answers], None]) -> int:
@@ -72,7 +70,7 @@ def sampled(cli: TrainingCLI) -> Sampled:
     else:
         settings = module.settings
         if module.cold_start is not None:  # training starts from it
-            settings = module.cold_start.ensure(settings, root_of(config), data.longest, asking_of(data))
+            settings = module.cold_start.ensure(settings, root_of(config), data.longest, prompt_format_of(data))
         policy = load_policy(settings)
     described = {"model": module.settings.name_or_path, "checkpoint": path}
     prompts = (config.data.system_prompt, config.data.chat_template_kwargs)

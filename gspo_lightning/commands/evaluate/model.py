@@ -11,17 +11,15 @@ from typing import Any
 import torch
 
 from gspo_lightning.commands.export import checkpoint_policy
-from gspo_lightning.evaluation.answering import ROWS, Wanted, answers_of
+from gspo_lightning.evaluation.answering import ROWS, SampleRequests, answers_of
 from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.model_settings import DType, ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.settings import DType, ModelSettings
 from gspo_lightning.policy.threads import few_threads
 from gspo_lightning.rollouts import GroupedSampler
-from gspo_lightning.rollouts.base import RolloutSource
+from gspo_lightning.rollouts.source import RolloutSource
 from gspo_lightning.suites.suite import Suite
 from gspo_lightning.suites.verdicts import Answer
-
-__all__ = ["DEVICE", "Sampled"]
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 """Device of sampling."""
@@ -81,8 +79,8 @@ class Sampled:
         """Return the description of the model."""
         return self._described
 
-    def answer(self, suite: Suite, wanted: Wanted, *, several: bool) -> Iterator[Answer]:
-        """See :class:`gspo_lightning.commands.evaluate.answers.Answers`."""
+    def answer(self, suite: Suite, wanted: SampleRequests, *, several: bool) -> Iterator[Answer]:
+        """Sample the wanted answers."""
         del several
         yield from answers_of(
             self.policy,

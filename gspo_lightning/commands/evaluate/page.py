@@ -6,15 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from gspo_lightning.commands.evaluate.table import interval, number
 from gspo_lightning.escape import cell
-from gspo_lightning.report.save import save
-from gspo_lightning.report.style import FAINT, GREY, INK, style
-
-__all__ = ["write_page"]
+from gspo_lightning.report.style import GREY, INK, bare, canvas, save, style
 
 PAGE, PICTURE = "report.md", "report.png"
 _EXPLAINED = """\
@@ -59,8 +55,7 @@ def _figure(suites: Mapping[str, Mapping[str, Any]]) -> Figure:
         for metric, one in metrics.items()
         if not metric.startswith("rating")
     ]
-    figure = Figure(figsize=(8, 1.1 + 0.34 * len(rows)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = canvas(8, 1.1 + 0.34 * len(rows), layout="constrained")
     axes = figure.add_subplot()
     colours = {suite: style(i)[0] for i, suite in enumerate(suites)}
     for place, (suite, _, one) in enumerate(rows):
@@ -82,9 +77,6 @@ def _figure(suites: Mapping[str, Mapping[str, Any]]) -> Figure:
     axes.invert_yaxis()
     axes.set_xlim(0, 100)
     axes.set_xlabel("%; thin: problems like these, thick: these problems (95 %)", color=GREY, fontsize=8)
-    axes.grid(axis="x", color=FAINT, linewidth=0.6)
-    axes.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    bare(axes, "top", "right", "left")
     axes.tick_params(length=0)
     return figure

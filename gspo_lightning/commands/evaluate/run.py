@@ -9,7 +9,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,10 @@ from gspo_lightning.resume.writer import sole_writer
 from gspo_lightning.rewards import RewardRunner
 from gspo_lightning.suites.contests import check_contests, contest_rating
 from gspo_lightning.suites.judging import judge
-from gspo_lightning.suites.metrics import Found, Judged, measure
+from gspo_lightning.suites.metrics import RESULTS, Found, Graded, as_json, measure, read_results, torn, write_results
 from gspo_lightning.suites.problems import Problem, data_file, read_problems
-from gspo_lightning.suites.results import RESULTS, as_json, read_results, torn, write_results
 from gspo_lightning.suites.suite import Suite, load_suite
 from gspo_lightning.suites.verdicts import VerdictFile, read_verdicts
-
-__all__ = ["SAMPLES", "Plan", "evaluate"]
 
 log = logging.getLogger(__name__)
 SAMPLES = "samples.jsonl"
@@ -100,13 +96,19 @@ def evaluate(plan: Plan, source: Callable[[VerdictFile], Answers]) -> dict[str, 
     names = [task.suite.name for task in tasks]
     if repeated := {name for name in names if names.count(name) > 1}:
         raise UserError("--suite", f"{', '.join(sorted(repeated))} is given twice")
-    with sole_writer(plan.output, "--output"):
-        return _evaluate(plan, tasks, source)
+    with sole_writer(plan.output, "--output"), contextlib.closing(_runner(tasks[0], plan.workers)) as first:
+        return _evaluate(plan, tasks, source, first)
 
 
-def _evaluate(plan: Plan, tasks: Sequence[Task], source: Callable[[VerdictFile], Answers]) -> dict[str, Any]:
+def _evaluate(
+    plan: Plan, tasks: Sequence[Task], source: Callable[[VerdictFile], Answers], first: RewardRunner
+) -> dict[str, Any]:
+    """Run an evaluation; ``first`` grades the answers to the first suite, and its workers start before sampling."""
     file = VerdictFile(plan.output / SAMPLES)
-    unread = {task.suite.name: _unreadable(task) for task in tasks}
+    unread = {tasks[0].suite.name: _unreadable(tasks[0], first)}
+    for task in tasks[1:]:  # one worker each, and not for long: those of all suites at once would be too many
+        with contextlib.closing(_runner(task, 1)) as runner:
+            unread[task.suite.name] = _unreadable(task, runner)
     answers = source(file)
     run = _described(plan, tasks, answers)
     _begin(plan.output, run, tasks)
@@ -114,11 +116,12 @@ def _evaluate(plan: Plan, tasks: Sequence[Task], source: Callable[[VerdictFile],
         if file.done:
             say(f"{plan.output / SAMPLES}: continues after {len(file.done):,} verdicts")
         for task in tasks:
-            _judge(plan, task, answers, file, several=len(tasks) > 1)
-    judged = _read(plan.output / SAMPLES)
+            runner = first if task is tasks[0] else _runner(task, plan.workers)
+            _judge(task, runner, answers, file, several=len(tasks) > 1)
+    graded = _read(plan.output / SAMPLES)
     results: dict[str, Any] = {"run": run}
     for task in tasks:
-        found, said = _count(plan, task, judged[task.suite.name])
+        found, said = _count(plan, task, graded[task.suite.name])
         results[task.suite.name] = as_json(found)
         said = [*run["recovered"], *said]
         run["notes"][task.suite.name] = [*unread[task.suite.name], *said]
@@ -143,24 +146,24 @@ def _task(name: str, plan: Plan) -> Task:
     return task
 
 
-def _unreadable(task: Task) -> list[str]:
+def _runner(task: Task, workers: int | None) -> RewardRunner:
+    """Return the scorer of a suite; its workers start when they are first needed."""
+    return RewardRunner({"answer": task.suite.reward}, num_workers=workers)
+
+
+def _unreadable(task: Task, runner: RewardRunner) -> list[str]:
     """Return warnings about problems whose reference answer cannot be parsed; logged before sampling."""
     if not task.suite.reward.reads_answers:
         return []
     records = [({**problem.columns, "id": problem.id}, problem.prompt) for problem in task.problems]
-    with RewardRunner({"answer": task.suite.reward}, num_workers=1) as runner:
-        said = list(runner.unreadable(records).values())
+    said = list(runner.unreadable(records).values())
     for line in said:
         log.warning("%s: %s", task.suite.name, line)
     return said
 
 
 def _contests(plan: Plan, suite: Suite) -> Path:
-    """Return the folder of contests that a rating needs.
-
-    Raises:
-        UserError: no data folder was given.
-    """
+    """Return the folder of contests that a rating needs."""
     if plan.data is None:
         raise UserError("--data", "is needed for a rating", fix="a folder with contests/<id>/standings.json")
     return data_file(suite, plan.data).parent / "contests"
@@ -220,12 +223,11 @@ def _recovered(output: Path, tasks: Sequence[Task]) -> list[str]:
         UserError: the prompts or records are different ones.
     """
     problems = {(task.suite.name, p.id): p for task in tasks for p in task.problems}
-    records = cache(lambda key: problems[key].record_sha256)
     count = 0
     for verdict in read_verdicts(output / SAMPLES, torn=True) if (output / SAMPLES).exists() else ():
         count, key = count + 1, (verdict.suite, verdict.id)
         same = key in problems and problems[key].sha256 == verdict.prompt_sha256
-        if not same or verdict.record_sha256 not in ("", records(key)):
+        if not same or verdict.record_sha256 not in ("", problems[key].record_sha256):
             raise _another(output, _SAID["hashes"])
     if not count:
         return []
@@ -245,36 +247,33 @@ def _without_places(described: Any) -> Any:
     return {k: v for k, v in described.items() if k != "completions"} if isinstance(described, dict) else described
 
 
-def _judge(plan: Plan, task: Task, answers: Answers, file: VerdictFile, *, several: bool) -> None:
+def _judge(task: Task, runner: RewardRunner, answers: Answers, file: VerdictFile, *, several: bool) -> None:
     suite, problems = task.suite, {problem.id: problem for problem in task.problems}
     done = file.done
     wanted = [(p, [k for k in range(suite.samples) if (suite.name, p.id, k) not in done]) for p in task.problems]
     total = None if answers.recorded else sum(len(samples) for _, samples in wanted)
     if total == 0:
         return
-    with (
-        RewardRunner({"answer": suite.reward}, num_workers=plan.workers) as runner,
-        tqdm(desc=visible(suite.name), unit=" answers", total=total) as bar,
-    ):
+    with runner, tqdm(desc=visible(suite.name), unit=" answers", total=total) as bar:
         for verdicts in judge(suite, problems, answers.answer(suite, wanted, several=several), runner):
             file.add(verdicts)
             bar.update(len(verdicts))
 
 
-def _read(path: Path) -> dict[str, dict[str, list[Judged]]]:
+def _read(path: Path) -> dict[str, dict[str, list[Graded]]]:
     """Return suite -> id -> graded answers; answers without a score do not count, but their problem is listed."""
-    found: dict[str, dict[str, list[Judged]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[str, dict[str, list[Graded]]] = defaultdict(lambda: defaultdict(list))
     for verdict in read_verdicts(path):
         if verdict.value is not None:
-            found[verdict.suite][verdict.id].append(Judged.of(verdict))
+            found[verdict.suite][verdict.id].append(Graded.of(verdict))
         else:
             found[verdict.suite].setdefault(verdict.id, [])
     return found
 
 
-def _count(plan: Plan, task: Task, judged: Mapping[str, Sequence[Judged]]) -> tuple[dict[str, Found], list[str]]:
-    suite, found = task.suite, measure(task.suite, task.problems, judged)
-    counts = [len(judged[p.id]) for p in task.problems if judged.get(p.id)]
+def _count(plan: Plan, task: Task, graded: Mapping[str, Sequence[Graded]]) -> tuple[dict[str, Found], list[str]]:
+    suite, found = task.suite, measure(task.suite, task.problems, graded)
+    counts = [len(graded[p.id]) for p in task.problems if graded.get(p.id)]
     said = []
     if len(counts) < len(task.problems):
         said.append(f"{len(task.problems) - len(counts)} of {len(task.problems)} problems have no verdict: not counted")
@@ -283,7 +282,7 @@ def _count(plan: Plan, task: Task, judged: Mapping[str, Sequence[Judged]]) -> tu
             f"{min(counts)} to {max(counts)} answers a problem: avg@ takes all, pass@ and maj@ k = {min(counts)}"
         )
     if "rating" in suite.metrics:
-        accepted = {i: (sum(one.value >= 1 for one in rows), len(rows)) for i, rows in judged.items() if rows}
+        accepted = {i: (sum(one.value >= 1 for one in rows), len(rows)) for i, rows in graded.items() if rows}
         estimate, more = contest_rating(task.problems, accepted, _contests(plan, suite))
         found["rating"] = Found(estimate)
         said += more

@@ -9,18 +9,16 @@ import queue
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gspo_lightning.commands.evaluate.answers import Wanted
+from gspo_lightning.commands.evaluate.answers import SampleRequests
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.randomness import Purpose, stream
-from gspo_lightning.rollouts.serving.asking import Asker
+from gspo_lightning.rollouts.serving.chat_requests import ChatRequests
 from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.loop import LoopThread
-from gspo_lightning.rollouts.serving.silence import Silence
+from gspo_lightning.rollouts.serving.request_monitor import RequestMonitor
 from gspo_lightning.suites.suite import Suite
 from gspo_lightning.suites.verdicts import Answer
-
-__all__ = ["Served"]
 
 log = logging.getLogger(__name__)
 _AT_ONCE = 64
@@ -44,7 +42,7 @@ class Served:
     def __init__(self, endpoint: Endpoint, model: str | None = None) -> None:
         self.client, self.loop = Client(endpoint, _PATIENCE_S, _HEALTH_S), LoopThread("evaluate")
         try:
-            self.asker = Asker(self.client, model or self.loop.run(self.client.model()))
+            self.asker = ChatRequests(self.client, model or self.loop.run(self.client.model()))
         except (ServerError, UnsupportedError) as error:
             self.close()
             raise UserError("--server", f"{endpoint.url}: {error}", fix="start it, or correct the address") from error
@@ -53,7 +51,7 @@ class Served:
         """Return the model name; the address may change between interruptions of an evaluation."""
         return {"served": self.asker.model}
 
-    def answer(self, suite: Suite, wanted: Wanted, *, several: bool) -> Iterator[Answer]:
+    def answer(self, suite: Suite, wanted: SampleRequests, *, several: bool) -> Iterator[Answer]:
         """Yield answers in the order in which they arrive.
 
         Raises:
@@ -90,12 +88,12 @@ class Served:
             except queue.Empty:
                 continue
 
-    async def _all(self, suite: Suite, wanted: Wanted, ready: queue.Queue[Answer | None]) -> None:
-        slots, silence = asyncio.Semaphore(_AT_ONCE), Silence(self.client)
+    async def _all(self, suite: Suite, wanted: SampleRequests, ready: queue.Queue[Answer | None]) -> None:
+        slots, monitor = asyncio.Semaphore(_AT_ONCE), RequestMonitor(self.client)
 
         async def one(identifier: str, prompt: str, place: int, sample: int) -> None:
             try:
-                with silence.asked():
+                with monitor.counted():
                     answer = await self._ask(suite, identifier, prompt, place, sample)
             finally:
                 slots.release()
@@ -105,7 +103,7 @@ class Served:
 
         try:
             async with asyncio.TaskGroup() as whole:
-                watch = whole.create_task(silence.watch())
+                watch = whole.create_task(monitor.watch())
                 async with asyncio.TaskGroup() as group:
                     for place, (problem, samples) in enumerate(wanted):
                         for sample in samples:

@@ -9,8 +9,6 @@ from rich.table import Table
 
 from gspo_lightning.escape import terminal
 
-__all__ = ["interval", "number", "table"]
-
 
 def number(metric: str, value: float | None) -> str:
     """Format a rating as a whole number and a share as a percentage.

@@ -10,14 +10,11 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from gspo_lightning.escape import cell, code, fenced
-from gspo_lightning.policy.tiny import TINY_MODELS
+from gspo_lightning.policy.card import header, is_hub_id, origin, setting
 from gspo_lightning.report.words import plain
-from gspo_lightning.suites.results import read_results
-
-__all__ = ["CARD", "card", "read_evaluations", "write_card"]
+from gspo_lightning.suites.metrics import read_results
 
 CARD, PICTURE = "README.md", "report.png"
 SETTINGS = {
@@ -83,45 +80,23 @@ def card(content: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]] = 
     return "\n\n".join(text for part in parts if (text := "\n".join(part))) + "\n"
 
 
-def _setting(config: Mapping[str, Any], path: Sequence[str]) -> Any:
-    value: Any = config
-    for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
 def _base(content: Mapping[str, Any]) -> str:
     return str(content["gspo_lightning"]["model"]["name_or_path"])
 
 
-def _is_hub_id(name: str) -> bool:
-    return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not Path(name).exists()
-
-
 def _header(content: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    from huggingface_hub import ModelCardData
-
     objective = str(content["gspo_lightning"]["objective"]).partition("(")[0]
-    sources = (_setting(config, ("data", which)) for which in ("train", "val"))
-    hub = {text.split(":")[0] for text in sources if isinstance(text, str) and _is_hub_id(text.split(":")[0])}
-    data = ModelCardData(
-        base_model=_base(content) if _is_hub_id(_base(content)) else None,
-        datasets=sorted(hub) or None,
-        library_name="transformers",
-        pipeline_tag="text-generation",
-        tags=["reinforcement-learning", "gspo_lightning", objective.lower()],
-    )
-    return f"---\n{data.to_yaml()}\n---"
+    sources = [setting(config, ("data", which)) for which in ("train", "val")]
+    tags = ["reinforcement-learning", "gspo_lightning", objective.lower()]
+    return header(_base(content), sources, "text-generation", tags)
 
 
 def _introduction(content: Mapping[str, Any]) -> str:
     base = _base(content)
-    name, link = Path(base).name, f"[{cell(base)}](https://huggingface.co/{quote(base)})"
-    origin = link if _is_hub_id(base) else code(name, table=False)
-    built = ", a tiny model that is built from a config" if base in TINY_MODELS else ""
+    name = cell(Path(base).name)
     updates, iterations = int(content["global_step"]), int(content["epoch"]) + 1
     return (
-        f"# {cell(name)}, fine-tuned by reinforcement learning\n\n{origin}{built}, after {updates:,} updates in "
+        f"# {name}, fine-tuned by reinforcement learning\n\n{origin(base)}, after {updates:,} updates in "
         f"{iterations:,} iterations with gspo_lightning. The weights are those of the policy"
         + (", its adapters merged." if content["gspo_lightning"]["model"].get("lora") else ".")
     )
@@ -136,19 +111,19 @@ def _training(content: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator
     yield "## Training\n"
     yield "| | |\n|---|---|"
     yield f"| objective | {code(content['gspo_lightning']['objective'])} |"
-    if optimizer := _setting(config, ("model", "optimizer")):
+    if optimizer := setting(config, ("model", "optimizer")):
         yield f"| optimizer | {code(_class(optimizer))} |"
     for words, path in SETTINGS.items():
-        if (value := _setting(config, path)) is not None:
+        if (value := setting(config, path)) is not None:
             yield f"| {words} | {cell(value)} |"
-    rewards = _setting(config, ("data", "rewards")) or {}
-    weights = _setting(config, ("data", "reward_weights")) or {}
+    rewards = setting(config, ("data", "rewards")) or {}
+    weights = setting(config, ("data", "reward_weights")) or {}
     named = [f"{cell(name)} ({code(_class(of))}, weight {weights.get(name, 1.0):g})" for name, of in rewards.items()]
     if named:
         yield f"| rewards | {', '.join(named)} |"
     if lora := content["gspo_lightning"]["model"].get("lora"):
         yield f"| adapters | {code(lora)} |"
-    if prompt := _setting(config, ("data", "system_prompt")):
+    if prompt := setting(config, ("data", "system_prompt")):
         yield f"\nSystem prompt, in training and to be used:\n\n{fenced(prompt, 'text')}"
 
 
@@ -156,8 +131,8 @@ def _data(run: Mapping[str, Any]) -> Iterator[str]:
     yield "## Data\n"
     yield "| | source | prompts | SHA-256 of prompts and columns |\n|---|---|---|---|"
     for which, found in run["data"].items():
-        source = _setting(run["config"], ("data", which))
-        words = str(source) if isinstance(source, str) and _is_hub_id(source.split(":")[0]) else None
+        source = setting(run["config"], ("data", which))
+        words = str(source) if isinstance(source, str) and is_hub_id(source.split(":")[0]) else None
         shown = words or (Path(source).name if isinstance(source, str) else _class(source))
         yield f"| {which} | {code(shown)} | {found['prompts']:,} | {code(found['sha256'][:16])} |"
 

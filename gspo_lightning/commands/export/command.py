@@ -7,11 +7,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from gspo_lightning.commands.export.hub import check_repository, push
-from gspo_lightning.errors import UserError
+from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.escape import say
-
-__all__ = ["export", "main"]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -21,7 +18,8 @@ def main(argv: Sequence[str]) -> int:
         UserError: the checkpoint or its config is missing or unreadable, or the target exists.
     """
     parser = argparse.ArgumentParser("gspo export", description="Write a checkpoint in transformers format.")
-    parser.add_argument("checkpoint", type=Path, help="a .ckpt file, or folder of shards")
+    parser.add_argument("checkpoint", type=Path, help="a .ckpt file, a folder of shards, or a run folder (its "
+                        "newest intact checkpoint)")  # fmt: skip
     parser.add_argument("output", type=Path, help="folder to write")
     parser.add_argument("--overwrite", action="store_true", help="replace the folder if an export wrote it")
     parser.add_argument("--evaluation", type=Path, action="append", default=[], metavar="FOLDER",
@@ -54,15 +52,13 @@ def export(
     """Export a checkpoint without the frozen old policy; the folder appears whole or not at all.
 
     Args:
-        checkpoint: written by ``gspo fit`` or ``gspo fit-reward``; it records its base model.
+        checkpoint: written by ``gspo fit`` or ``gspo fit-reward``; it records its base model. For a run folder it is
+            the newest intact one, which is printed.
         output: loads with ``AutoModelForCausalLM.from_pretrained(output)``, a reward model with
             ``AutoModelForSequenceClassification``.
         overwrite: replace the folder of an earlier export; other folders are never replaced.
         trust_remote_code: run Python code that the model's repository ships.
         evaluations: output folders of ``gspo evaluate``, for the model card of a policy.
-
-    Raises:
-        UserError: see :func:`main`.
     """
     if os.path.lexists(output) and not overwrite:
         raise UserError("output", f"{output} exists", fix="give another folder, or --overwrite")
@@ -72,8 +68,12 @@ def export(
     from gspo_lightning.commands.export.weights import policy_of
     from gspo_lightning.resume import read_checkpoint
     from gspo_lightning.resume.exports import check_replaceable, exported_folder
+    from gspo_lightning.resume.find import newest_of_run
     from gspo_lightning.resume.resumption import REWARD_MODEL
 
+    if (found := newest_of_run(checkpoint, "checkpoint")) is not None:
+        say(f"checkpoint: {found.described}")
+        checkpoint = found.checkpoint
     sources = [checkpoint, *evaluations]
     check_replaceable(output, sources)
     judged = read_evaluations(evaluations)
@@ -82,7 +82,7 @@ def export(
         if evaluations:
             problem = f"is for policies, but {checkpoint} holds a reward model"
             raise UserError("--evaluation", problem, fix="leave it out: held-out results are in the card already")
-        from gspo_lightning.commands.export.reward_model import export_reward_model
+        from gspo_lightning.commands.export.weights import export_reward_model
 
         export_reward_model(content, checkpoint, output, sources, trust_remote_code=trust_remote_code)
         return
@@ -90,3 +90,46 @@ def export(
     with exported_folder(output, [*sources, Path(content["gspo_lightning"]["model"]["name_or_path"])]) as unfinished:
         policy.save_pretrained(unfinished)
         write_card(unfinished, content, checkpoint, judged)
+
+
+def check_repository(repository: str) -> None:
+    """Check that the hub accepts a repository name, before the export takes minutes.
+
+    Raises:
+        UserError: the name is not valid.
+    """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise UserError("--push_to_hub", str(error), fix="give NAME/REPO") from error
+
+
+def push(folder: Path, repository: str) -> str:
+    """Upload a folder to a repository; create the repository, private, if it does not exist.
+
+    Args:
+        folder: written by ``gspo export``.
+        repository: ``NAME/REPO``; the token comes from ``hf auth login`` or HF_TOKEN.
+
+    Returns:
+        URL of the repository.
+
+    Raises:
+        InfrastructureError: the hub is unreachable or refuses the upload.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    hub = HfApi()
+    try:
+        address = hub.create_repo(repository, private=True, exist_ok=True)
+        hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="Upload by gspo export")
+    except (HfHubHTTPError, OSError) as error:
+        raise InfrastructureError(
+            f"the upload to {repository} failed ({' '.join(str(error).split())}); the folder {folder} is whole: "
+            f"`hf upload {repository} {folder}` uploads it without another export"
+        ) from error
+    return str(address)

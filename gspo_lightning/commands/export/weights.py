@@ -1,7 +1,8 @@
-"""Weights of a checkpoint, from a file or a folder of shards, with adapters merged."""
+"""Models of a checkpoint: weights from a file or a folder of shards, adapters merged; reward models exported."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,8 @@ from gspo_lightning.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from gspo_lightning.policy.model_settings import ModelSettings
     from gspo_lightning.policy.policy import Policy
-    from gspo_lightning.policy.settings import ModelSettings
-
-__all__ = ["checkpoint_policy", "policy_of", "reward_model_in", "sharded_weights"]
 
 PREFIX, REWARD_PREFIX = "policy.model.", "model."
 
@@ -39,7 +38,7 @@ def policy_of(content: dict[str, Any], checkpoint: Path, *, trust_remote_code: b
 
     from gspo_lightning.policy.loading import load_policy
     from gspo_lightning.policy.lora import check_base, check_names, frozen_norm, merge_adapters
-    from gspo_lightning.policy.settings import ModelSettings
+    from gspo_lightning.policy.model_settings import ModelSettings
     from gspo_lightning.resume.resumption import REWARD_MODEL
 
     if REWARD_MODEL in content:
@@ -76,7 +75,7 @@ def reward_model_in(
         UserError: the model cannot be loaded, or differs from the one trained.
     """
     from gspo_lightning.policy.lora import BASE_NORM
-    from gspo_lightning.policy.settings import ModelSettings
+    from gspo_lightning.policy.model_settings import ModelSettings
     from gspo_lightning.resume.resumption import REWARD_MODEL
     from gspo_lightning.reward_models.weights import reward_model_of
 
@@ -87,10 +86,6 @@ def reward_model_in(
 
 def sharded_weights(checkpoint: Path, prefix: str = PREFIX) -> dict[str, Any]:
     """Load ``{"policy.model.<name>": tensor}`` from a folder of shards, unsharded, in one process.
-
-    Args:
-        checkpoint: folder of shards.
-        prefix: prefix of the names to read.
 
     Raises:
         UserError: the folder cannot be read without running code, or it is incomplete.
@@ -106,3 +101,37 @@ def sharded_weights(checkpoint: Path, prefix: str = PREFIX) -> dict[str, Any]:
     state = {k.removeprefix(f"{part}."): torch.empty(v.size, dtype=v.properties.dtype) for k, v in wanted.items()}
     load({part: state}, checkpoint_id=checkpoint, no_dist=True)
     return state
+
+
+def export_reward_model(
+    content: dict[str, Any], checkpoint: Path, output: Path, sources: Sequence[Path], *, trust_remote_code: bool = False
+) -> None:
+    """Write the folder that ``gspo fit-reward`` writes at the end of a run, for any of its checkpoints.
+
+    The card has the results on held-out pairs and the figure of the run if they belong to this checkpoint.
+
+    Args:
+        content: content of the checkpoint.
+        checkpoint: written by ``gspo fit-reward``.
+        output: folder to write; an existing export is replaced.
+        sources: files and folders that must not be replaced.
+        trust_remote_code: run Python code that the model's repository ships.
+
+    Raises:
+        UserError: the model cannot be loaded, or ``output`` is not an export.
+    """
+    from gspo_lightning.policy.loading import load_tokenizer
+    from gspo_lightning.resume.resumption import REWARD_MODEL, run_of
+    from gspo_lightning.reward_models.export import export
+    from gspo_lightning.reward_models.record import PICTURE, read_results
+
+    model, settings = reward_model_in(content, checkpoint, trust_remote_code=trust_remote_code)
+    reads, run = content[REWARD_MODEL]["text"], content.get("gspo_run") or {}
+    updates, folder = int(content["global_step"]), run_of(checkpoint)
+    results = None if folder is None else read_results(folder, updates)
+    of_card = {
+        "config": run.get("config") or {"model": {"name_or_path": settings.name_or_path}, "data": {}},
+        "results": results, "updates": updates, "data": run.get("data", {}), "versions": run.get("versions", {}),
+        "reads": reads, "picture": None if folder is None or results is None else folder / PICTURE,
+    }  # fmt: skip
+    export(output, model, load_tokenizer(settings), reads, of_card, [*sources, Path(settings.name_or_path)])

@@ -13,13 +13,10 @@ from typing import Any
 import yaml
 
 from gspo_lightning import registry
-from gspo_lightning.commands.fit.beside import located
-from gspo_lightning.commands.fit.configs import config_file
-from gspo_lightning.corpus.yaml_text import load_yaml
+from gspo_lightning.commands.fit.configs import config_file, located
 from gspo_lightning.errors import UserError
+from gspo_lightning.parsing import load_yaml
 from gspo_lightning.policy.hub import check_reachable
-
-__all__ = ["Setting", "check_files", "config_files", "plugin_paths", "settings", "shown"]
 
 _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]*\w(?<!\.jsonl)(?<!\.json)(?<!\.csv)(?<!\.tsv)(?<!\.parquet)(?<!\.gz)")
 _OLD_HUB_ID = re.compile(r"(?!tiny-)[\w.-]+")  # gpt2

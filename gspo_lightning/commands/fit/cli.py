@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import os
 import sys
+import time
 import warnings
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import UnionType
@@ -16,24 +21,99 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from gspo_lightning.callbacks import AtomicCheckpointIO, show_evaluation
-from gspo_lightning.commands.fit.allocator import grow_segments
-from gspo_lightning.commands.fit.beside import located
+from gspo_lightning.callbacks.folder import fresh_folder
 from gspo_lightning.commands.fit.callbacks import callbacks_of, listed
+from gspo_lightning.commands.fit.configs import located
 from gspo_lightning.commands.fit.defaults import DEFAULTS
 from gspo_lightning.commands.fit.explain import refuse_mappings
-from gspo_lightning.commands.fit.loggers import loggers_of
 from gspo_lightning.commands.fit.one_writer import agree_first, kept_open
-from gspo_lightning.commands.fit.result import shown_metrics, write_result
-from gspo_lightning.commands.fit.run_folder import check_writable, runs_of
+from gspo_lightning.commands.fit.run_folder import check_writable, loggers_of, runs_of
 from gspo_lightning.errors import UserError
 from gspo_lightning.escape import say
 from gspo_lightning.policy.threads import few_threads, width_of
-from gspo_lightning.resume import Resumption, Writer
-from gspo_lightning.resume.versions import versions
+from gspo_lightning.resume import Resumption, Writer, write_text
+from gspo_lightning.resume.changes import versions
 from gspo_lightning.strategies.checks import check_strategy
 from gspo_lightning.training.checks import check_precision
+from gspo_lightning.training.module import GSPOModule
 
-__all__ = ["Parser", "TrainingCLI"]
+
+def shown_metrics(module: GSPOModule) -> dict[str, float]:
+    """Return the last evaluation's metrics, without accuracy and pass@k unless the reward judges correctness."""
+    found = module.evaluator.last
+    if module.shown_by == "accuracy":
+        return dict(found)
+    return {name: value for name, value in found.items() if not name.startswith(("val/accuracy", "val/pass@"))}
+
+
+def write_result(
+    command: str, run: Path, module: GSPOModule, prompts: int, checkpoint: str | None, config: Mapping[str, Any]
+) -> Path:
+    """Write ``<run>/<command>/<time>/<command>.json`` and return its path.
+
+    Args:
+        command: validate or test.
+        run: folder of the evaluated run.
+        module: module after its evaluation.
+        prompts: number of answered prompts.
+        checkpoint: loaded checkpoint; None if the weights come from the config's model.
+        config: config of the command; its hash excludes the config file's path and the checkpoint.
+
+    Raises:
+        OSError: the folder cannot be written.
+        UserError: a file is in place of the folder.
+    """
+    settings = {name: value for name, value in config.items() if name not in ("config", "ckpt_path")}
+    finite = {name: value if math.isfinite(value) else None for name, value in shown_metrics(module).items()}
+    content = {
+        "command": command,
+        "metrics": finite,
+        "prompts": prompts,
+        "samples_per_prompt": module.data.evaluation.samples,
+        "data": module.data.fingerprints(),
+        "model": module.settings.name_or_path,
+        "checkpoint": checkpoint,
+        "update": module.version,
+        "seed": module.data.settings.seed,
+        "config_sha256": hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest(),
+        "versions": versions(),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+    path = fresh_folder(run / command) / f"{command}.json"
+    write_text(path, json.dumps(content, indent=2) + "\n")
+    return path
+
+
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+EXPANDABLE = "expandable_segments:True"
+
+
+def allocator_settings(environment: Mapping[str, str], rollouts: Any) -> dict[str, str]:
+    """Return the environment variables to set; expandable segments avoid fragmentation by rows of many lengths.
+
+    Empty if the user has set one already, or if vLLM sleeps in this process, as it does without
+    ``enable_sleep_mode: false``: its own allocator, which frees the memory, refuses expandable segments.
+
+    Args:
+        environment: environment variables of this process.
+        rollouts: ``data.rollouts``, a class path with its arguments.
+    """
+    if any(name in environment for name in ALLOCATOR):
+        return {}
+    options = _found(_found(rollouts, "init_args"), "options")
+    engine = str(_found(rollouts, "class_path") or "").endswith("VLLMEngine")
+    sleeps = engine and (options is None or options.get("enable_sleep_mode", True))
+    return {} if sleeps else {ALLOCATOR[1]: EXPANDABLE}
+
+
+def grow_segments(rollouts: Any) -> None:
+    """Set :func:`allocator_settings` if there is a GPU; ranks started by this process inherit them."""
+    if torch.cuda.is_available():
+        os.environ.update(allocator_settings(os.environ, rollouts))
+
+
+def _found(config: Any, name: str) -> Any:
+    return None if config is None else config.get(name)
 
 
 class Parser(LightningArgumentParser):

@@ -9,18 +9,16 @@ from jsonargparse import ArgumentError, set_parsing_settings
 
 from gspo_lightning.callbacks import Terminated
 from gspo_lightning.commands.fit.arguments import plugin_paths
+from gspo_lightning.commands.fit.callbacks import SavedConfig
 from gspo_lightning.commands.fit.cli import Parser, TrainingCLI
 from gspo_lightning.commands.fit.explain import explain
-from gspo_lightning.commands.fit.quiet import quiet_writers, quieten
-from gspo_lightning.commands.fit.saved_config import SavedConfig
+from gspo_lightning.commands.fit.log_filters import install_log_filters, quiet_writers
 from gspo_lightning.distributed import leaves_no_group
 from gspo_lightning.errors import UserError
 from gspo_lightning.registry import import_plugins
-from gspo_lightning.resume.versions import versions
+from gspo_lightning.resume.changes import versions
 from gspo_lightning.training.data import PromptDataModule
 from gspo_lightning.training.module import GSPOModule
-
-__all__ = ["run"]
 
 
 def run(arguments: list[str], cli: type[TrainingCLI] = TrainingCLI) -> int:
@@ -36,7 +34,7 @@ def run(arguments: list[str], cli: type[TrainingCLI] = TrainingCLI) -> int:
     Raises:
         UserError: anything wrong with the arguments or the config.
     """
-    quieten()
+    install_log_filters()
     helps = any(argument in ("-h", "--help") or argument.endswith(".help") for argument in arguments)
     set_parsing_settings(
         docstring_parse_attribute_docstrings=helps

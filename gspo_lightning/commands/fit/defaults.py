@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["DEFAULTS", "DEFAULT_CLASSES", "DEFAULT_ROOT"]
-
 DEFAULT_CLASSES = {
     "model.old_policy": "gspo_lightning.old_policy.CachedLogProbs",
     "data.advantages": "gspo_lightning.advantages.GroupNormalised",

@@ -17,8 +17,6 @@ from gspo_lightning.commands.fit.fields import Fields
 from gspo_lightning.commands.fit.foreign import foreign, translation
 from gspo_lightning.errors import UserError, did_you_mean, mistake_of_plugin
 
-__all__ = ["explain", "refuse_mappings"]
-
 
 def _fields() -> Fields:
     from lightning.pytorch import Trainer
@@ -38,10 +36,6 @@ def _fields() -> Fields:
 
 def refuse_mappings(arguments: Sequence[str], values: Mapping[str, object]) -> None:
     """Refuse a mapping meant as a component that the parser rejected and kept as a string or mapping.
-
-    Args:
-        arguments: as for :func:`explain`.
-        values: field -> parsed value.
 
     Raises:
         UserError: there is such a mapping; the message names the wrong setting.

@@ -33,13 +33,17 @@ from gspo_lightning.commands.fit.hints import (
     takes_all,
     word,
 )
-from gspo_lightning.corpus.yaml_text import load_yaml
-from gspo_lightning.errors import UserError, did_you_mean
-
-__all__ = ["Fields"]
+from gspo_lightning.errors import UserError, did_you_mean, nearest
+from gspo_lightning.parsing import load_yaml
 
 _GIVEN = ("params", "optimizer")
 """Parameters that are not settings: the parameters of an optimizer and the optimizer of a scheduler."""
+_PRECISIONS = {
+    "32-true": ("fp32", "float32", "f32", "single"),
+    "bf16-mixed": ("bfloat16", "bfloat16-mixed"),
+    "16-mixed": ("fp16", "float16", "f16", "half", "fp16-mixed", "float16-mixed"),
+}
+"""Precision that works here -> what other libraries call it."""
 _MANY = 25
 
 
@@ -108,6 +112,8 @@ class Fields:
             self._component(path, base, keys, loaded, flag)
             return
         if not keys and not (fits(hint, loaded) or fits(hint, value)):
+            if path == "trainer.precision":  # Lightning's list has several that are refused here
+                raise _no_precision(loaded)
             raise UserError(path, f"is {shown(loaded)}; it must be {in_words(hint)}")
 
     def _many(self, path: str, hint: Any, inner: Any, keys: Sequence[str], value: Any, flag: bool, whole: Any) -> None:
@@ -203,12 +209,15 @@ def _loaded(text: object) -> Any:
         return text
 
 
-def _class(path: str, base: type[Any], name: str) -> type[Any]:
-    """Return a class by its name or import path.
+def _no_precision(value: object) -> UserError:
+    given = str(value).lower()
+    near = next((ours for ours, names in _PRECISIONS.items() if given in names), None) or nearest(given, _PRECISIONS)
+    problem = f"is {shown(value)}; it must be 32-true, bf16-mixed or, for a policy on a GPU, 16-mixed"
+    return UserError("trainer.precision", problem, fix=f"write {near or 'bf16-mixed'}")
 
-    Raises:
-        UserError: there is no class of that name.
-    """
+
+def _class(path: str, base: type[Any], name: str) -> type[Any]:
+    """Return a class by its name or import path."""
     kind = next((kind for kind, one in bases().items() if one is base), None)
     if kind is not None:
         known = registry.components(kind)

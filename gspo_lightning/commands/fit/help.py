@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["GROUPS", "asked_for", "short_help"]
-
 GROUPS: dict[str, dict[str, str]] = {
     "the run": {
         "config": "a YAML file, or a built-in name (gspo list configs); a second one overrides the first",
@@ -25,7 +23,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "trainer.default_root_dir": "folder of all runs (default: runs)",
     },
     "model": {
-        "model.name_or_path": "a hub id, a folder in transformers format, tiny-qwen3 or tiny-qwen3-moe",
+        "model.name_or_path": "a hub id, a folder in transformers format, a GGUF file, tiny-qwen3 or tiny-qwen3-moe",
         "model.objective": "GSPO (default), GRPO, DAPO ... (gspo list objectives)",
         "model.optimizer": "a class of torch.optim; its learning rate: --model.optimizer.lr",
         "model.lr_scheduler": "a class of torch.optim.lr_scheduler (default: a constant learning rate)",
@@ -56,12 +54,7 @@ GROUPS: dict[str, dict[str, str]] = {
 
 
 def short_help(command: str, about: str) -> str:
-    """Return the help page of a training command.
-
-    Args:
-        command: fit, validate, test or predict.
-        about: description of the command.
-    """
+    """Return the help page of a training command."""
     width = max(len(name) for group in GROUPS.values() for name in group) + 4
     lines = [f"usage: gspo {command} --config CONFIG [--config OVERLAY] [--section.name VALUE ...]", "", about]
     for title, group in GROUPS.items():

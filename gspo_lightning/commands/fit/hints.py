@@ -12,11 +12,6 @@ from typing import Any
 
 from gspo_lightning import registry
 
-__all__ = [
-    "WORDS", "base_of", "bases", "fits", "in_words", "is_many", "leaves", "members", "parameters", "plain", "takes_all",
-    "word",
-]  # fmt: skip
-
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
 """Type of a plain value -> its name in messages."""
 

@@ -13,8 +13,6 @@ from gspo_lightning.distributed import all_gather_objects, fail_together, rank_a
 from gspo_lightning.errors import UserError
 from gspo_lightning.resume import Resumption, Writer, claim_version
 
-__all__ = ["agree_first", "kept_open"]
-
 
 def agree_first(trainer: Trainer, resumption: Resumption, writer: Writer | None) -> None:
     """Make the ranks agree as soon as they can communicate, just before Lightning creates loggers and folders.

@@ -1,4 +1,4 @@
-"""Run folders: their location and names."""
+"""Run folders: their location, names and loggers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from gspo_lightning.callbacks.run_logger import RunLogger
 from gspo_lightning.commands.fit.defaults import DEFAULT_ROOT
 from gspo_lightning.errors import UserError
-
-__all__ = ["check_writable", "root_of", "run_name", "runs_of"]
+from gspo_lightning.resume import Resumption
 
 
 def run_name(config: Any) -> str:
@@ -37,3 +39,20 @@ def check_writable(folder: Path) -> None:
     except OSError as error:
         why = f"{str(folder)!r} cannot be written: {error.strerror}: {there}"
         raise UserError("trainer.default_root_dir", why, fix="give another folder") from error
+
+
+def loggers_of(chosen: Any, config: Any, fit: bool, resumption: Resumption) -> Any:
+    """Return the run folder's TensorBoard logger, then the user's loggers; False if there are none."""
+    if chosen is False:
+        return False
+    theirs = [] if chosen in (None, True) else list(chosen) if isinstance(chosen, list | tuple) else [chosen]
+    if any(isinstance(logger, TensorBoardLogger) for logger in theirs):
+        return sorted(theirs, key=lambda logger: not isinstance(logger, TensorBoardLogger))
+    if not fit:
+        return theirs or False
+    root, name, version = config.trainer.default_root_dir or DEFAULT_ROOT, run_name(config), None
+    if (run := resumption.run) is not None:  # continue in the folder of the run
+        root, name, version = str(run.parent.parent), run.parent.name, run.name
+    purge = resumption.first_step if run is not None else None
+    own = RunLogger(root, name=name, version=version, default_hp_metric=False, purge_step=purge)
+    return [own, *theirs]

@@ -12,16 +12,14 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.utilities import rank_zero_only
 
-from gspo_lightning.callbacks.bar import UpdateBar
 from gspo_lightning.callbacks.checkpoints import link_last
+from gspo_lightning.callbacks.progress import UpdateBar
 from gspo_lightning.callbacks.ranks import WatchRanks
 from gspo_lightning.commands.fit.callbacks import listed
 from gspo_lightning.errors import UserError
 from gspo_lightning.escape import say
 from gspo_lightning.resume import is_held, manifests
-from gspo_lightning.unfinished import sweep
-
-__all__ = ["RewardProgress", "RunCheckpoint", "callbacks_of"]
+from gspo_lightning.temp_files import sweep
 
 _KEPT = 2
 
@@ -115,11 +113,7 @@ def describe(module: Any) -> str:
 
 
 def callbacks_of(chosen: Mapping[str, Any]) -> list[Callback]:
-    """Return the user's callbacks, then the default ones whose class the user has not configured.
-
-    Args:
-        chosen: trainer settings, with instantiated callbacks.
-    """
+    """Return the user's callbacks, then the default ones whose class the user has not configured."""
     given = listed(chosen.get("callbacks"))
     own: list[Callback] = [WatchRanks(), SayHowToGoOn()]
     if chosen.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in given):

@@ -12,26 +12,22 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from gspo_lightning.callbacks import AtomicCheckpointIO
-from gspo_lightning.commands.fit.callbacks import listed
+from gspo_lightning.commands.fit.callbacks import SavedConfig, listed
 from gspo_lightning.commands.fit.cli import Parser
 from gspo_lightning.commands.fit.defaults import DEFAULT_ROOT
 from gspo_lightning.commands.fit.fields import Fields
-from gspo_lightning.commands.fit.loggers import loggers_of
 from gspo_lightning.commands.fit.one_writer import agree_first
-from gspo_lightning.commands.fit.run_folder import check_writable, runs_of
-from gspo_lightning.commands.fit.saved_config import SavedConfig
+from gspo_lightning.commands.fit.run_folder import check_writable, loggers_of, runs_of
 from gspo_lightning.commands.fit_reward.callbacks import callbacks_of
 from gspo_lightning.commands.fit_reward.finish import MODEL, finish
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.threads import few_threads, width_of
 from gspo_lightning.resume import Resumption, Writer
+from gspo_lightning.resume.changes import versions
 from gspo_lightning.resume.exports import check_replaceable
-from gspo_lightning.resume.versions import versions
 from gspo_lightning.reward_models import PreferenceDataModule, RewardModule
 from gspo_lightning.strategies.checks import check_strategy
 from gspo_lightning.training.checks import check_device
-
-__all__ = ["RewardCLI", "fields"]
 
 DEFAULTS: dict[str, Any] = {
     "trainer.default_root_dir": DEFAULT_ROOT,

@@ -12,15 +12,12 @@ from lightning.pytorch import Trainer
 
 from gspo_lightning.callbacks.run_logger import scalars_of
 from gspo_lightning.escape import say
-from gspo_lightning.resume.versions import versions
+from gspo_lightning.resume.changes import versions
 from gspo_lightning.reward_models import PreferenceDataModule, RewardModule
 from gspo_lightning.reward_models.export import export
 from gspo_lightning.reward_models.held_out import HeldOut
-from gspo_lightning.reward_models.picture import draw
-from gspo_lightning.reward_models.record import PICTURE, RESULTS, write_record
+from gspo_lightning.reward_models.record import PICTURE, RESULTS, draw, write_record
 from gspo_lightning.reward_models.weights import reward_model_of
-
-__all__ = ["MODEL", "describe", "finish"]
 
 MODEL = "model"
 
@@ -28,15 +25,7 @@ MODEL = "model"
 def finish(
     module: RewardModule, data: PreferenceDataModule, trainer: Trainer, folder: Path, config: Mapping[str, Any]
 ) -> None:
-    """Write results, figure and model on the first rank, and print the held-out metrics.
-
-    Args:
-        module: trained module.
-        data: training and held-out pairs.
-        trainer: trainer of the run.
-        folder: run folder.
-        config: config of the command.
-    """
+    """Write results, figure and model on the first rank, and print the held-out metrics."""
     if not trainer.is_global_zero:
         return
     found = module.evaluations[-1][1]

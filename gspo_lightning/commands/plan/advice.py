@@ -13,8 +13,6 @@ from gspo_lightning.commands.plan.memory import memory_of
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.lora import LoRA
 
-__all__ = ["Option", "options_that_fit"]
-
 
 @dataclass(frozen=True)
 class Option:

@@ -17,8 +17,6 @@ from gspo_lightning.commands.plan.show import show
 from gspo_lightning.experience.sources import check_context
 from gspo_lightning.training.checks import check_precision
 
-__all__ = ["main"]
-
 
 def main(argv: Sequence[str]) -> int:
     """Plan a run, with the arguments of ``gspo fit``; return 1 if it does not fit into memory, else 0.
@@ -28,13 +26,13 @@ def main(argv: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser(
         "gspo plan",
-        description="Memory, batch arithmetic and compute of a config, before you pay for a GPU. Loads no weights.",
+        description="Estimate memory, batches and compute of a config before you rent a GPU. Loads no weights.",
         epilog="Everything else is passed on as to gspo fit: --config FILE.yaml [--config OVERLAY.yaml] [--a.b VALUE]",
     )
     parser.add_argument(
         "--device", help=f"memory of a device such as 80GB, or a card: {', '.join(CARDS)}; 80GB by default"
     )
-    parser.add_argument("--time", action="store_true", help="where the time goes, and what that assumes")
+    parser.add_argument("--time", action="store_true", help="print the time of each phase, and all assumptions")
     options, rest = parser.parse_known_args(list(argv))
     refuse_unknown(rest)
 
@@ -56,11 +54,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def plan(cli: TrainingCLI, device_word: str | None, phases: bool = False) -> bool:
-    """Print the plan of a parsed config; return True if it fits into memory.
-
-    Raises:
-        UserError: see :func:`main`.
-    """
+    """Print the plan of a parsed config; return True if it fits into memory."""
     config = cli.config[cli.subcommand]
     device = device_of(device_word, str(config.trainer.accelerator))
     job = job_of(cli.model, cli.datamodule, config, packed=device.cpu)  # a GPU run may fall back to padding

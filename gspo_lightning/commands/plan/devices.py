@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from gspo_lightning.errors import UserError, did_you_mean
 
-__all__ = ["CARDS", "GIB", "Device", "device_of"]
-
 GIB = 1 << 30
 
 

@@ -13,15 +13,13 @@ from gspo_lightning.commands.plan.models import config_of
 from gspo_lightning.errors import UserError
 from gspo_lightning.packing.deal import DEFAULT_DEAL, Deal, prompts_per_update
 from gspo_lightning.policy.lora import LoRA
-from gspo_lightning.policy.settings import DType, ModelSettings
+from gspo_lightning.policy.model_settings import DType, ModelSettings
 from gspo_lightning.policy.tiny import TINY_MODELS
 from gspo_lightning.types import MicroBatch
 
 if TYPE_CHECKING:
     from gspo_lightning.training.data import PromptDataModule
     from gspo_lightning.training.module import GSPOModule
-
-__all__ = ["Job", "job_of", "rectangle", "stored_dtype"]
 
 Strategy = Literal["single", "ddp", "fsdp"]
 
@@ -236,7 +234,7 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
         critic_epochs=1 if critic is None else critic.epochs,
         critic_shared=critic is not None and critic.share,
         lockstep=options.get("rollouts") == "lockstep",
-        copies=data.settings.max_staleness + (data.settings.max_staleness > 0 and rollouts.renews),
+        copies=data.settings.max_staleness + (data.settings.max_staleness > 0 and rollouts.updates_in_flight),
         max_pixels=data.sets.pictures.max_pixels,
     )
 
@@ -250,7 +248,7 @@ def stored_dtype(settings: ModelSettings) -> DType:
     return "float32" if getattr(config_of(settings), "dtype", None) == torch.float32 else "bfloat16"
 
 
-def rectangle(rows: int, group_size: int, prompt: int, response: int) -> MicroBatch:
+def padded_batch(rows: int, group_size: int, prompt: int, response: int) -> MicroBatch:
     """Return a micro-batch whose prompts and responses all have these lengths, in tokens."""
     return MicroBatch(
         torch.zeros(rows, prompt + response, dtype=torch.int64),

@@ -9,33 +9,17 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from gspo_lightning.commands.plan.devices import Device
-from gspo_lightning.commands.plan.job import Job, rectangle
-from gspo_lightning.commands.plan.models import config_of
-from gspo_lightning.commands.plan.skeleton import Counts, count, skeleton
+from gspo_lightning.commands.plan.job import Job, padded_batch
+from gspo_lightning.commands.plan.models import Counts, config_of, count, skeleton
 from gspo_lightning.commands.plan.step import Step, StepMemory, measure_step
 from gspo_lightning.commands.plan.vision import tower_of
 from gspo_lightning.errors import UserError
-from gspo_lightning.policy.attention import room
-from gspo_lightning.policy.footprint import footprint
-from gspo_lightning.policy.settings import ModelSettings
-from gspo_lightning.rollouts.sampler.lean import LARGEST_COPY
+from gspo_lightning.policy.attention import capacity
+from gspo_lightning.policy.kv_cache_size import kv_cache_size
+from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.rollouts.sampler.fast_decoder import LARGEST_COPY
 from gspo_lightning.rollouts.sampler.memory import LOGITS, SHARES, Costs
 from gspo_lightning.update.optimizers import FUSED
-
-__all__ = [
-    "CRITIC",
-    "SAMPLING",
-    "STEPPING",
-    "TEACHER",
-    "TRAINING",
-    "Memory",
-    "counts_of",
-    "kv_bytes",
-    "memory_of",
-    "optimizer_bytes",
-    "trunk_counts",
-    "wave_rows",
-]
 
 SAMPLING, TRAINING, STEPPING = "sampling", "backward pass", "optimizer step"
 """Phases of every iteration."""
@@ -51,13 +35,9 @@ NF4 = 0.5 + 4 / 64
 
 @dataclass
 class Memory:
-    """Bytes by item and phase.
+    """Bytes by item and phase."""
 
-    Args:
-        moments: phases of an iteration.
-    """
-
-    moments: tuple[str, ...] = (SAMPLING, TRAINING, STEPPING)
+    phases: tuple[str, ...] = (SAMPLING, TRAINING, STEPPING)
     items: dict[str, dict[str, int]] = field(default_factory=dict)
     """Item -> phase -> bytes."""
     host: dict[str, int] = field(default_factory=dict)
@@ -65,20 +45,20 @@ class Memory:
     rows: int = 0
     """Responses sampled at the same time; 0 if servers sample."""
 
-    def add(self, item: str, size: float, *moments: str) -> None:
+    def add(self, item: str, size: float, *phases: str) -> None:
         """Add bytes to an item in the given phases, or in every phase if none is given."""
         row = self.items.setdefault(item, {})
-        for moment in moments or self.moments:
-            row[moment] = row.get(moment, 0) + round(size)
+        for phase in phases or self.phases:
+            row[phase] = row.get(phase, 0) + round(size)
 
-    def total(self, moment: str) -> int:
+    def total(self, phase: str) -> int:
         """Return the bytes of all items in a phase."""
-        return sum(row.get(moment, 0) for row in self.items.values())
+        return sum(row.get(phase, 0) for row in self.items.values())
 
     @property
     def fullest(self) -> str:
         """Phase with the largest total."""
-        return max(self.moments, key=self.total)
+        return max(self.phases, key=self.total)
 
     @property
     def peak(self) -> int:
@@ -192,29 +172,29 @@ def _training(memory: Memory, job: Job, counts: Counts) -> None:
         memory.add("dequantised weights of a layer", counts.largest_layer * job.compute_bytes, TRAINING, SAMPLING)
 
 
-def _pictures(memory: Memory, job: Job, moment: str, keeps: bool = True) -> None:
+def _pictures(memory: Memory, job: Job, phase: str, keeps: bool = True) -> None:
     """Add a micro-batch's pictures; ``keeps`` adds the activations that a trained tower keeps for backward."""
     if (tower := tower_of(job)) is not None:
         kept = keeps and tower.trained
         size = tower.bytes(job.prompts_at_once, job.compute_bytes, keeps=kept, checkpointing=job.checkpointing)
-        memory.add("pictures in the vision tower", size, moment)
+        memory.add("pictures in the vision tower", size, phase)
 
 
-def _teacher(memory: Memory, job: Job, moment: str) -> None:
+def _teacher(memory: Memory, job: Job, phase: str) -> None:
     """Add the teacher: frozen weights, and a forward pass over the fullest micro-batch without kept activations."""
     counts = counts_of(job.model)
     kept = job.world if job.strategy == "fsdp" and job.shards_weights else 1
     memory.add("teacher", counts.total * job.weight_dtype.itemsize / kept)
     found = step_memory(job, backward=False)
-    memory.add("teacher's forward pass", found.activations + found.temporaries, moment)
-    _pictures(memory, job, moment, keeps=False)
+    memory.add("teacher's forward pass", found.activations + found.temporaries, phase)
+    _pictures(memory, job, phase, keeps=False)
     if job.strategy == "fsdp":
-        memory.add("gathered weights", (2 * counts.largest_layer + counts.outside) * job.compute_bytes, moment)
+        memory.add("gathered weights", (2 * counts.largest_layer + counts.outside) * job.compute_bytes, phase)
 
 
 def _critic(memory: Memory, job: Job, shares_frozen: bool) -> None:
     """Add the critic: a model without its output head, with gradients and activations during its training."""
-    counts, size = trunk_counts(job.model), job.weight_dtype.itemsize
+    counts, size = backbone_counts(job.model), job.weight_dtype.itemsize
     shards = job.world if job.strategy == "fsdp" else 1
     kept = shards if job.shards_weights else 1
     trained, frozen, width = counts.trainable, 0, size
@@ -239,10 +219,10 @@ def _critic(memory: Memory, job: Job, shares_frozen: bool) -> None:
 
 
 def _sampling(memory: Memory, job: Job, counts: Counts, device: Device) -> None:
-    """Add the memory of a wave of responses, which fills what the other items leave free."""
+    """Add the memory of a batch of responses, which fills what the other items leave free."""
     copies = counts.total * job.compute_bytes
-    lean = job.packed and job.compute_bytes == 4 and job.lora is None and not job.lockstep
-    if lean and copies <= LARGEST_COPY:  # on a CPU
+    fast_decoder = job.packed and job.compute_bytes == 4 and job.lora is None and not job.lockstep
+    if fast_decoder and copies <= LARGEST_COPY:  # on a CPU
         memory.add("weights, transposed", copies, SAMPLING)
     free = device.memory - device.reserved - memory.total(SAMPLING)
     memory.rows = wave_rows(job, device, free)
@@ -290,11 +270,11 @@ def wave_rows(job: Job, device: Device, free: int) -> int:
 
 def kv_bytes(job: Job, config: PretrainedConfig, rows: int) -> int:
     """Return the KV-cache bytes of ``rows`` responses and their prompts, including the copy while a layer grows."""
-    found = footprint(config, job.compute_bytes)
+    found = kv_cache_size(config, job.compute_bytes)
     if not job.packed:
         return rows * (found.row(job.longest) + found.largest_layer * job.longest)
     prompts = -(-rows // job.group_size) * job.max_prompt
-    return (found.token + found.largest_layer) * (prompts + rows * room(job.max_response))
+    return (found.token + found.largest_layer) * (prompts + rows * capacity(job.max_response))
 
 
 def step_memory(job: Job, prefilled: int = 0, backward: bool = True) -> StepMemory:
@@ -311,9 +291,9 @@ def step_memory(job: Job, prefilled: int = 0, backward: bool = True) -> StepMemo
         packed=job.packed, lora=job.lora, accumulates=job.micro_batches > 1, backward=backward,
     )  # fmt: skip
     if prefilled:
-        batch = rectangle(prefilled, 1, job.max_prompt, 1)
+        batch = padded_batch(prefilled, 1, job.max_prompt, 1)
     else:
-        batch = rectangle(job.rows_at_once, job.rows_of_prompt, job.max_prompt, job.max_response)
+        batch = padded_batch(job.rows_at_once, job.rows_of_prompt, job.max_prompt, job.max_response)
     key = (repr(job.model), step, tuple(batch.input_ids.shape), tuple(batch.response_mask.shape))
     if key not in _steps:
         _steps[key] = measure_step(config_of(job.model), batch, step)
@@ -328,7 +308,7 @@ def counts_of(settings: ModelSettings) -> Counts:
     return _counts[key]
 
 
-def trunk_counts(settings: ModelSettings) -> Counts:
+def backbone_counts(settings: ModelSettings) -> Counts:
     """Return the parameter counts of a model without its output head, as a critic has it."""
     counts, whole = counts_of(settings), config_of(settings)  # a vision model's text config may not say what is tied
     config = whole.get_text_config()

@@ -1,19 +1,43 @@
-"""Built-in configs of well-known models, so that a plan needs no network; other models' configs are loaded."""
+"""Models of a plan: built-in configs of well-known ones, so that it needs no network, and models without data."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, PretrainedConfig
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.policy.freezing import freeze
 from gspo_lightning.policy.loading import load_config
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.lora import LoRA, add_adapters
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.tiny import TINY_MODELS, tiny_config
-from gspo_lightning.policy.vision.families import reads_pictures
+from gspo_lightning.policy.vision.families import FAMILIES, reads_pictures, tower_of
 
-__all__ = ["KNOWN_MODELS", "PICTURE_PIXELS", "config_of", "with_layers"]
+_SMALL = {"tie_word_embeddings": True}
+_QWEN3 = {"head_dim": 128}
+_LONG = {"max_position_embeddings": 131072}
+_EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "decoder_sparse_step": 1}
+_TOWER = {
+    "depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16, "patch_size": 16,
+    "spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 2304,
+    "deepstack_visual_indexes": [5, 11, 17],
+}  # fmt: skip
+PICTURE_PIXELS = {"qwen3_vl": 4096 * 4096, "qwen3_vl_moe": 4096 * 4096, "qwen2_5_vl": 3584 * 3584}
+"""Model type -> pixels above which its published processor scales a picture down."""
+_SAME_SIZES = ("-Base", "-Instruct", "-Thinking-2507", "-Instruct-2507")
 
 
 def _known(
@@ -24,18 +48,6 @@ def _known(
         "num_key_value_heads": kv_heads, "intermediate_size": intermediate, "vocab_size": vocabulary,
     }  # fmt: skip
     return sizes | {"tie_word_embeddings": False, "max_position_embeddings": 40960} | more
-
-
-_SMALL = {"tie_word_embeddings": True}
-_QWEN3 = {"head_dim": 128}
-_LONG = {"max_position_embeddings": 131072}
-_EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "decoder_sparse_step": 1}
-
-_TOWER = {
-    "depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16, "patch_size": 16,
-    "spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 2304,
-    "deepstack_visual_indexes": [5, 11, 17],
-}  # fmt: skip
 
 
 def _seeing(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int) -> dict[str, Any]:
@@ -50,9 +62,6 @@ def _seeing(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: i
     vision = {**_TOWER, "out_hidden_size": hidden}
     return {"model_type": "qwen3_vl", "text_config": text, "vision_config": vision, "tie_word_embeddings": True}
 
-
-PICTURE_PIXELS = {"qwen3_vl": 4096 * 4096, "qwen3_vl_moe": 4096 * 4096, "qwen2_5_vl": 3584 * 3584}
-"""Model type -> pixels above which its published processor scales a picture down."""
 
 KNOWN_MODELS: dict[str, dict[str, Any]] = {
     "Qwen/Qwen3-0.6B": _known("qwen3", 1024, 28, 16, 8, 3072, 151936, **_QWEN3, **_SMALL),
@@ -74,8 +83,6 @@ KNOWN_MODELS: dict[str, dict[str, Any]] = {
     "meta-llama/Llama-3.1-8B": _known("llama", 4096, 32, 32, 8, 14336, 128256, **_LONG),
 }
 """Hub id -> config fields that determine sizes, from the model cards and configs on the hub."""
-
-_SAME_SIZES = ("-Base", "-Instruct", "-Thinking-2507", "-Instruct-2507")
 
 
 def config_of(settings: ModelSettings) -> PretrainedConfig:
@@ -117,3 +124,83 @@ def with_layers(config: PretrainedConfig, layers: int) -> PretrainedConfig:
     fields.pop("_attn_implementation_autoset", None)
     shorter: PretrainedConfig = type(config).from_dict(fields)
     return shorter
+
+
+def skeleton(
+    config: PretrainedConfig, lora: LoRA | None = None, frozen: Sequence[str] | None = None
+) -> PreTrainedModel:
+    """Build a model on the meta device, with adapters and frozen parameters (``frozen``: ``model.freeze``)."""
+    kind = AutoModelForImageTextToText if reads_pictures(config) else AutoModelForCausalLM
+    with torch.device("meta"):
+        model: PreTrainedModel = kind.from_config(config, trust_remote_code=False)
+        if lora is not None:
+            add_adapters(model, lora, seed=0, frozen=frozen)
+        freeze(model, frozen)
+    return model.train()
+
+
+def shadow(model: PreTrainedModel, dtype: torch.dtype, mode: FakeTensorMode) -> PreTrainedModel:
+    """Move a model to fake CPU tensors: operations check shapes and make no data. Adapters stay float32."""
+    made: dict[int, nn.Parameter] = {}
+    with mode:
+        for path, module in model.named_modules():
+            for name, weight in list(module._parameters.items()):
+                if weight is None:
+                    continue
+                if id(weight) not in made:  # tied weights stay tied
+                    kind = weight.dtype if ".lora_" in path else dtype
+                    made[id(weight)] = nn.Parameter(torch.empty(weight.shape, dtype=kind), weight.requires_grad)
+                module._parameters[name] = made[id(weight)]
+            for name, buffer in list(module._buffers.items()):
+                if buffer is not None:
+                    module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+    return model
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Parameter counts of a model and of the parts that are gathered or quantised at a time."""
+
+    total: int
+    trainable: int
+    small: int
+    """Trainable parameters in tensors of fewer than 4,096 elements, whose 8-bit optimizer state is not 8-bit."""
+    largest_layer: int
+    outside: int
+    """Parameters outside of decoder layers: embeddings, head and final norm."""
+    quantisable: int
+    """Frozen weights of linear layers other than the head, to which 4-bit storage applies."""
+    active: int
+    """Parameters applied to a token: without the input embedding, and only the experts a token is routed to."""
+    largest: int
+    """Parameters of the largest single trainable tensor."""
+    vision: int = 0
+    """Parameters of the vision tower, which processes only pictures."""
+
+
+def count(model: PreTrainedModel) -> Counts:
+    """Count the parameters of a model, which may be on the meta device."""
+    config = model.config.get_text_config()
+    weights = dict(model.named_parameters())  # tied weights once
+    family = FAMILIES.get(model.config.model_type)
+    layers = (getattr(model.base_model, family.text) if family else model.base_model).layers
+    per_layer = [sum(p.numel() for p in layer.parameters()) for layer in layers]
+    total = sum(p.numel() for p in weights.values())
+    trained = [p.numel() for p in weights.values() if p.requires_grad]
+    inside = [m for layer in layers for m in layer.modules() if isinstance(m, nn.Linear)]
+    frozen = sum(m.weight.numel() for m in inside if not m.weight.requires_grad)
+    experts = sum(p.numel() for n, p in weights.items() if ".experts." in n)
+    share = getattr(config, "num_experts_per_tok", 0) / max(getattr(config, "num_experts", 1) or 1, 1)
+    head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    vision = sum(p.numel() for part in tower_of(model).values() for p in part.parameters())
+    return Counts(
+        total=total,
+        trainable=sum(trained),
+        small=sum(n for n in trained if n < 4096),
+        largest_layer=max(per_layer),
+        outside=total - sum(per_layer),
+        quantisable=frozen,
+        active=total - vision - (0 if head is embedding else embedding.numel()) - round(experts * (1 - share)),
+        largest=max(trained, default=0),
+        vision=vision,
+    )

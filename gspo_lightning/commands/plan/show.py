@@ -14,8 +14,6 @@ from gspo_lightning.commands.plan.vision import Tower, tower_of
 from gspo_lightning.commands.plan.work import equation, work_of
 from gspo_lightning.escape import terminal
 
-__all__ = ["show"]
-
 
 def show(job: Job, device: Device, memory: Memory, options: list[tuple[str, int]], phases: bool = False) -> None:
     """Print a plan; ``phases`` adds the time of each phase and the assumptions behind it."""
@@ -81,18 +79,18 @@ def _pictures(job: Job, tower: Tower) -> Iterator[str]:
 def _table(memory: Memory) -> Table:
     table = Table(title="memory of one device", title_justify="left")
     table.add_column("item")
-    moments = memory.moments
-    for moment in moments:
-        table.add_column(moment, justify="right")
+    phases = memory.phases
+    for phase in phases:
+        table.add_column(phase, justify="right")
     for item, row in memory.items.items():
-        table.add_row(item, *(_size(row.get(moment, 0)) for moment in moments))
+        table.add_row(item, *(_size(row.get(phase, 0)) for phase in phases))
     table.add_section()
-    table.add_row("together", *(_size(memory.total(moment)) for moment in moments))
+    table.add_row("together", *(_size(memory.total(phase)) for phase in phases))
     return table
 
 
 def _waves(job: Job, memory: Memory) -> Iterator[str]:
-    """Yield a line about the wave size if responses are not all sampled together."""
+    """Yield a line about the batch size if responses are not all sampled together."""
     mine = max(1, job.prompts // job.world) * job.group_size
     if 0 < memory.rows < mine:
         why = "what memory has room for, and at most max_rows" if job.waves_fit else "max_rows"

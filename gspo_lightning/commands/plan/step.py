@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -11,20 +13,88 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import PretrainedConfig
 
-from gspo_lightning.commands.plan.models import with_layers
-from gspo_lightning.commands.plan.skeleton import shadow, skeleton
-from gspo_lightning.commands.plan.tally import Tally
+from gspo_lightning.commands.plan.models import shadow, skeleton, with_layers
 from gspo_lightning.policy.attention import PackedLayout, attention_plan, with_plan
 from gspo_lightning.policy.lora import LoRA
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.types import MicroBatch
 
-__all__ = ["Step", "StepMemory", "measure_step"]
-
+COPIES = "copies"
+"""Label of weights cast to compute precision."""
 FEW = 2
 """Layers of the smaller model measured if the real one has more than twice as many; memory is linear in layers."""
+
+
+class MemoryTracker(TorchDispatchMode):
+    """Dispatch mode that sums the storages operations allocate and free, by the label at allocation.
+
+    Args:
+        weights: existing tensors; they and views of them are not counted.
+    """
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._weights = {w.untyped_storage()._cdata for w in weights}
+        self._kept = list(weights)
+        self._alive: dict[int, str] = {}
+        self.now: dict[str, int] = {}
+        """Label -> bytes in use."""
+        self.peaks: dict[str, dict[str, int]] = {}
+        """Phase -> label -> bytes, at the peak of the phase."""
+        self._label, self._phase = "other", ""
+        self.enter("forward")
+
+    def enter(self, phase: str) -> None:
+        """Start a new phase with its own peak."""
+        self._phase = phase
+        self.peaks[phase] = dict(self.now)
+
+    @contextmanager
+    def label(self, name: str) -> Iterator[None]:
+        """Count allocations within the context under this label."""
+        before, self._label = self._label, name
+        try:
+            yield
+        finally:
+            self._label = before
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, then count new storages."""
+        if func is torch.ops.aten._grouped_mm.default:
+            out = _grouped(*args)
+        else:
+            out = func(*args, **(kwargs or {}))
+        cast = func is torch.ops.aten._to_copy.default and args[0].untyped_storage()._cdata in self._weights
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                self._count(tensor.untyped_storage(), COPIES if cast else self._label)
+        return out
+
+    def _count(self, storage: torch.UntypedStorage, label: str) -> None:
+        key = storage._cdata
+        if key in self._alive or key in self._weights:
+            return
+        size = storage.nbytes()
+        self._alive[key] = label
+        self.now[label] = self.now.get(label, 0) + size
+        if sum(self.now.values()) > sum(self.peaks[self._phase].values()):
+            self.peaks[self._phase] = dict(self.now)
+        weakref.finalize(storage, self._drop, key, size)
+
+    def _drop(self, key: int, size: int) -> None:
+        self.now[self._alive.pop(key)] -= size
+
+
+def _grouped(a: Tensor, b: Tensor, offsets: Tensor | None = None, *_: Any) -> Tensor:
+    """Return the output of ``torch._grouped_mm`` by shape only; its own meta rule supports only bfloat16."""
+    if a.dim() == 2 and b.dim() == 2:
+        assert offsets is not None
+        return a.new_empty(offsets.shape[0], a.shape[0], b.shape[1])
+    return a.new_empty(*a.shape[:-1], b.shape[-1]) if a.dim() == 2 else a.new_empty(a.shape[1], b.shape[1])
 
 
 @dataclass(frozen=True)
@@ -59,7 +129,7 @@ class StepMemory:
 
     @classmethod
     def of(cls, peak: Mapping[str, int], fresh: int) -> Self:
-        """Build from the labels of a tally; up to ``fresh`` unlabelled bytes count as gradients."""
+        """Build from the labels of a tracker; up to ``fresh`` unlabelled bytes count as gradients."""
         kept, copies = peak.get("activations", 0), peak.get("copies", 0)
         rest = sum(peak.values()) - kept - copies
         return cls(kept, rest - min(rest, fresh), copies, min(rest, fresh))
@@ -109,55 +179,55 @@ def _run(config: PretrainedConfig, batch: MicroBatch, step: Step) -> dict[str, S
         with mode:
             for weight in weights:
                 weight.grad = torch.empty_like(weight)
-    tally = Tally([*policy.parameters(), *(w.grad for w in weights if w.grad is not None), *policy.buffers()])
-    _mark_phases(policy, tally)
-    with warnings.catch_warnings(), mode, tally:
+    tracker = MemoryTracker([*policy.parameters(), *(w.grad for w in weights if w.grad is not None), *policy.buffers()])
+    _mark_phases(policy, tracker)
+    with warnings.catch_warnings(), mode, tracker:
         warnings.simplefilter("ignore")
         with torch.set_grad_enabled(step.backward), torch.autocast("cpu", torch.bfloat16, enabled=step.autocast):
-            loss = forward(tally)
+            loss = forward(tracker)
             if step.backward:
                 with torch.autocast("cpu", enabled=False):  # cast weights stay until the outer context ends
                     loss.backward()
     fresh = 0 if step.accumulates or not step.backward else sum(w.nbytes for w in weights)
-    return {phase: StepMemory.of(peak, fresh) for phase, peak in tally.peaks.items()}
+    return {phase: StepMemory.of(peak, fresh) for phase, peak in tracker.peaks.items()}
 
 
-def _mark_phases(policy: Policy, tally: Tally) -> None:
-    """Register hooks that tell the tally when backward reaches the output head, the layers and the embedding."""
+def _mark_phases(policy: Policy, tracker: MemoryTracker) -> None:
+    """Register hooks that tell the tracker when backward reaches the output head, the layers and the embedding."""
 
     def returned(module: nn.Module, _: Any, output: Any, phase: str) -> None:
         hidden = output if isinstance(output, Tensor) else output.last_hidden_state
         if phase == "layers":
-            tally.enter("head")
+            tracker.enter("head")
         if hidden.requires_grad:
-            hidden.register_hook(lambda _: tally.enter(phase))
+            hidden.register_hook(lambda _: tracker.enter(phase))
 
     policy.backbone.register_forward_hook(partial(returned, phase="layers"))
     policy.model.get_input_embeddings().register_forward_hook(partial(returned, phase="embedding"))
 
 
-def _packed(policy: Policy, batch: MicroBatch) -> Callable[[Tally], Tensor]:
+def _packed(policy: Policy, batch: MicroBatch) -> Callable[[MemoryTracker], Tensor]:
     """Return a forward pass as in :meth:`Policy.forward`; positions are computed from real lengths beforehand."""
     layout = PackedLayout.of(batch)
     plan = attention_plan(layout.segments, layout.crossings, layout.longest, torch.device("cpu"))
     ids, positions = layout.token_ids.unsqueeze(0), layout.positions.unsqueeze(0)
 
-    def forward(tally: Tally) -> Tensor:
-        with tally.label("activations"), with_plan(policy.backbone, plan) as options:
+    def forward(tracker: MemoryTracker) -> Tensor:
+        with tracker.label("activations"), with_plan(policy.backbone, plan) as options:
             hidden = policy.backbone(input_ids=ids, position_ids=positions, **options).last_hidden_state.squeeze(0)
         return policy._token_logprobs(hidden[layout.predicts], layout.targets, 1.0)[0].sum()
 
     return forward
 
 
-def _padded(policy: Policy, batch: MicroBatch) -> Callable[[Tally], Tensor]:
+def _padded(policy: Policy, batch: MicroBatch) -> Callable[[MemoryTracker], Tensor]:
     layout = PackedLayout.of(batch)
     ids = batch.input_ids[:, :-1]
     before = batch.prompt_lengths[layout.rows] + layout.steps - 1
     mask, positions = torch.ones_like(ids), torch.arange(ids.shape[1]).expand(ids.shape[0], -1)
 
-    def forward(tally: Tally) -> Tensor:
-        with tally.label("activations"):
+    def forward(tracker: MemoryTracker) -> Tensor:
+        with tracker.label("activations"):
             hidden = policy.backbone(
                 input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
             ).last_hidden_state

@@ -6,13 +6,10 @@ from dataclasses import dataclass
 
 from gspo_lightning.commands.plan.devices import Device
 from gspo_lightning.commands.plan.job import Job
-from gspo_lightning.commands.plan.memory import counts_of, memory_of, optimizer_bytes, trunk_counts
-from gspo_lightning.commands.plan.models import config_of
-from gspo_lightning.commands.plan.skeleton import Counts
+from gspo_lightning.commands.plan.memory import backbone_counts, counts_of, memory_of, optimizer_bytes
+from gspo_lightning.commands.plan.models import Counts, config_of
 from gspo_lightning.commands.plan.work import Work, work_of
-from gspo_lightning.policy.footprint import Footprint, footprint
-
-__all__ = ["ASSUMPTIONS", "DECODING", "SAMPLED", "Phase", "cache_read", "decoding_seconds", "phases_of"]
+from gspo_lightning.policy.kv_cache_size import KVCacheSize, kv_cache_size
 
 PREFILL, DECODING, FORWARD_BACKWARD = "prompts (prefill)", "decoding", "forward and backward"
 SAMPLED = (PREFILL, DECODING)
@@ -81,7 +78,9 @@ def phases_of(job: Job, device: Device) -> list[Phase]:
         found.append(_teacher(job, device, work, passes))
     if work.value_flops:
         critic = job.of_critic or job
-        found.append(_forward("critic's values", critic, device, work.value_flops, passes, trunk_counts(critic.model)))
+        found.append(
+            _forward("critic's values", critic, device, work.value_flops, passes, backbone_counts(critic.model))
+        )
         found += _critic(job, device, work, passes * job.critic_epochs)
     trained = _training(FORWARD_BACKWARD, job, device, work.training_flops, passes * job.epochs, counts)
     return [*found, trained, _optimizer("optimizer", job, device, counts)]
@@ -103,7 +102,7 @@ def _critic(job: Job, device: Device, work: Work, tokens: int) -> list[Phase]:
     name = "critic's updates"
     if (critic := job.of_critic) is None:
         return [Phase(name, work.critic_flops / _speed(job, device), tokens, "compute")]
-    counts = trunk_counts(critic.model)
+    counts = backbone_counts(critic.model)
     trained = _training(name, critic, device, work.critic_flops, tokens, counts)
     return [trained, _optimizer("critic's optimizer", critic, device, counts)]
 
@@ -120,7 +119,7 @@ def decoding_seconds(job: Job, device: Device, rows: int, tokens: int) -> tuple[
         rows: number of responses on this device.
         tokens: tokens per response.
     """
-    found = footprint(config_of(job.model), job.compute_bytes)
+    found = kv_cache_size(config_of(job.model), job.compute_bytes)
     room = min(rows, memory_of(job, device).rows if job.in_process else _served(job, device, found))
     waves = [float(room)] * (rows // room) + [float(rows % room)] * bool(rows % room)
     if not job.in_process:
@@ -129,7 +128,7 @@ def decoding_seconds(job: Job, device: Device, rows: int, tokens: int) -> tuple[
     return tokens * sum(seconds for seconds, _ in steps), steps[0][1]
 
 
-def _step(job: Job, device: Device, found: Footprint, rows: float, tokens: int) -> tuple[float, str]:
+def _step(job: Job, device: Device, found: KVCacheSize, rows: float, tokens: int) -> tuple[float, str]:
     """Return the seconds of a decoding step of ``rows`` responses, and the bottleneck."""
     counts, layers = counts_of(job.model), int(config_of(job.model).get_text_config().num_hidden_layers)
     shared = found.row(job.max_prompt) if job.waves_fit and job.packed else 0  # read once per group
@@ -146,7 +145,7 @@ def _step(job: Job, device: Device, found: Footprint, rows: float, tokens: int) 
     return costs[bound], bound
 
 
-def cache_read(found: Footprint, start: int, tokens: int) -> float:
+def cache_read(found: KVCacheSize, start: int, tokens: int) -> float:
     """Return the cache bytes that a step reads per row (and writes, for states), averaged over the response.
 
     Args:
@@ -162,7 +161,7 @@ def cache_read(found: Footprint, start: int, tokens: int) -> float:
     return total
 
 
-def _served(job: Job, device: Device, found: Footprint) -> int:
+def _served(job: Job, device: Device, found: KVCacheSize) -> int:
     """Return the number of responses that a server decodes at the same time; its pages are allocated on demand."""
     free = SERVED_MEMORY * device.memory - counts_of(job.model).total * job.compute_bytes
     own = cache_read(found, job.max_prompt, job.max_response) - found.state

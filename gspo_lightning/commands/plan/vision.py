@@ -9,20 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PretrainedConfig
 
-from gspo_lightning.commands.plan.models import PICTURE_PIXELS, config_of
-from gspo_lightning.commands.plan.skeleton import skeleton
+from gspo_lightning.commands.plan.models import PICTURE_PIXELS, config_of, skeleton
 from gspo_lightning.policy.freezing import trains_vision
 from gspo_lightning.policy.loading import load_tokenizer
 from gspo_lightning.policy.tiny import TINY_MODELS
 from gspo_lightning.policy.vision.families import reads_pictures
 from gspo_lightning.policy.vision.families import tower_of as family_tower
+from gspo_lightning.policy.vision.image_processor import image_processor_of
 from gspo_lightning.policy.vision.qwen import QWEN
-from gspo_lightning.policy.vision.sight import sight_of
 
 if TYPE_CHECKING:
     from gspo_lightning.commands.plan.job import Job
-
-__all__ = ["Tower", "tower_of"]
 
 
 @dataclass(frozen=True)
@@ -174,9 +171,9 @@ def _pixels(job: Job, config: PretrainedConfig) -> int:
     known = PICTURE_PIXELS.get(config.model_type)
     if known is not None and name not in TINY_MODELS and not Path(name).is_dir():
         return job.max_pixels or known
-    sight = sight_of(load_tokenizer(job.model))
-    assert sight is not None
-    return sight.limited(job.max_pixels).most_pixels
+    image_processor = image_processor_of(load_tokenizer(job.model))
+    assert image_processor is not None
+    return image_processor.limited(job.max_pixels).most_pixels
 
 
 _towers: dict[str, Tower] = {}

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from transformers import PretrainedConfig
 
 from gspo_lightning.commands.plan.job import Job
-from gspo_lightning.commands.plan.memory import counts_of, trunk_counts
+from gspo_lightning.commands.plan.memory import backbone_counts, counts_of
 from gspo_lightning.commands.plan.models import config_of
 from gspo_lightning.commands.plan.vision import tower_of
-
-__all__ = ["Work", "equation", "work_of"]
 
 
 @dataclass(frozen=True)
@@ -132,10 +130,10 @@ def _teacher(job: Job, token: float, tokens: int) -> float:
 def _critic(job: Job, tokens: int) -> tuple[float, float]:
     """Return the FLOP of a critic's values and updates; a critic on the policy's model trains only its head."""
     if job.critic_shared:
-        forward = _token_flops(job, trunk_counts(job.model).active) * tokens + _tower_flops(job)
+        forward = _token_flops(job, backbone_counts(job.model).active) * tokens + _tower_flops(job)
         return forward, job.critic_epochs * forward
     if (critic := job.of_critic) is None:
         return 0.0, 0.0
-    token = _token_flops(critic, trunk_counts(critic.model).active)
+    token = _token_flops(critic, backbone_counts(critic.model).active)
     updates = _training_passes(critic) * token * tokens + _tower_flops(critic, trained=True)
     return token * tokens + _tower_flops(critic), critic.epochs * updates

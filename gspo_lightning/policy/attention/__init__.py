@@ -9,8 +9,8 @@ from gspo_lightning.policy.attention.interface import (
     with_plan,
 )
 from gspo_lightning.policy.attention.layout import PackedLayout
+from gspo_lightning.policy.attention.padded_kv_cache import capacity
 from gspo_lightning.policy.attention.plans import attention_plan, check_attention
-from gspo_lightning.policy.attention.rectangle import room
 
 __all__ = [
     "GroupCache",
@@ -18,10 +18,10 @@ __all__ = [
     "Plan",
     "UnsupportedAttentionError",
     "attention_plan",
+    "capacity",
     "check_attention",
     "closed_up",
     "layers_attended",
-    "room",
     "windows",
     "with_plan",
 ]

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.policy.attention.interface import Plan
+from gspo_lightning.policy.attention.padded_kv_cache import PaddedKVCache
 from gspo_lightning.policy.attention.plans import attention_plan
-from gspo_lightning.policy.attention.rectangle import Rectangle
-
-__all__ = ["GroupCache", "closed_up"]
 
 PADDING = 32 << 20
 """Bytes that may stay empty before rows of different lengths are kept apart, at the price of more kernels."""
@@ -25,7 +23,7 @@ SHARE = 0.25
 class _Part:
     """Padded cache, and the places of its rows [R] among all rows, on the host."""
 
-    rectangle: Rectangle
+    padded: PaddedKVCache
     places: Tensor
 
 
@@ -59,12 +57,12 @@ class GroupCache:
 
     def __len__(self) -> int:
         """Number of rows."""
-        return sum(len(part.rectangle) for part in self._all())
+        return sum(len(part.padded) for part in self._all())
 
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values, including free and empty places."""
-        return sum(part.rectangle.nbytes for part in self._all())
+        return sum(part.padded.nbytes for part in self._all())
 
     # what the decoder says ---------------------------------------------------------------------------------------
 
@@ -79,9 +77,9 @@ class GroupCache:
         first = torch.tensor([0, *rows]).cumsum(0) + len(self)
         parts = []
         for some in self._apart(widths):
-            rectangle = Rectangle(self.device, [widths[i] for i in some], [rows[i] for i in some])
+            padded = PaddedKVCache(self.device, [widths[i] for i in some], [rows[i] for i in some])
             places = torch.cat([torch.arange(int(first[i]), int(first[i + 1])) for i in some])
-            parts.append((_Part(rectangle, places), [starts[i] for i in some]))
+            parts.append((_Part(padded, places), [starts[i] for i in some]))
         self._entering = _Entering(plan, parts)
         self.longest = max(self.longest, *widths)
 
@@ -92,7 +90,7 @@ class GroupCache:
             self._together()
         self.longest += 1
         for part in self.parts:
-            part.rectangle.write()
+            part.padded.write()
 
     def keep(self, rows: Tensor) -> None:
         """Keep only these rows (on the host), in this order, and the prompts they need.
@@ -101,7 +99,7 @@ class GroupCache:
         """
         self._settle()
         if len(self.parts) == 1 and self._order is None:
-            self.parts[0].rectangle.keep(rows)
+            self.parts[0].padded.keep(rows)
             self.parts[0].places = torch.arange(len(rows))
         else:
             now = torch.full((len(self),), -1)
@@ -109,7 +107,7 @@ class GroupCache:
             for part in self.parts:
                 its = now[part.places]
                 stay = closed_up(its >= 0)
-                part.rectangle.keep(stay)
+                part.padded.keep(stay)
                 part.places = its[stay]
         self.parts = [part for part in self.parts if len(part.places)]
         self._together()
@@ -117,7 +115,7 @@ class GroupCache:
     def advance(self) -> None:
         """Count one more token for every row."""
         for part in self.parts:
-            part.rectangle.steps += 1
+            part.padded.steps += 1
 
     # attention ---------------------------------------------------------------------------------------------------
 
@@ -125,15 +123,15 @@ class GroupCache:
         """Store keys and values, and attend with [M, H, d] over [M, K, d]; returns [M, H, d]."""
         if self._entering is not None:
             for part, starts in self._entering.parts:
-                part.rectangle.fill(layer, key, value, starts)
+                part.padded.fill(layer, key, value, starts)
             return self._entering.plan.attend(layer, query, key, value, scaling)
         if self._order is None:
-            return self.parts[0].rectangle.decode(layer, query, key, value, scaling)
+            return self.parts[0].padded.decode(layer, query, key, value, scaling)
         places, back = self._order
         found = []
         for part, own in zip(self.parts, places, strict=True):
             q, k, v = (x.index_select(0, own) for x in (query, key, value))
-            found.append(part.rectangle.decode(layer, q, k, v, scaling))
+            found.append(part.padded.decode(layer, q, k, v, scaling))
         return torch.cat(found).index_select(0, back)
 
     # parts -------------------------------------------------------------------------------------------------------
@@ -164,20 +162,20 @@ class GroupCache:
 
     def _together(self) -> None:
         """Merge parts that need not be apart (any more), and index rows if several parts remain."""
-        self.parts.sort(key=lambda part: -part.rectangle.width)
+        self.parts.sort(key=lambda part: -part.padded.width)
         i = 0
         while i + 1 < len(self.parts):
             one, two = self.parts[i], self.parts[i + 1]
-            if self._too_much(*one.rectangle.padding_with(two.rectangle)):
+            if self._too_much(*one.padded.padding_with(two.padded)):
                 i += 1
                 continue
-            one.rectangle.absorb(two.rectangle)
+            one.padded.absorb(two.padded)
             one.places = torch.cat([one.places, two.places])
             del self.parts[i + 1]
         self._order = None
         every = torch.cat([torch.zeros(0, dtype=torch.int64), *(part.places for part in self.parts)])
         if len(self.parts) == 1 and not torch.equal(every, torch.arange(len(every))):
-            self.parts[0].rectangle.keep(torch.argsort(every))
+            self.parts[0].padded.keep(torch.argsort(every))
             self.parts[0].places = torch.arange(len(every))
         elif len(self.parts) > 1:
             there = [part.places.to(self.device, non_blocking=True) for part in self.parts]

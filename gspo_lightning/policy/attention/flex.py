@@ -19,8 +19,6 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import pad
 
-__all__ = ["FlexPlan", "compiled", "has_flex", "kernel"]
-
 BLOCK = 128
 FEWEST = 2
 """Fewest blocks of a mask: ``torch.compile`` makes a separate kernel for a size of 1."""

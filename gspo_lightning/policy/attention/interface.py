@@ -20,8 +20,6 @@ from transformers import masking_utils
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-__all__ = ["Plan", "UnsupportedAttentionError", "layers_attended", "windows", "with_plan"]
-
 IMPLEMENTATIONS = ("sdpa", "flash_attention_2", "flash_attention_3")
 ARGUMENT = "gspo_plan"
 _IGNORED = {"position_ids", "use_cache", "cache_position", "is_causal", "output_attentions", "output_router_logits"}

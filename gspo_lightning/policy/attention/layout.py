@@ -10,8 +10,6 @@ from torch import Tensor
 from gspo_lightning.pictures import blocks_of
 from gspo_lightning.types import MicroBatch
 
-__all__ = ["PackedLayout"]
-
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gspo_lightning.policy.routing.router_recording import RouterRecording
 from gspo_lightning.policy.routing.routing import Routing
-from gspo_lightning.policy.routing.tape import Tape
 from gspo_lightning.types import MicroBatch
-
-__all__ = ["LoadBalance", "expert_load"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +27,18 @@ class LoadBalance:
     load: Tensor
     """[E + 1] from :func:`expert_load`, over the whole mini-batch and all ranks."""
 
-    def share(self, tape: Tape, batch: MicroBatch, routing: Routing, packed: bool) -> tuple[Tensor, Tensor]:
+    def share(
+        self, recording: RouterRecording, batch: MicroBatch, routing: Routing, packed: bool
+    ) -> tuple[Tensor, Tensor]:
         """Return a micro-batch's share of the loss before ``coef``, with gradient, and its share of the tokens.
 
         Args:
-            tape: of its forward pass, with scores.
+            recording: of its forward pass, with scores.
             batch: N rows.
             routing: of the policy.
             packed: True if rows of one prompt shared it in that pass.
         """
-        weights, scores = _weights(tape, batch, packed), list(tape.scores.values())
+        weights, scores = _weights(recording, batch, packed), list(recording.scores.values())
         logits = bool((scores[0].detach() < 0).any())
         total = torch.stack([(_probabilities(s, logits) * weights.unsqueeze(1)).sum(0) for s in scores]).sum(0)
         chosen, rows = (x.to(total.dtype) for x in (self.load[:-1], self.load[-1]))
@@ -46,22 +46,22 @@ class LoadBalance:
 
 
 @torch.no_grad()
-def expert_load(tape: Tape, batch: MicroBatch, routing: Routing, packed: bool) -> Tensor:
+def expert_load(recording: RouterRecording, batch: MicroBatch, routing: Routing, packed: bool) -> Tensor:
     """Return [E + 1] float64: the choices of each expert over all layers, then the number of (token, layer) pairs.
 
     Counts every forwarded token of every row, a shared prompt once for each of its rows.
     """
-    weights = _weights(tape, batch, packed).double()
+    weights = _weights(recording, batch, packed).double()
     load = torch.zeros(routing.experts + 1, dtype=torch.float64, device=weights.device)
-    for chosen in tape.chosen.values():
+    for chosen in recording.chosen.values():
         load.index_add_(0, chosen.flatten(), weights.repeat_interleave(chosen.shape[1]))
         load[-1] += weights.sum()
     return load
 
 
-def _weights(tape: Tape, batch: MicroBatch, packed: bool) -> Tensor:
+def _weights(recording: RouterRecording, batch: MicroBatch, packed: bool) -> Tensor:
     """Return [M] float32: the number of rows that a forwarded token stands for; 0 for padding and fillers."""
-    places = tape.places
+    places = recording.places
     assert places is not None
     rows, positions = places.rows, places.positions
     weights = (positions < (batch.lengths - 1)[rows]).float() * batch.weight

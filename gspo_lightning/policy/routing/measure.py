@@ -12,12 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gspo_lightning.policy.routing.router_recording import RouterRecording
 from gspo_lightning.policy.routing.routing import Routing
-from gspo_lightning.policy.routing.tape import Tape
 from gspo_lightning.policy.routing.tokens import gather_routes
 from gspo_lightning.types import MicroBatch
-
-__all__ = ["LOAD", "routing_scalars", "routing_sums", "share_changed"]
 
 LOAD = "expert_load"
 """Name of the vector [L * E]: tokens routed to each expert of each layer."""
@@ -25,19 +23,19 @@ Sums = dict[str, tuple[Tensor, Tensor]]
 
 
 @torch.no_grad()
-def routing_sums(tape: Tape, batch: MicroBatch, routing: Routing) -> tuple[Sums, Tensor]:
+def routing_sums(recording: RouterRecording, batch: MicroBatch, routing: Routing) -> tuple[Sums, Tensor]:
     """Return sums and counts of a forward pass, and its load [L * E].
 
     Args:
-        tape: of the forward pass of ``batch``.
+        recording: of the forward pass of ``batch``.
         batch: its ``routes``, if any, are compared with the choices.
         routing: of the policy.
     """
-    places = tape.places
+    places = recording.places
     assert places is not None
     counted, tokens = batch.response_mask[places.own_rows, places.steps], places.predicts
-    chosen = tape.stacked()[tokens]  # [C, L, k]
-    confidence = torch.stack([tape.confidence[i] for i in sorted(tape.confidence)], dim=1)[tokens]
+    chosen = recording.stacked()[tokens]  # [C, L, k]
+    confidence = torch.stack([recording.confidence[i] for i in sorted(recording.confidence)], dim=1)[tokens]
     choices = counted.sum() * routing.layers
     sums = {"router_confidence": (torch.where(counted.unsqueeze(1), confidence, 0.0).sum(), choices)}
     followed = chosen

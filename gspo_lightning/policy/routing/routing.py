@@ -7,8 +7,6 @@ from typing import Literal, get_args
 
 from gspo_lightning.errors import UserError
 
-__all__ = ["Replay", "Routing", "replay_word"]
-
 Replay = Literal["off", "R2", "R3"]
 """``R2``: follow the experts of the old policy's forward pass. ``R3``: those of the rollout."""
 

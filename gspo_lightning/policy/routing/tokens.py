@@ -13,8 +13,6 @@ from torch import Tensor
 
 from gspo_lightning.types import MicroBatch
 
-__all__ = ["TokenPlaces", "gather_routes", "index_dtype", "scatter_routes"]
-
 
 @dataclass(frozen=True, slots=True)
 class TokenPlaces:

@@ -1,4 +1,4 @@
-"""Vision-language families: the supported ones, and a refusal of the others."""
+"""Vision-language families: the supported ones and their image processors, and a refusal of the others."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.errors import UserError, first_line
+from gspo_lightning.policy.vision.gemma import gemma_image_processor, tiny_gemma_processor
+from gspo_lightning.policy.vision.image_processor import ImageProcessorAdapter
+from gspo_lightning.policy.vision.qwen import qwen_image_processor, tiny_qwen_processor
+from gspo_lightning.policy.vision.tiles import tile_image_processor, tiny_tile_processor
 
-__all__ = ["FAMILIES", "SAID", "Family", "reads_pictures", "refuse_unknown", "tower_of", "unread_of"]
+SAID = "Qwen2.5-VL, Qwen3-VL, Qwen3-VL-MoE, SmolVLM, Idefics3, Gemma 3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,6 @@ FAMILIES = {
     "gemma3": Family("language_model", ("vision_tower", "multi_modal_projector"), ("vision_tower.head",)),
 }
 """Supported families by the ``model_type`` of their configs."""
-SAID = "Qwen2.5-VL, Qwen3-VL, Qwen3-VL-MoE, SmolVLM, Idefics3, Gemma 3"
 
 
 def reads_pictures(config: Any) -> bool:
@@ -82,3 +86,57 @@ def refuse_unknown(config: Any, field: str = "model.name_or_path") -> None:
             f"is of the vision-language family {kind!r}, which is not known here",
             fix=f"use a model of one of these: {SAID}",
         )
+
+
+def load_image_processor(
+    name: str, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, revision: str | None = None
+) -> ImageProcessorAdapter:
+    """Load the picture processor of a model from the hub or a folder.
+
+    Raises:
+        UserError: the model has no readable one.
+    """
+    try:
+        processor = _processor_class(config.model_type).from_pretrained(name, revision=revision)
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(
+            "model.name_or_path",
+            f"{name!r} has no image processor that can be read: {first_line(error)}",
+            fix="put its preprocessor_config.json beside the weights",
+        ) from error
+    return _image_processor(processor, config, tokenizer)
+
+
+def tiny_image_processor(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> ImageProcessorAdapter:
+    """Build the picture processor of a tiny model."""
+    made = {"gemma3": tiny_gemma_processor, "smolvlm": tiny_tile_processor}
+    return _image_processor(made.get(config.model_type, tiny_qwen_processor)(config), config, tokenizer)
+
+
+def _processor_class(kind: str) -> Any:
+    """Return transformers' image processor class for Pillow."""
+    if kind == "gemma3":
+        from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+        return Gemma3ImageProcessorPil
+    if kind == "smolvlm":
+        from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+        return SmolVLMImageProcessorPil
+    if kind == "idefics3":
+        from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+        return Idefics3ImageProcessorPil
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    return Qwen2VLImageProcessorPil
+
+
+def _image_processor(
+    processor: Any, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase
+) -> ImageProcessorAdapter:
+    if config.model_type == "gemma3":
+        return gemma_image_processor(processor, config)
+    if config.model_type in ("smolvlm", "idefics3"):
+        return tile_image_processor(processor, config, tokenizer)
+    return qwen_image_processor(processor, config)

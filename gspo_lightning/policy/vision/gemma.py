@@ -18,13 +18,11 @@ from typing_extensions import override
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.pictures import Picture
-from gspo_lightning.policy.vision.sight import Features, Shown, SquareSight, rgb, write_json
-
-__all__ = ["GemmaSight", "gemma_sight", "masks", "tiny_gemma_processor"]
+from gspo_lightning.policy.vision.image_processor import Features, Shown, SquareImageProcessor, rgb, write_json
 
 
 @dataclass(frozen=True)
-class GemmaSight(SquareSight):
+class GemmaImageProcessor(SquareImageProcessor):
     """Processor of Gemma 3: a square is a whole picture. A chat template writes ``start`` for it."""
 
     mutual: ClassVar[bool] = True
@@ -49,7 +47,7 @@ class GemmaSight(SquareSight):
     def most_pixels(self) -> int:
         return self.side**2
 
-    def limited(self, max_pixels: int | None) -> GemmaSight:
+    def limited(self, max_pixels: int | None) -> GemmaImageProcessor:
         """Return the same processor, because the model fixes the size of pictures; refuse a lower limit."""
         if max_pixels is not None and max_pixels < self.most_pixels:
             what = f"is {max_pixels}, and this model makes {self.side} x {self.side} pixels of every picture"
@@ -95,7 +93,7 @@ class GemmaSight(SquareSight):
         write_json(folder / "processor_config.json", said)
 
 
-def gemma_sight(processor: Any, config: PretrainedConfig) -> GemmaSight:
+def gemma_image_processor(processor: Any, config: PretrainedConfig) -> GemmaImageProcessor:
     """Build the processor of a Gemma 3 model.
 
     Raises:
@@ -106,7 +104,7 @@ def gemma_sight(processor: Any, config: PretrainedConfig) -> GemmaSight:
         what = f"the image processor has size {dict(processor.size)} and do_pan_and_scan {processor.do_pan_and_scan}"
         fix = f"set its size to {side} x {side}, as the model reads it, and do_pan_and_scan to false"
         raise UserError("model.name_or_path", what, fix=fix)
-    return GemmaSight(
+    return GemmaImageProcessor(
         processor, config.image_token_id, config.boi_token_index, config.eoi_token_index, config.model_type,
         int(config.mm_tokens_per_image),
     )  # fmt: skip

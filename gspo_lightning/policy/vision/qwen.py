@@ -19,12 +19,10 @@ from typing_extensions import override
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.pictures import Picture
-from gspo_lightning.policy.vision.sight import Features, Shown, Sight, rgb, write_json
+from gspo_lightning.policy.vision.image_processor import Features, ImageProcessorAdapter, Shown, rgb, write_json
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-__all__ = ["QWEN", "QwenSight", "qwen_sight", "tiny_qwen_processor"]
 
 _VIDEO = {
     "qwen2_5_vl": "Qwen2VLVideoProcessor",
@@ -36,7 +34,7 @@ QWEN = tuple(_VIDEO)
 
 
 @dataclass(frozen=True)
-class QwenSight(Sight):
+class QwenImageProcessor(ImageProcessorAdapter):
     """Picture processor of Qwen; ``video`` is the token id of a video's placeholder."""
 
     video: int
@@ -69,7 +67,7 @@ class QwenSight(Sight):
         return 1, 1
 
     @override
-    def limited(self, max_pixels: int | None) -> QwenSight:
+    def limited(self, max_pixels: int | None) -> QwenImageProcessor:
         if max_pixels is None:
             return self
         size = {**_plain(self.processor.size), "longest_edge": max_pixels}
@@ -155,7 +153,7 @@ class QwenSight(Sight):
         return torch.tensor([[1, p.rows * merge, p.columns * merge] for p in pictures])
 
 
-def qwen_sight(processor: Any, config: PretrainedConfig) -> QwenSight:
+def qwen_image_processor(processor: Any, config: PretrainedConfig) -> QwenImageProcessor:
     """Build the processor of a Qwen model.
 
     Raises:
@@ -171,7 +169,7 @@ def qwen_sight(processor: Any, config: PretrainedConfig) -> QwenSight:
         if (found := getattr(processor, its)) != (read := getattr(vision, name)):
             what = f"the image processor has {its} {found}, and the model reads {read}"
             raise UserError("model.name_or_path", what, fix=fix)
-    return QwenSight(
+    return QwenImageProcessor(
         processor, config.image_token_id, config.vision_start_token_id, config.vision_end_token_id, config.model_type,
         config.video_token_id,
     )  # fmt: skip

@@ -20,16 +20,14 @@ from typing_extensions import override
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.pictures import Picture
-from gspo_lightning.policy.vision.sight import Features, Shown, SquareSight, rgb, write_json
-
-__all__ = ["TileSight", "tile_sight", "tiny_tile_processor"]
+from gspo_lightning.policy.vision.image_processor import Features, Shown, SquareImageProcessor, rgb, write_json
 
 AROUND, WHOLE, IMAGE = "<fake_token_around_image>", "<global-img>", "<image>"
 """Texts of transformers' processor around tiles, before the last of them, and for each of their tokens."""
 
 
 @dataclass(frozen=True)
-class TileSight(SquareSight):
+class TileImageProcessor(SquareImageProcessor):
     """Processor of SmolVLM and Idefics3: a square is a tile."""
 
     @property
@@ -52,7 +50,7 @@ class TileSight(SquareSight):
         """Tiles along the longer side of every picture."""
         return int(self.processor.size["longest_edge"]) // self.side
 
-    def limited(self, max_pixels: int | None) -> TileSight:
+    def limited(self, max_pixels: int | None) -> TileImageProcessor:
         """Return a processor with fewer tiles if a square's exceed the limit; the whole picture does not count."""
         if max_pixels is None or not self._splits or max_pixels >= (self._edge * self.side) ** 2:
             return self
@@ -77,7 +75,10 @@ class TileSight(SquareSight):
         return torch.cat([self._tiles(picture) for picture in pictures])
 
     def features(self, base: Any, pictures: Sequence[Picture]) -> Features:
-        """Return features without ``get_image_features``, which skips all-zero tiles; see :meth:`Sight.features`."""
+        """Return features without ``get_image_features``, which skips all-zero tiles.
+
+        See :meth:`ImageProcessorAdapter.features`.
+        """
         weight = next(base.vision_model.parameters())
         pixels = self.pixels(pictures).to(weight.device, weight.dtype, non_blocking=True)
         seen = base.vision_model(pixel_values=pixels, return_dict=True).last_hidden_state
@@ -98,7 +99,7 @@ class TileSight(SquareSight):
         name = "SmolVLMProcessor" if self.kind == "smolvlm" else "Idefics3Processor"
         write_json(folder / "processor_config.json", {"image_seq_len": self.tokens, "processor_class": name})
 
-    def _with(self, edge: int) -> TileSight:
+    def _with(self, edge: int) -> TileImageProcessor:
         """Return this processor with ``edge`` tiles along the longer side."""
         size = {"longest_edge": edge * self.side}
         return replace(self, processor=type(self.processor)(**{**self.processor.to_dict(), "size": size}))
@@ -112,15 +113,17 @@ class TileSight(SquareSight):
         """Return the [tiles, 3, side, side] that a picture has in its prompt, whatever the present limit."""
         image, count = rgb(picture.data), len(picture.starts)
         others = (self._with(edge) for edge in range(1, count + 1))  # a longer side always makes more tiles
-        sight = next((one for one in chain([self], others) if one._cut(*image.size)[0] == count), None)
-        if sight is None:
+        image_processor = next((one for one in chain([self], others) if one._cut(*image.size)[0] == count), None)
+        if image_processor is None:
             what = f"the image processor does not cut a picture of a prompt into its {count} tiles"
             raise UserError("model.name_or_path", what, fix="use the processor that the run began with")
-        found: Tensor = sight.processor(images=[image], return_tensors="pt")["pixel_values"][0]
+        found: Tensor = image_processor.processor(images=[image], return_tensors="pt")["pixel_values"][0]
         return found
 
 
-def tile_sight(processor: Any, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> TileSight:
+def tile_image_processor(
+    processor: Any, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase
+) -> TileImageProcessor:
     """Build the processor of a SmolVLM or Idefics3 model.
 
     Raises:
@@ -137,7 +140,7 @@ def tile_sight(processor: Any, config: PretrainedConfig, tokenizer: PreTrainedTo
         what = f"the tokenizer does not know {AROUND}, {WHOLE} and {IMAGE} as the model does"
         raise UserError("model.name_or_path", what, fix="use the tokenizer of the model")
     tile = (side // int(vision.patch_size) // int(config.scale_factor)) ** 2
-    return TileSight(processor, config.image_token_id, around, around, config.model_type, tile)
+    return TileImageProcessor(processor, config.image_token_id, around, around, config.model_type, tile)
 
 
 def tiny_tile_processor(config: PretrainedConfig) -> Any:

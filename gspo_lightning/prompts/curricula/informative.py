@@ -9,9 +9,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.prompts.curricula.base import Curriculum, Seen, first_of
-
-__all__ = ["Informative"]
+from gspo_lightning.prompts.curricula.curriculum import Curriculum, Seen, first_of
 
 
 class Informative(Curriculum):

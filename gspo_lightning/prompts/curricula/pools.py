@@ -9,10 +9,8 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.prompts.curricula.base import Curriculum, Seen, first_of
-from gspo_lightning.prompts.quotas import largest_remainder
-
-__all__ = ["DifficultyPools"]
+from gspo_lightning.prompts.curricula.curriculum import Curriculum, Seen, first_of
+from gspo_lightning.prompts.weighted import largest_remainder
 
 EASY, MEDIUM, HARD = "easy", "medium", "hard"
 _NEXT = {EASY: (MEDIUM, HARD), MEDIUM: (HARD, EASY), HARD: (MEDIUM, EASY)}

@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.prompts.base import Record
+from gspo_lightning.prompts.prompt_set import Record
 from gspo_lightning.types import Message
-
-__all__ = ["COLUMNS", "MARK", "Part", "has_pictures", "join_texts", "parts_of", "shown_messages"]
 
 COLUMNS = ("image", "images")
 MARK = "<image>"

@@ -14,16 +14,13 @@ from transformers import PreTrainedTokenizerBase
 from gspo_lightning.errors import UserError, first_line
 from gspo_lightning.pictures import Media, Picture
 from gspo_lightning.policy.vision.families import SAID
-from gspo_lightning.policy.vision.sight import Shown, Sight, sight_of
-from gspo_lightning.prompts.base import Record
+from gspo_lightning.policy.vision.image_processor import ImageProcessorAdapter, Shown, image_processor_of
 from gspo_lightning.prompts.pictures.columns import Part, parts_of, shown_messages
-from gspo_lightning.prompts.pictures.reading import BadPictureError, picture_file, picture_size
-from gspo_lightning.prompts.pictures.settings import Pictures
-from gspo_lightning.prompts.template import render
+from gspo_lightning.prompts.pictures.reading import BadPictureError, Pictures, picture_file, picture_size
+from gspo_lightning.prompts.prompt_set import Record
+from gspo_lightning.prompts.specials import render
 from gspo_lightning.rewards.chat import tools_of
 from gspo_lightning.types import Message
-
-__all__ = ["SeeingEncoder", "Seen", "check_said"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,30 +51,30 @@ class SeeingEncoder:
             BadPictureError: a picture cannot be read.
             UserError: the model reads no pictures, the template does not place them, or a text holds their tokens.
         """
-        sight = sight_of(self.tokenizer)
-        if sight is None:
+        image_processor = image_processor_of(self.tokenizer)
+        if image_processor is None:
             fix = f"use a model that reads pictures ({SAID}), or drop the columns image and images"
             raise UserError(self.field, f"{where} has a picture, and the model reads text only", fix=fix)
-        sight = sight.limited(self.how.max_pixels)
+        image_processor = image_processor.limited(self.how.max_pixels)
         try:
             messages = parts_of(record)
         except UserError as error:
             raise UserError(self.field, f"{where}: {error.problem}", fix=error.fix) from None
         texts = [str(p["text"]) for m in messages for p in m["content"] if p["type"] == "text"]
-        check_said(self.tokenizer, sight, texts, self.field, where)
-        files = [self._file(p, sight, where) for m in messages for p in m["content"] if p["type"] == "image"]
-        mark = str(self.tokenizer.convert_ids_to_tokens(sight.mark))
-        first, *rest = self._rendered(record, messages, sight, where).split(mark)
+        check_said(self.tokenizer, image_processor, texts, self.field, where)
+        files = [self._file(p, image_processor, where) for m in messages for p in m["content"] if p["type"] == "image"]
+        mark = str(self.tokenizer.convert_ids_to_tokens(image_processor.mark))
+        first, *rest = self._rendered(record, messages, image_processor, where).split(mark)
         ids: list[int] = []
         if len(rest) == len(files):
             text = first + "".join(shown.text + after for (_, shown), after in zip(files, rest, strict=True))
             ids = self.tokenizer(text, add_special_tokens=self._plain)["input_ids"]
-        tiles = [shown.text.count(self.tokenizer.convert_ids_to_tokens(sight.image)) for _, shown in files]
-        others = set(sight.unsaid) - {sight.image, sight.mark}
-        if len(rest) != len(files) or ids.count(sight.image) != sum(tiles) or others & set(ids):
+        tiles = [shown.text.count(self.tokenizer.convert_ids_to_tokens(image_processor.image)) for _, shown in files]
+        others = set(image_processor.unsaid) - {image_processor.image, image_processor.mark}
+        if len(rest) != len(files) or ids.count(image_processor.image) != sum(tiles) or others & set(ids):
             what = f"{where}: the chat template writes {len(rest)} placeholders for {len(files)} pictures"
             raise UserError(self.field, what, fix="use the chat template that belongs to the model")
-        found, media = _widened(ids, files, tiles, sight.image)
+        found, media = _widened(ids, files, tiles, image_processor.image)
         prompt = record["prompt"]
         shown = shown_messages(messages)
         text = prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in shown)
@@ -87,25 +84,27 @@ class SeeingEncoder:
     def _plain(self) -> bool:
         return self.tokenizer.chat_template is None
 
-    def _file(self, part: Part, sight: Sight, where: str) -> tuple[bytes, Shown]:
+    def _file(self, part: Part, image_processor: ImageProcessorAdapter, where: str) -> tuple[bytes, Shown]:
         """Return a picture's file, and the placeholder text that stands for it."""
         try:
             data = picture_file(part["image"], urls=self.how.urls)
             size = picture_size(data)
-            shown = sight.shown(*size, self.tokenizer)
+            shown = image_processor.shown(*size, self.tokenizer)
         except ValueError as error:
             bad = error if isinstance(error, BadPictureError) else f"of {size[0]} x {size[1]} pixels is too long"
             raise BadPictureError(f"{where}: a picture {bad}") from error
         self.counted["pictures"] += 1
-        self.counted["scaled"] += sight.shrinks(*size)
+        self.counted["scaled"] += image_processor.shrinks(*size)
         return data, shown
 
-    def _rendered(self, record: Record, messages: Sequence[Mapping[str, Any]], sight: Sight, where: str) -> str:
+    def _rendered(
+        self, record: Record, messages: Sequence[Mapping[str, Any]], image_processor: ImageProcessorAdapter, where: str
+    ) -> str:
         """Render with the template's own placeholders; without a template, write the tokens around a picture here."""
         if self._plain:
             if len(messages) > 1 or self.system_prompt is not None:
                 raise UserError(self.field, "chat messages need a chat template, and this tokenizer has none")
-            around = self.tokenizer.convert_ids_to_tokens(list(sight.around))
+            around = self.tokenizer.convert_ids_to_tokens(list(image_processor.around))
             parts = messages[0]["content"]
             return "".join("".join(around) if p["type"] == "image" else str(p["text"]) for p in parts)
         said = [{**m, "content": [_bare(p) for p in m["content"]]} for m in messages]
@@ -140,13 +139,19 @@ def _widened(
     return found, media
 
 
-def check_said(tokenizer: PreTrainedTokenizerBase, sight: Sight, texts: Sequence[str], field: str, where: str) -> None:
+def check_said(
+    tokenizer: PreTrainedTokenizerBase,
+    image_processor: ImageProcessorAdapter,
+    texts: Sequence[str],
+    field: str,
+    where: str,
+) -> None:
     """Refuse texts that hold the placeholder of a picture or a video without one behind it.
 
     Raises:
         UserError: a text holds one.
     """
-    for token in tokenizer.convert_ids_to_tokens(list(sight.unsaid)):
+    for token in tokenizer.convert_ids_to_tokens(list(image_processor.unsaid)):
         if any(token in text for text in texts):
             what = f"{where}: a text holds {token}, which stands for a picture or a video"
             raise UserError(field, what, fix="take it out of the text; pictures come in the column image or images")

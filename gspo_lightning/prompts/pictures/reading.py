@@ -11,16 +11,15 @@ import io
 import time
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from gspo_lightning.errors import first_line
-from gspo_lightning.policy.vision.sight import rgb
-
-__all__ = ["BadPictureError", "picture_file", "picture_size"]
+from gspo_lightning.errors import UserError, first_line
+from gspo_lightning.policy.vision.image_processor import rgb
 
 MOST_PIXELS = 50_000_000
 """Largest width x height of a file: decoding more takes gigabytes. Models read far fewer pixels."""
@@ -31,16 +30,30 @@ _TIMEOUT_S, _DEADLINE_S = 20.0, 120.0
 """Timeouts in seconds: without a byte, and for a whole file."""
 
 
+@dataclass(frozen=True)
+class Pictures:
+    """Settings for reading the pictures of prompts (docs/vision.md)."""
+
+    max_pixels: int | None = None
+    """Pixels (width x height) above which a picture is scaled down; None takes the limit of the model's processor."""
+    bad: Literal["stop", "drop"] = "stop"
+    """On a picture that cannot be read: ``stop`` the run before the first rollout, or ``drop`` its record."""
+    urls: bool = False
+    """Download pictures that a record names by an http(s) address: whoever wrote the data learns who trains on it."""
+
+    def __post_init__(self) -> None:
+        if self.max_pixels is not None and self.max_pixels < 1:
+            raise UserError("data.pictures.max_pixels", f"is {self.max_pixels}; it must be at least 1")
+        if self.bad not in ("stop", "drop"):
+            raise UserError("data.pictures.bad", f"is {self.bad!r}; it must be stop or drop")
+
+
 class BadPictureError(ValueError):
     """A picture that cannot be read; the text gives the reason and shows nothing of the record."""
 
 
 def picture_file(value: Any, *, urls: bool = False) -> bytes:
     """Return the bytes of a picture's file.
-
-    Args:
-        value: of a record.
-        urls: allow downloads from http(s) addresses.
 
     Raises:
         BadPictureError: there is no file, it is too large, or it may not be downloaded.

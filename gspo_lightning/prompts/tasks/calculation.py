@@ -12,10 +12,8 @@ from typing import Literal
 
 from gspo_lightning.environments.calculator import calculate
 from gspo_lightning.errors import UserError
-from gspo_lightning.prompts.base import Completion, PromptSet, Record
+from gspo_lightning.prompts.prompt_set import Completion, PromptSet, Record
 from gspo_lightning.randomness import stable_hash, stream
-
-__all__ = ["CalculatorTask"]
 
 Split = Literal["cold_start", "train", "held_out"]
 _SHARES: dict[Split, range] = {"cold_start": range(0, 4), "train": range(4, 9), "held_out": range(9, 10)}

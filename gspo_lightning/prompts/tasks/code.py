@@ -11,10 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.prompts.base import PromptSet, Record
+from gspo_lightning.prompts.prompt_set import PromptSet, Record
 from gspo_lightning.randomness import stable_hash, stream
-
-__all__ = ["CodeTask"]
 
 Split = Literal["cold_start", "train", "held_out"]
 _SHARES: dict[Split, range] = {"cold_start": range(0, 4), "train": range(4, 9), "held_out": range(9, 10)}

@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.prompts.base import Completion, PromptSet, Record
+from gspo_lightning.prompts.prompt_set import Completion, PromptSet, Record
 from gspo_lightning.randomness import stable_hash
 from gspo_lightning.types import Message
-
-__all__ = ["GuessTask"]
 
 Split = Literal["cold_start", "train", "held_out"]
 _SHARES: dict[Split, range] = {"cold_start": range(0, 4), "train": range(4, 8), "held_out": range(8, 10)}

@@ -8,12 +8,10 @@ from functools import cached_property
 from typing import Literal
 
 from gspo_lightning.errors import UserError, did_you_mean
-from gspo_lightning.prompts.base import PromptSet, Record
+from gspo_lightning.prompts.prompt_set import PromptSet, Record
 from gspo_lightning.randomness import stable_hash, stream
 from gspo_lightning.rewards.logic import FAMILIES, Puzzle
-from gspo_lightning.rewards.logic.base import DIFFICULTIES
-
-__all__ = ["LogicTask"]
+from gspo_lightning.rewards.logic.family import DIFFICULTIES
 
 Split = Literal["cold_start", "train", "held_out"]
 Style = Literal["text", "compact"]

@@ -16,11 +16,9 @@ from typing import Any, Literal
 from filelock import FileLock
 
 from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.prompts.base import PromptSet, Record
+from gspo_lightning.prompts.prompt_set import PromptSet, Record
 from gspo_lightning.resume.files import write_text
 from gspo_lightning.rewards.gym.families import VERSION, check_families, check_installed
-
-__all__ = ["ReasoningGym"]
 
 log = logging.getLogger(__name__)
 

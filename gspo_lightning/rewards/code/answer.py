@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
+from gspo_lightning.parsing import load_json
 from gspo_lightning.rewards.code.asserts import Assertion, UnsupportedTestError, parse
 from gspo_lightning.rewards.code.compare import Comparison, Rule
 from gspo_lightning.rewards.code.extract import LANGUAGES
 from gspo_lightning.rewards.code.scripts import script_of
 from gspo_lightning.rewards.code.shapes import plain_shape
 from gspo_lightning.sandbox.examination import Script
-
-__all__ = ["BadAnswerError", "Case", "Task", "read_answer"]
 
 _INTERACTIVE = ("interactive", "interaction_format", "interactor")
 _TAGS = ("tags", "raw_tags", "cf_tags")
@@ -78,8 +76,8 @@ def read_answer(answer: Any) -> Task:
     """
     if isinstance(answer, str):
         try:
-            answer = json.loads(answer)
-        except (ValueError, RecursionError) as error:
+            answer = load_json(answer)
+        except ValueError as error:
             raise BadAnswerError(f"the answer is not JSON: {error}") from error
     if not isinstance(answer, Mapping):
         raise BadAnswerError(f"the answer is a {type(answer).__name__}, not an object with tests")
@@ -182,11 +180,7 @@ def _comparison(answer: Mapping[str, Any]) -> Comparison:
 
 
 def _refuse_interactive(answer: Mapping[str, Any]) -> None:
-    """Refuse interactive problems, whose programs talk to a judge and cannot run on a file.
-
-    Raises:
-        BadAnswerError: the record says that its problem is interactive.
-    """
+    """Refuse interactive problems, whose programs talk to a judge and cannot run on a file."""
     said = next((word for word in _INTERACTIVE if answer.get(word)), None)
     for column in _TAGS:
         tags = answer.get(column) or ()

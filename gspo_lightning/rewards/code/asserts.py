@@ -15,19 +15,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "STANDARD",
-    "Assertion",
-    "UnsupportedTestError",
-    "bound",
-    "bound_anywhere",
-    "called",
-    "check_function",
-    "imports",
-    "parse",
-    "read_python",
-]
-
 _NOTHING = object()
 STANDARD = sys.stdlib_module_names
 _PARSER = threading.Lock()  # Python 3.11 counts the depth of a tree once for all threads: two at once raise SystemError

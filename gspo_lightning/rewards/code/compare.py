@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal, get_args
 
-__all__ = ["INCOMPARABLE", "Comparison", "Rule", "same_output", "same_value"]
-
 Rule = Literal["lines", "tokens", "exact", "unordered", "tolerance"]
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,4})?")
 INCOMPARABLE = (RecursionError, TypeError, ValueError, ArithmeticError)

@@ -8,15 +8,13 @@ from collections.abc import Sequence
 from typing import Literal
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.rewards.base import Reward
 from gspo_lightning.rewards.code.answer import BadAnswerError, Task, read_answer
 from gspo_lightning.rewards.code.extract import LANGUAGES, marked_language, other_language, program_of
 from gspo_lightning.rewards.code.judging import WRONG, Judge
+from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.types import Score, ScoreStatus
 from gspo_lightning.sandbox import End, Limits, choose, with_packages
 from gspo_lightning.sandbox.cpp import COMPILING, missing
-
-__all__ = ["CodeExecutor"]
 
 log = logging.getLogger(__name__)
 

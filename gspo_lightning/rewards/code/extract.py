@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from gspo_lightning.rewards.math.text import after_thinking
 
-__all__ = ["LANGUAGES", "marked_language", "other_language", "program_of"]
-
 _OPENS = re.compile(r"(?P<indent>[ \t]*(?:(?:[-*+]|\d{1,3}[.)])[ \t]+)?)(?P<fence>```+|~~~+)(?P<info>[^`]*)")
 _PYTHON = re.compile(r"[{.\s]*(?:python|py|pypy)[\d.]*\b", re.IGNORECASE)
 _CPP = re.compile(r"[{.\s]*(?:gnu)?(?:c\+\+|cpp|cxx|cc)[\d.]*(?:$|[\s,}])", re.IGNORECASE)

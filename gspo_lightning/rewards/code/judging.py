@@ -14,9 +14,7 @@ from gspo_lightning.sandbox import End, Isolation, Limits, Outcome, Sandbox
 from gspo_lightning.sandbox.cpp import compiled
 from gspo_lightning.sandbox.examination import Script, examine
 from gspo_lightning.sandbox.inside.decode import Named
-from gspo_lightning.sandbox.values import Opaque
-
-__all__ = ["WRONG", "Judge"]
+from gspo_lightning.sandbox.process import Opaque
 
 WRONG = "wrong_answer"
 _NAMES = (

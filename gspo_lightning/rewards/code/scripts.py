@@ -21,8 +21,6 @@ from gspo_lightning.rewards.code.asserts import (
 )
 from gspo_lightning.sandbox.examination import Script
 
-__all__ = ["script_of"]
-
 _SOLUTION = ("solution", "main")
 """Module names under which tests import the program (KodCode, pytest-style sets)."""
 

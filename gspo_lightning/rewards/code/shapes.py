@@ -15,27 +15,24 @@ Codeforces (Open-R1)    ``[{"input", "output"}]`` under ``official_tests``, with
 
 from __future__ import annotations
 
-import json
+import base64
+import binascii
+import functools
+import io
+import pickle
 import re
+import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
+from gspo_lightning.parsing import load_json
 from gspo_lightning.rewards.code.asserts import UnsupportedTestError, check_function
-from gspo_lightning.rewards.code.packed import unpack_tests
-
-__all__ = [
-    "from_apps",
-    "from_codecontests",
-    "from_codeforces",
-    "from_humaneval",
-    "from_livecodebench",
-    "from_mbpp",
-    "plain_shape",
-]
 
 _KEPT = ("timeout_s", "comparison", "tolerance", "checker")
 """Keys of this package's format that are kept from a record of any format."""
 _METHOD = re.compile(r"def\s+(\w+)\s*\(\s*self")
+MOST_BYTES = 1 << 28
+"""Maximum size in bytes after unpacking; the largest tests of the data set are some tens of MB."""
 
 
 def plain_shape(answer: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -47,7 +44,7 @@ def plain_shape(answer: Mapping[str, Any]) -> Mapping[str, Any]:
     if "type" in answer or "tests" in answer:
         return answer
     if isinstance(answer.get("input_output"), str) and "inputs" not in answer:  # several columns of APPS and TACO
-        answer = {**answer, **json.loads(answer["input_output"])}
+        answer = {**answer, **load_json(answer["input_output"])}
     for mark, convert in (
         ("inputs", from_apps),
         ("test_list", from_mbpp),
@@ -124,8 +121,7 @@ def from_livecodebench(answer: Mapping[str, Any]) -> dict[str, Any]:
         plain = [{"input": t["input"], "output": t["output"]} for t in tests]
         return {"type": "stdin", "tests": plain, "preamble": True}
     called = [
-        {"input": [json.loads(line) for line in t["input"].split("\n")], "output": json.loads(t["output"])}
-        for t in tests
+        {"input": [load_json(line) for line in t["input"].split("\n")], "output": load_json(t["output"])} for t in tests
     ]
     methods = _METHOD.findall(answer.get("starter_code") or "")
     name = metadata.get("func_name") or (methods[-1] if methods else None)
@@ -179,4 +175,53 @@ def _text(value: Any) -> str:
 
 
 def _json(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, str) else value
+    return load_json(value) if isinstance(value, str) else value
+
+
+@functools.lru_cache(maxsize=4)  # the completions of a group come one after another
+def unpack_tests(text: str) -> Any:
+    """Decode tests from the packed form, or from plain JSON, which some copies of the data set hold.
+
+    Raises:
+        ValueError: the text is neither, is too large, or the pickle holds anything but text.
+
+    >>> packed = base64.b64encode(zlib.compress(pickle.dumps('[{"input": "1"}]'))).decode()
+    >>> unpack_tests(packed) == unpack_tests('[{"input": "1"}]') == [{"input": "1"}]
+    True
+    """
+    if text.lstrip()[:1] in ("[", "{"):
+        return load_json(text)
+    try:
+        unzip = zlib.decompressobj()
+        data = unzip.decompress(base64.b64decode(text, validate=True), MOST_BYTES)
+    except (binascii.Error, zlib.error) as error:
+        raise ValueError(f"the private tests are neither JSON nor base64 of zlib: {error}") from error
+    if unzip.unconsumed_tail:
+        raise ValueError(f"the private tests are larger than {MOST_BYTES} bytes")
+    try:
+        found = _OnlyText(io.BytesIO(data)).load()
+    except (pickle.UnpicklingError, EOFError, IndexError, KeyError, AttributeError, TypeError, UnicodeError) as error:
+        raise ValueError(f"the private tests are no pickle of text: {error}") from error
+    if not isinstance(found, str):
+        raise ValueError(f"the private tests are a pickle of {type(found).__name__}, not of text")
+    return load_json(found)
+
+
+class _OnlyText(pickle.Unpickler):
+    """Unpickler that builds text only and refuses to look up or call anything."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        """Refuse to look up a class or function.
+
+        Raises:
+            pickle.UnpicklingError: always; the message names it.
+        """
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is refused")
+
+    def persistent_load(self, pid: object) -> NoReturn:
+        """Refuse to load a persistent object.
+
+        Raises:
+            pickle.UnpicklingError: always.
+        """
+        raise pickle.UnpicklingError("it asks for something persistent, which is refused")

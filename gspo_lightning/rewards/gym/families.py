@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.registry import installed_version
 
-__all__ = ["EXACT", "FORMS", "REFUSED", "VERSION", "check_families", "check_installed"]
-
 VERSION = "0.1.25"
 """The tested version of reasoning-gym."""
 _EXECUTES = "its scorer executes the answer as Python"

@@ -13,9 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gspo_lightning.randomness import stable_hash, stream
-from gspo_lightning.rewards.gym.items import judged, make_item, open_source, read_entry, write_entry
-
-__all__ = ["items", "main"]
+from gspo_lightning.rewards.gym.items import graded, make_item, open_source, read_entry, write_entry
 
 PATIENCE = 2000
 """Draws in a row without a new item after which a family counts as exhausted."""
@@ -54,7 +52,7 @@ def _of_family(family: str, request: Mapping[str, Any]) -> Iterator[dict[str, st
         if question in seen or stable_hash(question) % 10 not in request["split"]:
             continue
         written = write_entry(entry)
-        if written is None or not judged(source, family, entry["answer"], read_entry(written)):
+        if written is None or not graded(source, family, entry["answer"], read_entry(written)):
             continue
         seen.add(question)
         idle = 0

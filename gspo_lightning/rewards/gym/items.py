@@ -18,8 +18,6 @@ from reasoning_gym.factory import DATASETS
 from gspo_lightning.rewards.gym.families import EXACT, FORMS, unknown_family
 from gspo_lightning.rewards.logic.final import layers
 
-__all__ = ["Source", "judged", "known_families", "make_item", "open_source", "read_entry", "write_entry"]
-
 Source = Any
 """A data set of reasoning-gym."""
 Entry = dict[str, Any]
@@ -82,7 +80,7 @@ def read_entry(text: str) -> Entry:
     return found
 
 
-def judged(source: Source, family: str, text: str, entry: Entry) -> bool:
+def graded(source: Source, family: str, text: str, entry: Entry) -> bool:
     """True if the family's scorer fully accepts an answer, with or without its wrapping.
 
     An answer for which the scorer raises is not accepted.

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.rewards.base import Reward
 from gspo_lightning.rewards.gym.families import REFUSED, check_installed
 from gspo_lightning.rewards.logic.final import final_answer
+from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.types import Score
 
 if TYPE_CHECKING:
     from gspo_lightning.rewards.gym.items import Source
-
-__all__ = ["ReasoningGym"]
 
 
 class ReasoningGym(Reward):
@@ -48,7 +46,7 @@ class ReasoningGym(Reward):
         self, completion: str, family: str, entry: str, config: dict[str, Any] | None = None, truncated: bool = False
     ) -> Score:
         """Score the final answer; a record whose own answer is not accepted is *missing*."""
-        from gspo_lightning.rewards.gym.items import judged, open_source, read_entry
+        from gspo_lightning.rewards.gym.items import graded, open_source, read_entry
 
         if family in REFUSED:
             return Score.missing(f"{family} is refused: {REFUSED[family]}")
@@ -64,8 +62,8 @@ class ReasoningGym(Reward):
             return Score(0.0, detail=problem)
         if len(text) > self.max_characters:
             return Score.model_error(f"longer than {self.max_characters} characters")
-        if judged(source, family, text, item):
+        if graded(source, family, text, item):
             return Score(1.0)
-        if not judged(source, family, str(item["answer"]), item):
+        if not graded(source, family, str(item["answer"]), item):
             return Score.missing(f"the record's own answer is not paid by the scorer of {family}")
         return Score(0.0)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 
+from gspo_lightning.parsing import load_json
 from gspo_lightning.rewards.instructions.text import (
     capital_words,
     count_sentences,
@@ -13,8 +13,6 @@ from gspo_lightning.rewards.instructions.text import (
     paragraphs,
     words,
 )
-
-__all__ = ["CHECKS"]
 
 _CHOICES = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _BULLET = re.compile(r"^\s*(?:\*[^*\n]|-)", re.MULTILINE)
@@ -127,8 +125,8 @@ def json_format(text: str) -> bool:
     """True if the text is JSON and nothing else, possibly in a fence."""
     fenced = _FENCE.fullmatch(text)
     try:
-        json.loads(fenced[1] if fenced else text, parse_constant=_no_json)
-    except (ValueError, RecursionError):
+        load_json(fenced[1] if fenced else text, parse_constant=_no_json)
+    except ValueError:
         return False
     return True
 

@@ -8,16 +8,6 @@ import re
 
 from gspo_lightning.errors import UserError
 
-__all__ = [
-    "capital_words",
-    "check_installed",
-    "count_sentences",
-    "language_of",
-    "load_languages",
-    "paragraphs",
-    "words",
-]
-
 _WORD = re.compile(r"\w+")
 _CHUNK = re.compile(r"[^\W_]+(?:[-.'\u2019&/][^\W_]+)*")
 _END = re.compile(

@@ -2,17 +2,163 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.rewards.base import Reward
-from gspo_lightning.rewards.instructions.kinds import BadInstructionError, Instruction, read_instructions
+from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.parsing import load_json
+from gspo_lightning.rewards.instructions.checks import CHECKS
 from gspo_lightning.rewards.instructions.text import check_installed, load_languages
 from gspo_lightning.rewards.math.text import after_thinking
+from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.types import Score
 
-__all__ = ["IFVerifier"]
+RELATIONS = ("less than", "at least")
+SYNONYMS = {"zh-cn": "zh", "zh-tw": "zh"}
+
+
+class BadInstructionError(ValueError):
+    """A record's instructions that cannot be read, which is not the model's mistake."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """An instruction: the id of its kind and the kind's arguments."""
+
+    id: str
+    arguments: Mapping[str, Any]
+
+    def followed(self, text: str) -> bool:
+        """True if a text follows the instruction; an empty text follows none."""
+        return bool(text.strip()) and CHECKS[self.id](text, **self.arguments)
+
+
+def read_instructions(ids: object, arguments: object) -> list[Instruction]:
+    """Parse a record's instructions; both columns may be JSON text, and null arguments are left out.
+
+    >>> read_instructions(["punctuation:no_comma"], [{"num_words": None}])
+    [Instruction(id='punctuation:no_comma', arguments={})]
+
+    Raises:
+        BadInstructionError: no instructions, an unknown kind, or an argument that is missing or of another type.
+    """
+    names = _list("instruction_id_list", ids)
+    if not names:
+        raise BadInstructionError("instruction_id_list is empty")
+    given = _list("kwargs", arguments) if arguments is not None else [{}] * len(names)
+    if len(names) != len(given):
+        raise BadInstructionError(f"{len(names)} ids in instruction_id_list, but {len(given)} entries in kwargs")
+    return [_instruction(name, _mapping(one)) for name, one in zip(names, given, strict=True)]
+
+
+def _list(column: str, value: object) -> list[Any]:
+    if isinstance(value, str):
+        try:
+            value = load_json(value)
+        except ValueError as error:
+            raise BadInstructionError(f"{column} is text, but no JSON: {error}") from error
+    tolist = getattr(value, "tolist", None)  # an array, as Parquet readers give it
+    value = tolist() if callable(tolist) else value
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return list(value)
+    raise BadInstructionError(f"{column} is a {type(value).__name__}, not a list")
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    if isinstance(value, str):
+        value = load_json(value)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise BadInstructionError(f"an entry of kwargs is a {type(value).__name__}, not a mapping")
+    return {str(k): v for k, v in value.items() if v is not None}
+
+
+def _instruction(name: object, given: Mapping[str, Any]) -> Instruction:
+    if not isinstance(name, str) or name not in CHECKS:
+        raise BadInstructionError(f"{name!r} is not a kind of instruction; {did_you_mean(str(name), CHECKS)}")
+    wanted = list(inspect.signature(CHECKS[name]).parameters)[1:]
+    if absent := [word for word in wanted if word not in given]:
+        raise BadInstructionError(f"{name} needs {absent[0]!r} in kwargs")
+    try:
+        return Instruction(name, {word: _READERS[word](given[word]) for word in wanted})
+    except ValueError as error:
+        raise BadInstructionError(f"{name}: {error}") from error
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, int | float) and not isinstance(value, bool) and value == int(value) and value >= 0:
+        return int(value)
+    raise ValueError(f"{value!r} is not a whole number from 0 on")
+
+
+def _from_one(value: object) -> int:
+    if (number := _whole(value)) < 1:
+        raise ValueError(f"{value!r} is below 1")
+    return number
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str) and value.strip():
+        return value
+    raise ValueError(f"{value!r} is not text")
+
+
+def _letter(value: object) -> str:
+    if len(text := _text(value).strip()) != 1:
+        raise ValueError(f"{value!r} is not a single letter")
+    return text
+
+
+def _texts(value: object) -> list[str]:
+    found = [_text(v) for v in _list("its list", value)]
+    if not found:
+        raise ValueError("its list is empty")
+    return found
+
+
+def _relation(value: object) -> str:
+    if value not in RELATIONS:
+        raise ValueError(f"{value!r} is neither 'less than' nor 'at least'")
+    return str(value)
+
+
+def _language(value: object) -> str:
+    code = SYNONYMS.get(_text(value).lower(), _text(value).lower())
+    if code not in load_languages():
+        raise ValueError(f"{value!r} is not a code of a language that is known, such as 'en'")
+    return code
+
+
+_READERS: dict[str, Callable[[object], Any]] = {
+    "keywords": _texts,
+    "keyword": _text,
+    "frequency": _whole,
+    "relation": _relation,
+    "forbidden_words": _texts,
+    "letter": _letter,
+    "let_frequency": _whole,
+    "let_relation": _relation,
+    "language": _language,
+    "num_sentences": _whole,
+    "num_paragraphs": _whole,
+    "num_words": _whole,
+    "nth_paragraph": _from_one,
+    "first_word": _text,
+    "num_placeholders": _whole,
+    "postscript_marker": _text,
+    "num_bullets": _whole,
+    "num_highlights": _whole,
+    "section_spliter": _text,
+    "num_sections": _whole,
+    "prompt_to_repeat": _text,
+    "end_phrase": _text,
+    "capital_frequency": _whole,
+    "capital_relation": _relation,
+}
+"""Argument -> the function that converts it; raises ValueError."""
 
 
 class IFVerifier(Reward):

@@ -10,15 +10,12 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from gspo_lightning.errors import InfrastructureError, UserError, did_you_mean
-from gspo_lightning.rewards.base import Reward
-from gspo_lightning.rewards.judge.asking import Question
-from gspo_lightning.rewards.judge.cache import VerdictCache, key_of
+from gspo_lightning.rewards.judge.request import Question
 from gspo_lightning.rewards.judge.server import MAX_WAIT_S, ChatServer, NoReplyError, RefusedError, check_url
-from gspo_lightning.rewards.judge.verdict import UnreadableError, read_verdict, weighted
+from gspo_lightning.rewards.judge.verdict import UnreadableError, VerdictCache, key_of, read_verdict, weighted
 from gspo_lightning.rewards.math.text import after_thinking
+from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.types import Sample, Score
-
-__all__ = ["LLMJudge"]
 
 _Asked = dict[str, "asyncio.Task[dict[str, float]]"]
 """Requests of a batch by their keys: each question is sent once."""

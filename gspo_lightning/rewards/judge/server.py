@@ -15,8 +15,6 @@ from gspo_lightning.escape import visible
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["KEY", "MAX_WAIT_S", "ChatServer", "NoReplyError", "RefusedError", "check_url"]
-
 KEY = "LLM_JUDGE_API_KEY"
 """Environment variable with the server's API key; the only source of a key."""
 MAX_WAIT_S = 30.0

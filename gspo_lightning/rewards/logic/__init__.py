@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gspo_lightning.rewards.logic.base import Family, Grade, Puzzle
 from gspo_lightning.rewards.logic.countdown import Countdown
+from gspo_lightning.rewards.logic.family import Family, Grade, Puzzle
 from gspo_lightning.rewards.logic.knights import Knights
 from gspo_lightning.rewards.logic.puzzle import FAMILIES, LogicPuzzle
 from gspo_lightning.rewards.logic.sudoku import Sudoku

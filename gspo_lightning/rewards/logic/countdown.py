@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import ClassVar
 
-from gspo_lightning.rewards.logic.base import Family, Grade, Puzzle
-
-__all__ = ["Countdown", "evaluate"]
+from gspo_lightning.rewards.logic.family import Family, Grade, Puzzle
 
 _TOKEN = re.compile(r"\s*([0-9]{1,9}|[-+*/()\[\]{}=])")
 _SPELLINGS = (

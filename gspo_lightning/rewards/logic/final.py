@@ -10,8 +10,6 @@ import re
 
 from gspo_lightning.rewards.math.text import after_thinking
 
-__all__ = ["final_answer", "layers", "plain", "without_emphasis"]
-
 _BOX = "\\boxed{"
 _LABEL = re.compile(
     r"(?:so|thus|hence|therefore)\b,?\s+(?=\S)|"

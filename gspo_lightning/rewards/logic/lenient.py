@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["last_objects", "parse_object"]
-
 _DEPTH = 20
 _ATTEMPTS = 2000
 """Opening braces tried as the start of an object."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from gspo_lightning.errors import UserError, did_you_mean
-from gspo_lightning.rewards.base import Reward
-from gspo_lightning.rewards.logic.base import Family, Grade
 from gspo_lightning.rewards.logic.countdown import Countdown
+from gspo_lightning.rewards.logic.family import Family, Grade
 from gspo_lightning.rewards.logic.final import final_answer, plain
 from gspo_lightning.rewards.logic.knights import Knights
 from gspo_lightning.rewards.logic.sudoku import Sudoku
 from gspo_lightning.rewards.logic.zebra import Zebra
+from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.types import Score
-
-__all__ = ["FAMILIES", "LogicPuzzle"]
 
 FAMILIES: dict[str, Family] = {family.name: family for family in (Knights(), Zebra(), Countdown(), Sudoku())}
 """Name -> puzzle family."""

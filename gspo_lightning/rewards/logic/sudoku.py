@@ -8,10 +8,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from gspo_lightning.rewards.logic.base import Family, Grade, Puzzle
+from gspo_lightning.rewards.logic.family import Family, Grade, Puzzle
 from gspo_lightning.rewards.logic.final import without_emphasis
-
-__all__ = ["Sudoku", "solutions"]
 
 _BLANKS = (0, 4, 6, 8, 10, 12)
 """Number of blanks by difficulty; no puzzle with a single solution has more than 12."""

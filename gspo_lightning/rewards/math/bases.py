@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["based"]
-
 _NAMES = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 _BASE = rf"(\d{{1,2}}|{'|'.join(_NAMES)})"
 _WRAPPED = r"(?:\\(?:text|mathrm)\s*\{\s*(?:base\s*)?" + _BASE + r"\s*\}|" + _BASE + ")"

@@ -19,8 +19,6 @@ from gspo_lightning.rewards.math.times import Date, Time, clock, date
 from gspo_lightning.rewards.math.units import NOTHING, Quantity, quantity
 from gspo_lightning.rewards.math.words import option, options, words
 
-__all__ = ["ANSWER_TYPES", "AnswerType", "Gold", "bare", "read_gold", "refusal"]
-
 AnswerType = OneOf["any", "integer", "number", "expression", "choice", "set", "text"]
 ANSWER_TYPES: tuple[AnswerType, ...] = ("any", "integer", "number", "expression", "choice", "set", "text")
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf|textit|mbox|textrm)\s*\{([^{}]*)\}")

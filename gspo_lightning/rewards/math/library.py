@@ -11,8 +11,6 @@ import re
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["chain_holds", "equal", "parse", "read", "same_family", "unequal_sides", "warm_up"]
-
 _ARITHMETIC = re.compile(r"[-+*/^()\d.,\s%]+")
 _NUMBER = re.compile(r"[-+]?[\d.,\s]+%?")
 _SIDE = r"[-+]?\(*[-+]?\d[\d.,]*\)*"

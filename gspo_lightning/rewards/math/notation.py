@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-__all__ = ["canonical", "in_latex", "unwrapped"]
-
 _SYMBOLS = {
     "\u2212": "-", "\u2013": "-", "\u2010": "-", "\u2011": "-", "\u00d7": r"\times ", "\u00b7": r"\cdot ",
     "\u22c5": r"\cdot ", "\u2217": "*", "\u00f7": r"\div ", "\u03c0": r"\pi ", "\u221e": r"\infty ",

@@ -10,8 +10,6 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-__all__ = ["Literal", "literal", "plain_integer", "same_number"]
-
 _DIGITS = r"(?:[1-9]\d{0,2}(?:,\d{3})+|\d{1,400})"
 _DECIMAL = rf"(?:{_DIGITS}(?:\.\d{{0,400}})?|\.\d{{1,400}})"
 _INTEGER = re.compile(r"[+-]?\d{1,400}|[+-]?[1-9]\d{0,2}(?:,\d{3}){1,100}")

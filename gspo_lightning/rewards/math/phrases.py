@@ -4,23 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = [
-    "ANNOUNCED",
-    "CONDITION",
-    "DENIED",
-    "DENIED_AFTER",
-    "DOUBT_BEFORE",
-    "DOUBT_BEHIND",
-    "FINAL",
-    "JOINED",
-    "RANGE",
-    "SECOND_THOUGHT",
-    "UNSURE",
-    "before_value",
-    "concludes",
-    "one_of",
-]
-
 
 def one_of(*phrases: str) -> str:
     """Return a pattern for any of these phrases as whole words."""

@@ -10,8 +10,6 @@ import re
 
 from gspo_lightning.rewards.math.phrases import one_of
 
-__all__ = ["rejected_before", "rejected_behind", "revoked"]
-
 _CLAUSE = re.compile(
     r"[.!?](?=\s)|[;:\n\u2014\u2013]|,\s|\b(?:but|so|hence|thus|therefore|since|because|yet|with it)\b"
 )

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from gspo_lightning.rewards.math import library
 from gspo_lightning.rewards.math.notation import canonical
 
-__all__ = ["NAMED", "compared", "elements", "has_signs", "has_structure"]
-
 Same = Callable[[str, str], bool]
 """True if an answer (second argument) equals a record's (first)."""
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["Extracted", "after_thinking", "boxed", "visible"]
-
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{|\\boxed\s+(?=[^\s{])")
 _JOINING = re.compile(
     r"(?:[\s$,;:&{}()\[\]]|\\(?:quad|qquad|text|mathrm|,|;|!|\(|\)|\[|\]|\\)|\b(?:and|or|for|part)\b|"
@@ -55,10 +53,10 @@ def after_thinking(text: str) -> str | None:
     return rest if closed else head + rest
 
 
-def visible(text: str) -> str:
+def without_hidden(text: str) -> str:
     r"""Return the text a reader sees: no phantoms, white or struck text, comments or colours.
 
-    >>> visible(r"\boxed{\phantom{42}}"), visible(r"\textcolor{red}{42}<!-- 41 -->")
+    >>> without_hidden(r"\boxed{\phantom{42}}"), without_hidden(r"\textcolor{red}{42}<!-- 41 -->")
     ('\\boxed{}', '{42}')
     """
     kept, position = [], 0

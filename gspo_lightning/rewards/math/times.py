@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["Date", "Time", "clock", "date", "same_time"]
-
 Time = tuple[int, int, int, bool]
 """Hour (0 to 23), minute, second, and whether the half of the day is known."""
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["NOTHING", "Quantity", "compound", "different_units", "quantity"]
-
 _NAMES = """
 m meter metre|cm centimeter centimetre|mm millimeter millimetre|km kilometer kilometre|dm decimeter|in inch inches|
 ft foot feet|yd yard|mi mile|nm nanometer|g gram gramme gm|kg kilogram kilo|mg milligram|lb lbs pound|oz ounce|

@@ -7,21 +7,33 @@ covers the rest (``comparison``, ``library``).
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.rewards.base import Reward
 from gspo_lightning.rewards.math import library
-from gspo_lightning.rewards.math.commitment import committed, concluded
 from gspo_lightning.rewards.math.comparison import Comparison
-from gspo_lightning.rewards.math.form import expanded, factored, unevaluated
-from gspo_lightning.rewards.math.gold import ANSWER_TYPES, Gold, read_gold, refusal
+from gspo_lightning.rewards.math.gold import ANSWER_TYPES, Gold, bare, read_gold, refusal
 from gspo_lightning.rewards.math.notation import canonical, in_latex, unwrapped
-from gspo_lightning.rewards.math.retraction import taken_back
-from gspo_lightning.rewards.math.text import Extracted, after_thinking, boxed, visible
+from gspo_lightning.rewards.math.numbers import literal
+from gspo_lightning.rewards.math.text import Extracted, after_thinking, boxed, without_hidden
+from gspo_lightning.rewards.math.unboxed_answer import committed, concluded
+from gspo_lightning.rewards.math.units import quantity
+from gspo_lightning.rewards.math.withdrawn_boxes import taken_back
+from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.types import Score
 
-__all__ = ["MathVerifier"]
+_OPERATION = re.compile(
+    r"\d\s*(?:[+*\u00d7\u00f7]|(?<=\d)\s*-|\\times|\\cdot|\\div)\s*[\d.]|\d\s*!|\\(?:sum|prod|int|iint|oint|lim|binom|tbinom|dbinom|gcd|lcm)(?![a-zA-Z])"
+    r"|\\frac\s*\{\s*d(?:\^\d)?[a-z]?\s*\}\s*\{\s*d|\d\s*\^\s*\{?\s*\d|\\b?mod(?![a-zA-Z])"
+)
+_EQUALS = re.compile(r"(?<![<>!\\])=")
+_SIGN = re.compile(r"\\[$%]|[$%\u20ac\u00a3\u00a5]|\^\s*\{?\s*\\circ\s*\}?")
+"""Currency, percent or degree beside each number of a sum."""
+_OPERATOR = r"\\(?:times|cdot|div|over)(?![a-zA-Z])"
+_CALCULATION = re.compile(rf"(?:\d,(?=\d{{3}}(?!\d))|[-+*/:.()\[\]{{}}\d ]|\\[{{}}]|\\frac|{_OPERATOR})+")
+_STEP = re.compile(rf"(?<=[\d.)}}\]])[-+*/:]|\\frac|{_OPERATOR}")
+_FRACTION = re.compile(r"/|:|\\frac|\\over")
 
 
 class MathVerifier(Reward):
@@ -31,13 +43,20 @@ class MathVerifier(Reward):
     percentages, units and equations such as ``x = 42`` are understood. If a record's answer cannot be read, a
     completion that repeats it is right and any other has no reward (*missing*).
 
+    If the record's answer is an integer or a decimal, with or without a unit, an answer that leaves a sum, difference,
+    product or quotient of numbers to compute is worth 0, since it may only repeat the question: ``17 + 39``,
+    ``8 \cdot 7`` or ``\frac{112}{2}`` for 56. ``17 + 39 = 56`` is right, and so are powers, factorials,
+    ``5.6 \times 10^1`` and mixed numbers. A fraction of integers is a number unless its value is an integer: ``1/2`` or
+    ``2/4`` for 0.5 is right, as it is for ``1/2``.
+
     Args:
         require_box: an answer outside a box is worth 0. Otherwise, without a box, the last sentence that commits to a
             value counts. Boxes are unambiguous: ask for them in the prompt, require them.
         max_characters: longer answers are worth 0 (``model_error``); without a box the end is read, up to this length.
         decimals: decimal places to which numbers with a decimal point must agree.
         strict: names of variables matter, and a set is not a tuple; Math-Verify's option of that name.
-        evaluated: an answer that still contains the task is worth 0: ``17*23`` for 391, or an expression of the prompt.
+        evaluated: any answer that still contains the task is worth 0, also a power or factorial (``2^{10}`` for
+            1024) or an expression of the prompt.
         form: ``factored`` or ``expanded`` also requires that form of a polynomial; ``any`` only requires equality.
         answer_type: the type of all records' answers: ``integer``, ``number``, ``expression``, ``choice``, ``set``,
             ``text``; ``any`` detects it. ``column`` reads it from each record's column ``answer_type``. Integers,
@@ -111,7 +130,7 @@ class MathVerifier(Reward):
         text = after_thinking(completion)
         if text is None:
             return Extracted(reason="the thinking has no end")
-        text = visible(text)
+        text = without_hidden(text)
         last_box = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
         if last_box >= 0 and (self.require_box or last_box > concluded(text)):
             found = boxed(text, self.max_characters)
@@ -124,12 +143,10 @@ class MathVerifier(Reward):
 
     def _in_form(self, gold: Gold, found: Extracted, prompt: str) -> str:
         """Return why an equal answer is not in the required form; empty if it is."""
-        if not self.evaluated and self.form == "any":
-            return ""
         given = in_latex(unwrapped(found.text))
         if canonical(given) == gold.canonical:
             return ""
-        if self.evaluated and unevaluated(gold.text, given, prompt):
+        if left_to_compute(gold, given) or (self.evaluated and unevaluated(gold.text, given, prompt)):
             return "not evaluated"
         if self.form != "any":
             check: Any = {"factored": factored, "expanded": expanded}[self.form]
@@ -137,3 +154,75 @@ class MathVerifier(Reward):
             if not all(check(getattr(e, "rhs", e)) for e in expressions):
                 return f"not {self.form}"
         return ""
+
+
+def left_to_compute(gold: Gold, given: str) -> bool:
+    r"""True if the record's answer is an integer or decimal and the answer only a calculation that gives it.
+
+    A quotient of integers that is no integer is a fraction, not a calculation: 5/10 is a way to write 0.5.
+
+    >>> left_to_compute(read_gold("56"), "17 + 39"), left_to_compute(read_gold("56"), "17 + 39 = 56")
+    (True, False)
+    >>> left_to_compute(read_gold("0.5"), "5/10"), left_to_compute(read_gold("0.5"), "0.2 + 0.3")
+    (False, True)
+    """
+    if not _written_out(bare(gold.quantity.value)):
+        return False
+    sides = [canonical(_SIGN.sub("", bare(quantity(side).value))) for side in _EQUALS.split(given)]
+    return _calculates(sides[-1]) and not any(map(_written_out, sides))
+
+
+def _written_out(text: str) -> bool:
+    """True if a text is an integer or decimal in digits."""
+    return literal(text) is not None and not re.search(r"[a-zA-Z/\\^]", text)
+
+
+def _calculates(text: str) -> bool:
+    """True if a text consists of numbers and of at least one operation that a fraction does not need."""
+    steps = _STEP.findall(text) if _CALCULATION.fullmatch(text) else []
+    if len(steps) == 1 and _FRACTION.fullmatch(steps[0]) and "." not in text:
+        above, below = (int(number.replace(",", "")) for number in re.findall(r"[\d,]+", text)[-2:])
+        return below != 0 and above % below == 0
+    return bool(steps)
+
+
+def unevaluated(gold: str, given: str, prompt: str) -> bool:
+    r"""True if an answer contains the task: an operation that the record's answer lacks, or a part of the prompt.
+
+    >>> unevaluated("391", r"17 \times 23", ""), unevaluated("391", "391", "")
+    (True, False)
+    >>> unevaluated("x+1", "(x^2-1)/(x-1)", "Simplify (x^2-1)/(x-1)")
+    True
+    """
+    last = _EQUALS.split(given)[-1].strip()
+    if literal(gold) is not None:
+        return literal(last) is None
+    if _OPERATION.search(last) and not _OPERATION.search(gold):
+        return True
+    copied = canonical(last)
+    return len(copied) > 3 and copied != canonical(gold) and copied in canonical(prompt)
+
+
+def factored(expression: Any) -> bool:
+    """True if an expression is a product of irreducible factors over the rational numbers."""
+    from sympy import Mul, Pow, factor_list  # type: ignore[import-untyped]
+    from sympy.polys.polyerrors import PolynomialError  # type: ignore[import-untyped]
+
+    for factor in Mul.make_args(expression):
+        base = factor.base if isinstance(factor, Pow) else factor
+        if not base.free_symbols or base.is_Symbol:
+            continue
+        try:
+            content, factors = factor_list(base)
+        except PolynomialError:  # nothing to factor
+            continue
+        if abs(content) != 1 or sum(power for _, power in factors) != 1:
+            return False
+    return True
+
+
+def expanded(expression: Any) -> bool:
+    """True if nothing is left to multiply out."""
+    from sympy import expand
+
+    return bool(expand(expression) == expression)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["option", "options", "same_words", "words"]
-
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf|textit|mathit|mbox|textrm|textnormal|operatorname)\s*\{([^{}]*)\}")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z\s.,;:'\u2019&!_-]*")
 _DATE = re.compile(

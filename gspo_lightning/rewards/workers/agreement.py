@@ -8,8 +8,6 @@ from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.rewards.by_record import Judges
 from gspo_lightning.rewards.types import Score
 
-__all__ = ["agreements", "check_agreements"]
-
 
 def check_agreements(judges: Judges) -> None:
     """Check that each reward with ``agrees_with`` names another reward.

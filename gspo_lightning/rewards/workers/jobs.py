@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 
 from gspo_lightning.rewards.types import Sample, Score
 
-__all__ = ["Job", "Limits", "Task", "cut"]
-
 _SAMPLES = 32
 _CHARACTERS = 4_000_000
 

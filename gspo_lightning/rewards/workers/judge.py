@@ -7,11 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import TypeGuard
 
 from gspo_lightning.errors import UserError, defined, is_own, located
-from gspo_lightning.rewards.base import Reward
+from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.scores import check_batch, to_score
 from gspo_lightning.rewards.types import Sample, Score
-
-__all__ = ["is_refusal", "judge", "plugin_error"]
 
 
 def judge(name: str, reward: Reward, samples: Sequence[Sample]) -> Iterator[Score]:

@@ -18,8 +18,6 @@ from gspo_lightning.rewards.types import Sample
 from gspo_lightning.rewards.workers.jobs import Task
 from gspo_lightning.rewards.workers.protocol import FrameReader, Setup, frame
 
-__all__ = ["Usage", "WorkerProcess"]
-
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PIPE_PIECE = 1 << 18
 

@@ -26,8 +26,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["LENGTH_BYTES", "FrameReader", "Setup", "body_length", "frame", "json_frame"]
-
 _LENGTH = struct.Struct(">Q")
 LENGTH_BYTES = _LENGTH.size
 MAX_JSON_BYTES = 1 << 20

@@ -12,9 +12,9 @@ from typing import Any, Self
 
 from gspo_lightning.errors import GSPOError, InfrastructureError, UserError, did_you_mean, place_of
 from gspo_lightning.registry import import_plugins, plugin_files
-from gspo_lightning.rewards.base import Reward
 from gspo_lightning.rewards.by_record import ByRecord, Judges, RewardChoice, applying_weight
 from gspo_lightning.rewards.canned import FEW, canned, conversation_columns, silent, unreadable
+from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.signature import BUILT_IN
 from gspo_lightning.rewards.types import Sample, SampleScore, Score, ScoreStatus
 from gspo_lightning.rewards.workers.agreement import agreements, check_agreements
@@ -22,9 +22,7 @@ from gspo_lightning.rewards.workers.dispatcher import Dispatcher
 from gspo_lightning.rewards.workers.jobs import Job, Limits
 from gspo_lightning.rewards.workers.judge import is_refusal, judge, plugin_error
 from gspo_lightning.rewards.workers.protocol import Setup
-from gspo_lightning.rewards.workers.settings import check_settings, default_workers, fill_weights, pickle_rewards
-
-__all__ = ["Pending", "RewardRunner"]
+from gspo_lightning.rewards.workers.runner_settings import check_settings, default_workers, fill_weights, pickle_rewards
 
 log = logging.getLogger(__name__)
 
@@ -207,11 +205,7 @@ class RewardRunner:
         self._count_unreadable(others)
 
     def _check_columns(self, record: Mapping[str, Any], there: Sequence[str]) -> None:
-        """Check that every required column is there; of a known record, only for rewards that apply to it.
-
-        Raises:
-            UserError: a column is missing.
-        """
+        """Check that every required column is there; of a known record, only for rewards that apply to it."""
         for name, column in self.judges.columns().items():
             if column not in there:
                 near = did_you_mean(column, there)
@@ -229,11 +223,7 @@ class RewardRunner:
                     )
 
     def _check_time(self, samples: Sequence[Sample], scores: Sequence[SampleScore]) -> None:
-        """Check that every reward scores the canned completions in time.
-
-        Raises:
-            UserError: a reward timed out.
-        """
+        """Check that every reward scores the canned completions in time."""
         private = "that is the first record's answer"
         shown = [*(repr(sample.completion) for sample in samples[:2]), private]
         for text, score in zip(shown, scores, strict=True):
@@ -246,11 +236,7 @@ class RewardRunner:
                     )
 
     def _check_judged(self, record: Mapping[str, Any]) -> None:
-        """Check that some reward applies to the record, if it is known.
-
-        Raises:
-            UserError: no reward applies.
-        """
+        """Check that some reward applies to the record, if it is known."""
         if not record or self.judges.applying(record):
             return
         name, column = next(iter(self.judges.columns().items()))

@@ -26,12 +26,10 @@ from gspo_lightning.errors import InfrastructureError, UserError, is_own, place_
 from gspo_lightning.escape import escaped_logs
 from gspo_lightning.output import forgiving
 from gspo_lightning.registry import load_source
-from gspo_lightning.rewards.base import Reward
+from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.types import Sample, Score, ScoreStatus
 from gspo_lightning.rewards.workers.judge import is_refusal, judge
 from gspo_lightning.rewards.workers.protocol import LENGTH_BYTES, Setup, body_length, json_frame
-
-__all__ = ["main"]
 
 _PR_SET_PDEATHSIG = 1
 _MEBIBYTE = 1 << 20
@@ -177,11 +175,7 @@ def _limit_cpu(deadline_s: float) -> None:
 
 
 def _check_children(replies: _Replies, name: str) -> None:
-    """Check that no child of a reward has returned from it.
-
-    Raises:
-        UserError: a child has returned.
-    """
+    """Check that no child of a reward has returned from it."""
     if replies.child_returned:
         raise UserError(
             f"rewards.{name}",

@@ -6,6 +6,8 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from gspo_lightning.environments import Environment
 from gspo_lightning.environments.conversation import Conversation
 from gspo_lightning.environments.host import Host
@@ -13,15 +15,13 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts.dialogue import Dialogue
 from gspo_lightning.randomness import stream
-from gspo_lightning.rollouts.base import Progress, RolloutSource
 from gspo_lightning.rollouts.contract import check_pieces
-from gspo_lightning.rollouts.conversations.row import ConversationRow
-from gspo_lightning.rollouts.conversations.rows import ConversationRows
+from gspo_lightning.rollouts.conversations.conversation_row import ConversationRow
+from gspo_lightning.rollouts.conversations.turns import ConversationRows
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.sampler.sampler import GroupedSampler
+from gspo_lightning.rollouts.source import Progress, RolloutSource
 from gspo_lightning.types import Prompt, Rollout, SamplingParams, WeightsOn
-
-__all__ = ["EnvironmentRollouts"]
 
 
 class EnvironmentRollouts(RolloutSource):
@@ -86,15 +86,15 @@ class EnvironmentRollouts(RolloutSource):
         version: int = 0,
         progress: Progress | None = None,
     ) -> list[list[Rollout]]:
-        """See :meth:`RolloutSource.generate`.
+        """Generate groups of conversations with the environment.
 
         Raises:
             InfrastructureError: more conversations were lost than ``max_missing_rate`` allows.
             UserError: the policy cannot read the environment's messages, or the environment raised one.
         """
 
-        room = sampling.max_response_tokens
-        groups = [[self._row(p, k, draws, p.room(room)) for k in range(group_size)] for p in prompts]
+        token_budget = sampling.max_response_tokens
+        groups = [[self._row(p, k, draws, p.token_budget(token_budget)) for k in range(group_size)] for p in prompts]
         done: dict[int, list[Rollout]] = {}
 
         def finished(number: int) -> None:
@@ -124,16 +124,16 @@ class EnvironmentRollouts(RolloutSource):
             conversations.close()
         return [done[number] for number in range(len(prompts))]
 
+    @override
     def local(self) -> RolloutSource | None:
-        """See :meth:`RolloutSource.local`; delegates to the source."""
         return self.source.local()
 
-    def use_less_memory(self) -> int:
-        """See :meth:`RolloutSource.use_less_memory`; delegates to the source."""
-        return self.source.use_less_memory()
+    @override
+    def reduce_batch(self) -> int:
+        return self.source.reduce_batch()
 
+    @override
     def open(self, longest: int) -> None:
-        """See :meth:`RolloutSource.open`; delegates to the source."""
         self.source.open(longest)
 
     def for_evaluation(self) -> RolloutSource:
@@ -150,16 +150,16 @@ class EnvironmentRollouts(RolloutSource):
         """Ranks that hold the weights: those of the source."""
         return self.source.weights_on
 
+    @override
     def sync_weights(self, policy: Policy, version: int) -> None:
-        """See :meth:`RolloutSource.sync_weights`; delegates to the source."""
         self.source.sync_weights(policy, version)
 
-    def rest(self) -> None:
-        """See :meth:`RolloutSource.rest`; delegates to the source."""
-        self.source.rest()
+    @override
+    def sleep(self) -> None:
+        self.source.sleep()
 
+    @override
     def measured(self) -> dict[str, float]:
-        """See :meth:`RolloutSource.measured`; delegates to the source."""
         return self.source.measured()
 
     def close(self) -> None:
@@ -171,6 +171,8 @@ class EnvironmentRollouts(RolloutSource):
         self.source = source
         self.reads_pictures, self.picture_families = source.reads_pictures, source.picture_families
 
-    def _row(self, prompt: Prompt, sample: int, draws: Draws, room: int) -> ConversationRow:
+    def _row(self, prompt: Prompt, sample: int, draws: Draws, token_budget: int) -> ConversationRow:
         seed = stream(draws.base, prompt.id, sample)
-        return ConversationRow(Conversation(self.environment, prompt, seed, self.deadline_s), prompt, sample, room)
+        return ConversationRow(
+            Conversation(self.environment, prompt, seed, self.deadline_s), prompt, sample, token_budget
+        )

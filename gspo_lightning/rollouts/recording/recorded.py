@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.packing.batches import make_micro_batch
+from gspo_lightning.packing.rows import Row, rows_of, store
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.rollouts.base import Progress, RolloutSource
 from gspo_lightning.rollouts.drawing import Draws
-from gspo_lightning.rollouts.recording.records import RecordFile, check_row, open_records
+from gspo_lightning.rollouts.recording.records import RecordFile, check_row, open_records, rows_in
 from gspo_lightning.rollouts.sampler.sampler import GroupedSampler
+from gspo_lightning.rollouts.source import Progress, RolloutSource
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams, WeightsOn
-
-__all__ = ["Recorded"]
 
 PATH = "data.rollouts.path"
 RECOMPUTED_TOKENS = 16384
@@ -125,7 +125,7 @@ class Recorded(RolloutSource):
         version: int = 0,
         progress: Progress | None = None,
     ) -> list[list[Rollout]]:
-        """See :meth:`RolloutSource.generate`.
+        """Return recorded responses as groups.
 
         Raises:
             UserError: a prompt has too few recorded responses, or they do not fit the model or sampling settings.
@@ -173,7 +173,8 @@ class Recorded(RolloutSource):
     ) -> Rollout:
         where, ids = f"{self.path}, {row.get('id', 'a row')}", torch.tensor(row["completion_ids"], dtype=torch.int64)
         _check_use(row, where, sampling, policy.model.config.get_text_config().vocab_size)
-        if policy.sight is not None and set(policy.sight.unsaid) & set(row["completion_ids"]):
+        row_ends, contexts = rows_in(row)
+        if policy.image_processor is not None and set(policy.image_processor.unsaid) & set(row["completion_ids"]):
             raise UserError(where, "holds the placeholder of a picture or a video, which a policy never says")
         mask, logprobs = row.get("response_mask"), row.get("logprobs")
         rollout = Rollout(
@@ -186,6 +187,8 @@ class Recorded(RolloutSource):
             policy_version=int(row.get("policy_version", version)),
             text=row.get("completion") or policy.tokenizer.decode(ids.tolist(), skip_special_tokens=True),
             lost=row.get("lost") or "",
+            row_ends=row_ends,
+            contexts=contexts,
         )
         if row.get("turn_ends"):
             rollout.messages, rollout.turn_ends = tuple(row["messages"]), tuple(row["turn_ends"])
@@ -201,9 +204,12 @@ def _check_use(row: dict[str, Any], where: str, sampling: SamplingParams, vocabu
     Raises:
         UserError: its tokens, length or sampling settings do not fit the run.
     """
-    if (largest := max(row["completion_ids"])) >= vocabulary:
+    ends, contexts = rows_in(row)
+    if (largest := max(map(max, [row["completion_ids"], *contexts]))) >= vocabulary:
         raise UserError(where, f"has the token id {largest}, but the model's vocabulary has {vocabulary}")
-    if (count := len(row["completion_ids"])) > sampling.max_response_tokens:
+    lengths = [len(ids) + b - a for ids, a, b in zip(contexts, (0, *ends), ends, strict=False)]
+    count = max(lengths) - len(row["prompt_ids"]) if lengths else len(row["completion_ids"])
+    if count > sampling.max_response_tokens:
         raise UserError(
             where, f"has {count} tokens, more than data.max_response_tokens = {sampling.max_response_tokens}"
         )
@@ -228,10 +234,10 @@ def _take_rewards(rollout: Rollout, row: dict[str, Any]) -> None:
 
 
 def _recompute(policy: Policy, group: list[Rollout], temperature: float) -> None:
-    longest = max(len(r.prompt.token_ids) + len(r.token_ids) for r in group)
-    size = max(1, RECOMPUTED_TOKENS // longest)
-    for start in range(0, len(group), size):
-        part = group[start : start + size]
-        logprobs = policy(make_micro_batch(part).to(policy.device), temperature)[0].float().cpu()
-        for rollout, row in zip(part, logprobs, strict=True):
-            rollout.logprobs = row[: len(rollout.token_ids)].clone()
+    rows = rows_of(group)
+    size = max(1, RECOMPUTED_TOKENS // max(row.length for row in rows))
+    found: list[tuple[Row, Tensor]] = []
+    for start in range(0, len(rows), size):
+        part = rows[start : start + size]
+        found += zip(part, policy(make_micro_batch(part).to(policy.device), temperature)[0].float().cpu(), strict=True)
+    store("logprobs", found)

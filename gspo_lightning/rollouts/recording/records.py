@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.errors import UserError, is_finite
+from gspo_lightning.parsing import load_json
 from gspo_lightning.resume import atomic_file
 from gspo_lightning.rollouts.contract import LARGEST_LOGPROB
 from gspo_lightning.types import FinishReason, Rollout, SamplingParams
-
-__all__ = ["RecordFile", "check_row", "of_conversation", "open_records", "record", "recording_file", "write_records"]
 
 
 def record(rollout: Rollout, sampling: SamplingParams, iteration: int | None = None) -> dict[str, Any]:
@@ -46,6 +46,7 @@ def record(rollout: Rollout, sampling: SamplingParams, iteration: int | None = N
         "reward_statuses": rollout.reward_statuses,
         **({"reward_extra": rollout.reward_extra} if rollout.reward_extra else {}),
         **({"turn_ends": list(rollout.turn_ends)} if rollout.turn_ends else {}),
+        **_of_rows(rollout),
         **({"lost": rollout.lost} if rollout.lost else {}),
     }
 
@@ -61,6 +62,13 @@ def of_conversation(rollout: Rollout) -> dict[str, Any]:
     }
 
 
+def _of_rows(rollout: Rollout) -> dict[str, Any]:
+    """Return the additional fields of a rollout with several rows; empty for a single one."""
+    if not rollout.row_ends:
+        return {}
+    return {"row_ends": list(rollout.row_ends), "contexts": [list(context) for context in rollout.contexts]}
+
+
 def recording_file(folder: Path, iteration: int, rank: int) -> Path:
     """Return the path to which a rank writes the rollouts of an iteration."""
     return folder / "rollouts" / (f"{iteration:06d}.jsonl" if rank == 0 else f"{iteration:06d}-rank{rank}.jsonl")
@@ -71,6 +79,12 @@ def write_records(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     with atomic_file(path, private=True) as file:
         for row in rows:
             file.write((json.dumps(row, ensure_ascii=False, default=str) + "\n").encode())
+
+
+def write_rollouts(folder: Path, iteration: int, rollouts: Sequence[Rollout], sampling: SamplingParams) -> None:
+    """Write all rollouts that this rank sampled in an iteration to the run folder."""
+    file = recording_file(folder, iteration, rank_and_world()[0])
+    write_records(file, [record(rollout, sampling, iteration) for rollout in rollouts])
 
 
 class RecordFile:
@@ -106,8 +120,8 @@ class RecordFile:
 
     def _parse(self, line: bytes, number: int) -> dict[str, Any]:
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:  # includes UnicodeDecodeError
+            row = load_json(line)
+        except ValueError as error:  # includes UnicodeDecodeError
             raise UserError(f"{self.path}:{number}", f"is not JSON: {error}", fix="one object a line") from error
         if not isinstance(row, dict):
             raise UserError(f"{self.path}:{number}", f"is a JSON {type(row).__name__}, not an object")
@@ -136,6 +150,12 @@ class _ParquetFile(RecordFile):
         return found
 
 
+def rows_in(row: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Return ``row_ends`` and ``contexts`` of a recorded response; empty if it has a single row."""
+    ends = tuple(row.get("row_ends") or ())
+    return ends, tuple(tuple(ids) for ids in row["contexts"]) if ends else ()
+
+
 def open_records(path: str) -> list[RecordFile]:
     """Open a ``.jsonl`` or ``.parquet`` file, or all of them in a folder, ordered by name.
 
@@ -161,7 +181,7 @@ def check_row(row: Mapping[str, Any], where: str) -> None:
     """
     for name in ("prompt_ids", "completion_ids"):
         ids = row.get(name)
-        if not (isinstance(ids, list) and ids and all(type(i) is int and i >= 0 for i in ids)):
+        if not _is_ids(ids):
             raise UserError(where, f"{name} is {_shown(ids)}, but must be a list of token ids")
     count = len(row["completion_ids"])
     mask, logprobs, reward = row.get("response_mask"), row.get("logprobs"), row.get("reward")
@@ -171,8 +191,25 @@ def check_row(row: Mapping[str, Any], where: str) -> None:
         raise UserError(where, f"logprobs is {_shown(logprobs)}, but must be {count} finite numbers <= 0 (nats)")
     if reward is not None and not is_finite(reward):
         raise UserError(where, f"reward is {_shown(reward)}, but must be a finite number or null")
+    _check_contexts(row, where, count)
     if (reason := row.get("finish_reason", "stop")) not in list(FinishReason):
         raise UserError(where, f"finish_reason is {_shown(reason)}, but must be one of {', '.join(FinishReason)}")
+
+
+def _check_contexts(row: Mapping[str, Any], where: str, count: int) -> None:
+    """Check the rows of a response that has several; without ``row_ends``, ``contexts`` is a column of the prompt."""
+    if not (ends := row.get("row_ends")):
+        return
+    rising = _is_ids(ends) and ends == sorted({*ends})
+    if not (rising and ends[0] > 0 and ends[-1] == count):
+        raise UserError(where, f"row_ends is {_shown(ends)}, but must be rising positions that end at {count}")
+    contexts: Any = row.get("contexts")
+    if not (_is_list(contexts, len(ends)) and all(_is_ids(ids) for ids in contexts)):
+        raise UserError(where, f"contexts is {_shown(contexts)}, but must be a list of token ids for each of row_ends")
+
+
+def _is_ids(ids: Any) -> bool:
+    return isinstance(ids, list) and bool(ids) and all(type(i) is int and i >= 0 for i in ids)
 
 
 def _is_list(value: Any, count: int) -> bool:

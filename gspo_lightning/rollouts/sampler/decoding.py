@@ -18,13 +18,11 @@ from typing_extensions import override
 from gspo_lightning.errors import first_line
 from gspo_lightning.pictures import Media, blocks_of
 from gspo_lightning.policy.attention import GroupCache, with_plan
-from gspo_lightning.policy.footprint import footprint
+from gspo_lightning.policy.autocast_weights import compute_dtype
+from gspo_lightning.policy.kv_cache_size import kv_cache_size
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.precision import compute_dtype
-from gspo_lightning.rollouts.sampler.growing import growing_cache
-from gspo_lightning.rollouts.sampler.lean import DirectStack, LeanStack, lean_stack
-
-__all__ = ["DecodeBy", "Decoder", "PaddedDecoder", "SharedDecoder", "decoder_for"]
+from gspo_lightning.rollouts.sampler.fast_decoder import DirectDecoderLayers, FastDecoderLayers, fast_decoder_layers
+from gspo_lightning.rollouts.sampler.preallocated_cache import preallocated_cache
 
 log = logging.getLogger(__name__)
 
@@ -81,10 +79,10 @@ class SharedDecoder(Decoder):
 
     def __init__(self, policy: Policy, by: DecodeBy = "auto") -> None:
         super().__init__(policy)
-        token = footprint(policy.model.config, compute_dtype(policy).itemsize).token
+        token = kv_cache_size(policy.model.config, compute_dtype(policy).itemsize).token
         self.cache = GroupCache(policy.device, token)
         with self._inference():
-            self.stack = _stack(policy) if by == "auto" else None
+            self.fast_layers = _fast_layers(policy) if by == "auto" else None
 
     @override
     def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int], media: Sequence[Media] = ()) -> Tensor:
@@ -96,17 +94,20 @@ class SharedDecoder(Decoder):
         device = self.policy.device
         packed = torch.tensor([token for ids in contexts for token in ids]).to(device, non_blocking=True)
         positions = torch.cat([torch.arange(w) for w in widths]).to(device, non_blocking=True)
-        sight = self.policy.sight
-        mutual = any(media) and sight is not None and sight.mutual
+        image_processor = self.policy.image_processor
+        mutual = any(media) and image_processor is not None and image_processor.mutual
         starts = itertools.accumulate(widths[:-1], initial=0)
         self.cache.enter(widths, rows, blocks_of(media, list(starts)) if mutual else ())
         last = (torch.tensor(widths).cumsum(0) - 1).to(device, non_blocking=True)
         inputs: dict[str, Any] | None = None
         if any(media):
-            look = self.policy.look(media, max(widths))
+            vision_inputs = self.policy.vision_inputs(media, max(widths))
             owner = torch.arange(len(widths)).repeat_interleave(torch.tensor(widths)).to(device, non_blocking=True)
-            places, table = look.places[owner, positions][None], look.positions[:, owner, positions][:, None]
-            inputs = look.inputs(self.policy.model.get_input_embeddings(), packed[None], places, table)
+            places, table = (
+                vision_inputs.places[owner, positions][None],
+                vision_inputs.positions[:, owner, positions][:, None],
+            )
+            inputs = vision_inputs.inputs(self.policy.model.get_input_embeddings(), packed[None], places, table)
         return _for_rows(self.policy.head(self._forward(packed, positions, inputs)[last]), rows)
 
     @override
@@ -118,10 +119,10 @@ class SharedDecoder(Decoder):
     def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
         with self._inference():
             self.cache.write()
-            if self.stack is None:
+            if self.fast_layers is None:
                 logits = self.policy.head(self._forward(tokens, positions))
             else:
-                logits = self.stack(tokens, positions, self.cache)
+                logits = self.fast_layers(tokens, positions, self.cache)
             self.cache.advance()
             return logits
 
@@ -138,34 +139,30 @@ class SharedDecoder(Decoder):
         return hidden
 
 
-def _stack(policy: Policy) -> LeanStack | DirectStack | None:
+def _fast_layers(policy: Policy) -> FastDecoderLayers | DirectDecoderLayers | None:
     """Return the policy's fast decode step, compared once with the policy's own modules, or None."""
-    if policy.decoding.lean is False:
+    if policy.decoding.fast_decoder is False:
         return None
     try:
-        stack = lean_stack(policy)
-        if stack is not None and policy.decoding.lean is None:
-            _check(policy, stack)
-            policy.decoding.lean = True
+        fast_layers = fast_decoder_layers(policy)
+        if fast_layers is not None and policy.decoding.fast_decoder is None:
+            _check(policy, fast_layers)
+            policy.decoding.fast_decoder = True
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:  # known by name only
         log.warning("decoding goes through the modules of %s: %s", type(policy.model).__name__, first_line(error))
-        policy.decoding.lean = False
+        policy.decoding.fast_decoder = False
         return None
-    return stack
+    return fast_layers
 
 
-def _check(policy: Policy, stack: LeanStack | DirectStack) -> None:
-    """Compare two steps of three rows with those of the policy's own modules.
-
-    Raises:
-        ValueError: they differ.
-    """
+def _check(policy: Policy, fast_layers: FastDecoderLayers | DirectDecoderLayers) -> None:
+    """Compare two steps of three rows with those of the policy's own modules."""
     vocabulary = policy.model.config.get_text_config().vocab_size
     contexts = [[t % vocabulary for t in ids] for ids in ([3, 11, 5, 7, 2], [13, 4, 6])]
     found = []
-    for way in (None, stack):
+    for way in (None, fast_layers):
         decoder = SharedDecoder(policy, "model")
-        decoder.stack = way
+        decoder.fast_layers = way
         logits, positions = decoder.add(contexts, [2, 1]), torch.tensor([5, 5, 3]).to(policy.device)
         for step in range(2):
             logits = decoder.step((torch.tensor([8, 9, 10]) % vocabulary).to(policy.device), positions + step)
@@ -193,7 +190,7 @@ class PaddedDecoder(Decoder):
         """True if the whole cache is recurrent state (Mamba), which is passed by another name and takes no mask."""
 
     def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int], media: Sequence[Media] = ()) -> Tensor:
-        """See :meth:`Decoder.add`; replaces all earlier rows."""
+        """Add rows, which replace all earlier ones."""
         device = self.policy.device
         width = max(len(context) for context in contexts)
         ids = torch.zeros(len(contexts), width, dtype=torch.int64)
@@ -207,9 +204,11 @@ class PaddedDecoder(Decoder):
         inputs: dict[str, Any] = {"input_ids": ids, "position_ids": positions}
         seen: Any = mask.long()
         if any(media):
-            look = self.policy.look(media, width, [width - len(context) for context in contexts])
-            inputs = look.inputs(self.policy.model.get_input_embeddings(), ids, look.places, look.positions)
-            seen = look.attention(self.policy.backbone.config, inputs, seen, look.places, self.cache)
+            vision_inputs = self.policy.vision_inputs(media, width, [width - len(context) for context in contexts])
+            inputs = vision_inputs.inputs(
+                self.policy.model.get_input_embeddings(), ids, vision_inputs.places, vision_inputs.positions
+            )
+            seen = vision_inputs.attention(self.policy.backbone.config, inputs, seen, vision_inputs.places, self.cache)
         hidden = self._forward(inputs, seen)
         self._select(_for_rows(torch.arange(len(contexts), device=device), rows))
         self.mask = _for_rows(mask, rows)
@@ -217,7 +216,7 @@ class PaddedDecoder(Decoder):
 
     def new_cache(self) -> DynamicCache:
         """Return an empty cache with the model's kinds of layers."""
-        return growing_cache(self.policy.model.config)
+        return preallocated_cache(self.policy.model.config)
 
     @override
     def keep(self, rows: Tensor) -> None:

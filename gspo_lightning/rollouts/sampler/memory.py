@@ -9,12 +9,10 @@ import torch
 from transformers import PretrainedConfig
 
 from gspo_lightning.distributed import rank_and_world
-from gspo_lightning.policy.attention import room
-from gspo_lightning.policy.footprint import footprint
+from gspo_lightning.policy.attention import capacity
+from gspo_lightning.policy.autocast_weights import compute_dtype
+from gspo_lightning.policy.kv_cache_size import kv_cache_size
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.precision import compute_dtype
-
-__all__ = ["LOGITS", "SHARES", "Costs", "budget", "free_memory"]
 
 SHARES = {"cuda": 0.85, "cpu": 0.7}
 """Share of free memory for rows, by device type. The rest is for prefills and for other users of the device."""
@@ -69,7 +67,7 @@ class Costs:
     """
 
     def __init__(self, config: PretrainedConfig, itemsize: int, shares: bool, widest: int) -> None:
-        self._row = footprint(config, itemsize)
+        self._row = kv_cache_size(config, itemsize)
         self._shares, self._widest = shares, widest
         self._token = self._row.token + self._row.largest_layer  # two copies of a layer exist while it grows
         self._logits = 4 * LOGITS * int(config.get_text_config().vocab_size)
@@ -90,5 +88,5 @@ class Costs:
 
     def row(self, tokens: int) -> int:
         """Bytes of one row that may still get ``tokens`` tokens."""
-        own = self._token * room(tokens) if self._shares else self._row.row(self._widest + tokens + tokens // 8)
+        own = self._token * capacity(tokens) if self._shares else self._row.row(self._widest + tokens + tokens // 8)
         return own + self._logits

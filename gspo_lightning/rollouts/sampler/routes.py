@@ -10,12 +10,10 @@ from typing_extensions import override
 
 from gspo_lightning.pictures import Media
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.routing import Routing, index_dtype, recording, routed
+from gspo_lightning.policy.routing import Routing, index_dtype, record_routers, routed
+from gspo_lightning.rollouts.sampler.admission_queue import Block
 from gspo_lightning.rollouts.sampler.decoding import Decoder
-from gspo_lightning.rollouts.sampler.waiting import Block
 from gspo_lightning.types import Rollout
-
-__all__ = ["RecordingDecoder", "RouteBook"]
 
 
 class RouteBook:
@@ -49,9 +47,6 @@ class RouteBook:
         """Set the routes of responses; the last token of a response was never forwarded. An empty response gets none.
 
         One copy brings all of them to the host.
-
-        Args:
-            rollouts: row -> its response.
         """
         rows = [(self.context_of[row], row, rollout) for row, rollout in rollouts.items() if len(rollout.token_ids)]
         if not rows:
@@ -78,10 +73,10 @@ class RecordingDecoder(Decoder):
 
     @override
     def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int], media: Sequence[Media] = ()) -> Tensor:
-        with recording(self.policy.routing) as tape, routed():
+        with record_routers(self.policy.routing) as recording, routed():
             logits = self.inner.add(contexts, rows, media)
-        assert tape is not None
-        chosen, widths = tape.stacked(), [len(ids) for ids in contexts]
+        assert recording is not None
+        chosen, widths = recording.stacked(), [len(ids) for ids in contexts]
         if chosen.shape[0] == sum(widths):  # packed
             self.book.note(self.joining, chosen.split(widths))
         else:  # left-padded
@@ -96,8 +91,8 @@ class RecordingDecoder(Decoder):
 
     @override
     def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        with recording(self.policy.routing) as tape, routed():
+        with record_routers(self.policy.routing) as recording, routed():
             logits = self.inner.step(tokens, positions)
-        assert tape is not None
-        self.book.responses[self.slots, self.steps] = tape.stacked().to(self.book.responses.dtype)
+        assert recording is not None
+        self.book.responses[self.slots, self.steps] = recording.stacked().to(self.book.responses.dtype)
         return logits

@@ -17,20 +17,18 @@ from typing_extensions import override
 
 from gspo_lightning.errors import first_line
 from gspo_lightning.packing.memory import is_out_of_memory
-from gspo_lightning.policy.compute_copy import in_compute_dtype
+from gspo_lightning.policy.autocast_weights import in_compute_dtype
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.rollouts.base import Beginning, Enough, Progress, RolloutSource
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.generate import TransformersGenerate
+from gspo_lightning.rollouts.sampler.admission_queue import AdmissionQueue
+from gspo_lightning.rollouts.sampler.decode_batch import DecodeBatch
 from gspo_lightning.rollouts.sampler.decoding import DecodeBy, decoder_for
+from gspo_lightning.rollouts.sampler.decoding_rows import ResponseBuffer
 from gspo_lightning.rollouts.sampler.memory import Costs, budget
 from gspo_lightning.rollouts.sampler.routes import RecordingDecoder, RouteBook
-from gspo_lightning.rollouts.sampler.rows import ResponseBuffer
-from gspo_lightning.rollouts.sampler.waiting import Queue
-from gspo_lightning.rollouts.sampler.wave import Wave
+from gspo_lightning.rollouts.source import Enough, Progress, ResponsePrefix, RolloutSource
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
-
-__all__ = ["GroupedSampler"]
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +76,7 @@ class GroupedSampler(RolloutSource):
                 policy, prompts, group_size=group_size, sampling=sampling, draws=draws, version=version,
                 progress=progress,
             )  # fmt: skip
-        beginnings = Beginning.groups(prompts, group_size, sampling.max_response_tokens)
+        beginnings = ResponsePrefix.groups(prompts, group_size, sampling.max_response_tokens)
         buffer = ResponseBuffer(beginnings, policy.device)
         book: RouteBook | None = None
         if policy.routing is not None and policy.routing.replay != "R2" and sampling.neutral:
@@ -109,14 +107,14 @@ class GroupedSampler(RolloutSource):
     def extend(
         self,
         policy: Policy,
-        beginnings: Sequence[Beginning],
+        beginnings: Sequence[ResponsePrefix],
         *,
         sampling: SamplingParams,
         draws: Draws,
         version: int = 0,
         enough: Enough | None = None,
     ) -> list[Rollout]:
-        """See :meth:`RolloutSource.extend`; neighbours with the same context and pictures share its keys and values.
+        """Continue responses; neighbours with the same context and pictures share its keys and values.
 
         Experts are recorded for Routing Replay R3 only.
         """
@@ -129,7 +127,9 @@ class GroupedSampler(RolloutSource):
         book: RouteBook | None = None
         if policy.routing is not None and policy.routing.replay == "R3" and sampling.neutral:
             numbers = [number for number, rows in enumerate(blocks) for _ in range(rows)]
-            book = RouteBook(numbers, max((b.room for b in beginnings), default=0), policy.routing, policy.device)
+            book = RouteBook(
+                numbers, max((b.token_budget for b in beginnings), default=0), policy.routing, policy.device
+            )
 
         def left(entered: int, busy: set[int]) -> bool:
             return enough is not None and enough([i for i in range(entered) if i not in busy])
@@ -145,8 +145,8 @@ class GroupedSampler(RolloutSource):
     def local(self) -> GroupedSampler:
         return self
 
-    def use_less_memory(self) -> int:
-        """See :meth:`RolloutSource.use_less_memory`; for ``generate`` only, as other decoders fit rows themselves."""
+    def reduce_batch(self) -> int:
+        """Halve the number of rows of ``generate``; other decoders fit rows themselves."""
         most, self._busiest = self._busiest, 0
         if most <= 1 or 0 < self._too_many <= most:
             return 0
@@ -181,21 +181,21 @@ class GroupedSampler(RolloutSource):
                 incomplete ones; True ends the call.
             book: records the experts of a mixture.
         """
-        queue, ran_out = Queue(buffer.beginnings, blocks, self.max_rows, self.compact_at), False
+        queue, ran_out = AdmissionQueue(buffer.beginnings, blocks, self.max_rows, self.compact_at), False
         while len(queue):
             queue.fitting = self._fitting
             decoder = decoder_for(policy, self.decode)
             costs = Costs.of(policy, decoder.may_grow, queue.widest)
-            wave = Wave(
+            batch = DecodeBatch(
                 decoder if book is None else RecordingDecoder(decoder, book, policy),
                 buffer, sampling, draws, self.compact_at,
             )  # fmt: skip
-            over, why = self._run(wave, queue, costs, left)
+            over, why = self._run(batch, queue, costs, left)
             if over:
                 break
             ran_out = True
-            queue.back(unfinished := wave.unfinished())
-            del decoder, wave  # releases their memory
+            queue.back(unfinished := batch.unfinished())
+            del decoder, batch  # releases their memory
             self._fit(len(unfinished), why)
             if left(queue.entered, queue.put_back):
                 break
@@ -228,21 +228,23 @@ class GroupedSampler(RolloutSource):
             self._fitting = more if more < self.max_rows else None
 
     @staticmethod
-    def _run(wave: Wave, queue: Queue, costs: Costs, left: Callable[[int, set[int]], bool]) -> tuple[bool, str]:
+    def _run(
+        batch: DecodeBatch, queue: AdmissionQueue, costs: Costs, left: Callable[[int, set[int]], bool]
+    ) -> tuple[bool, str]:
         """Decode until all rows are complete, ``left`` ends it or memory runs out; return (over, error message)."""
-        bytes_left, may_join = budget(wave.policy.device), True
-        while may_join or len(wave):
+        bytes_left, may_join = budget(batch.policy.device), True
+        while may_join or len(batch):
             try:
-                wave.step()
+                batch.step()
                 if may_join:
-                    wave.join(queue.admit(wave.slots.tolist(), wave.decoder.may_grow, costs, bytes_left))
-                wave.sample()
-                may_join = wave.close_up()
+                    batch.join(queue.admit(batch.slots.tolist(), batch.decoder.may_grow, costs, bytes_left))
+                batch.sample()
+                may_join = batch.close_up()
             except (RuntimeError, MemoryError) as error:
-                if wave.policy.in_lockstep or not is_out_of_memory(error):
+                if batch.policy.in_lockstep or not is_out_of_memory(error):
                     raise
                 return False, first_line(error)[:200]
-            if may_join and left(queue.entered, {*wave.slots.tolist(), *queue.put_back}):
+            if may_join and left(queue.entered, {*batch.slots.tolist(), *queue.put_back}):
                 return True, ""
             may_join = may_join and bool(len(queue))
         return True, ""

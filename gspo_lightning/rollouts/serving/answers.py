@@ -13,8 +13,6 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.contract import LARGEST_LOGPROB
 from gspo_lightning.types import SamplingParams
 
-__all__ = ["Answer", "BadReplyError", "checked", "complete", "shown"]
-
 
 class BadReplyError(Exception):
     """Answer of a server that does not match the request."""

@@ -15,9 +15,6 @@ from gspo_lightning.bodies import ACCEPTED, PER_DETAILED_TOKEN, Body, BodyError,
 from gspo_lightning.escape import visible
 from gspo_lightning.rollouts.serving.endpoint import KEY, Endpoint
 
-__all__ = ["Client", "ServerError", "UnsupportedError"]
-
-
 COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 """Lines of vLLM's metrics, in the format of Prometheus."""
 
@@ -92,11 +89,6 @@ class Client:
 
     async def generate(self, body: dict[str, Any], *, patiently: bool = False, name: str | None = None) -> Any:
         """Send ``POST /inference/v1/generate``: token ids with pictures in, token ids out.
-
-        Args:
-            body: body of the request.
-            patiently: see :meth:`complete`.
-            name: see :meth:`complete`.
 
         Raises:
             UnsupportedError: the server has no such route (vLLM has it with ``--enable-scale-out``).
@@ -184,10 +176,6 @@ class Client:
 
     async def take(self, tag: str, *, pictures: bool = False) -> None:
         """Drop caches computed with earlier weights, and set the tag of the current ones.
-
-        Args:
-            tag: tag of the weights.
-            pictures: see :meth:`load`.
 
         Raises:
             UnsupportedError: the server has no such routes (vLLM has them with VLLM_SERVER_DEV_MODE=1).

@@ -14,8 +14,6 @@ from pathlib import Path
 from gspo_lightning.addresses import UNIX, check_address, is_loopback
 from gspo_lightning.errors import UserError
 
-__all__ = ["KEY", "Endpoint", "PrivateFolder", "check_host", "given", "on_port", "on_socket"]
-
 KEY = "VLLM_API_KEY"
 """Environment variable with the key of servers that are given by their URLs; vLLM itself reads the same."""
 LONGEST = 100

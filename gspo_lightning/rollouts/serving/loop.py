@@ -8,17 +8,11 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["LoopThread"]
-
 T = TypeVar("T")
 
 
 class LoopThread:
-    """Event loop in a thread that lives from the first coroutine until :meth:`close`.
-
-    Args:
-        name: name of the thread.
-    """
+    """Event loop in a thread that lives from the first coroutine until :meth:`close`."""
 
     def __init__(self, name: str) -> None:
         self.name = name

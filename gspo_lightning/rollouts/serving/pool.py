@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +15,58 @@ from typing import Any
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.rollouts.serving.answers import BadReplyError
 from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
-from gspo_lightning.rollouts.serving.occupancy import Occupancy
 from gspo_lightning.rollouts.serving.process import LocalServer
-from gspo_lightning.rollouts.serving.tags import is_newer
+from gspo_lightning.rollouts.serving.weight_version import is_newer
 
-__all__ = ["UNFINISHED", "Deliver", "Faults", "Pool", "Server", "Weights", "deliver_files"]
+
+class Utilization:
+    """Wall time with requests in flight. Safe to call from several threads.
+
+    Args:
+        clock: returns seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._requests = 0
+        self._busy_s = 0.0
+        self._counted = 0.0
+        """Time up to which ``_busy_s`` is counted."""
+        self._start: float | None = None
+        """Start of the measured time; None before the first request."""
+
+    def begin(self) -> None:
+        """Count a request as sent."""
+        with self._lock:
+            self._count()
+            self._requests += 1
+
+    def end(self) -> None:
+        """Count a request as answered or given up."""
+        with self._lock:
+            self._count()
+            self._requests -= 1
+
+    def idle_share(self) -> float:
+        """Return the share of time without any request, since the last call; at first, since the first request."""
+        with self._lock:
+            if self._start is None:
+                return 1.0
+            self._count()
+            passed = self._counted - self._start
+            idle = 1.0 - self._busy_s / passed if passed > 0 else 0.0
+            self._start, self._busy_s = self._counted, 0.0
+            return min(max(idle, 0.0), 1.0)
+
+    def _count(self) -> None:
+        now = self._clock()
+        if self._start is None:
+            self._start = now
+        elif self._requests:
+            self._busy_s += now - self._counted
+        self._counted = now
+
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +144,7 @@ class Server:
     progress: float | None = None
     """Token count of the server at that time."""
     ailment: str = ""
-    occupancy: Occupancy = field(default_factory=Occupancy)
+    utilization: Utilization = field(default_factory=Utilization)
 
     def lost(self, why: str) -> None:
         """Mark the server as not ready until its next health check, and cancel its calls."""
@@ -220,7 +268,7 @@ class Pool:
 
     def idle_share(self) -> float:
         """Return the share of time without requests since the last call, averaged over servers."""
-        shares = [server.occupancy.idle_share() for server in self.servers]
+        shares = [server.utilization.idle_share() for server in self.servers]
         return sum(shares) / len(shares)
 
     async def close(self) -> None:
@@ -248,7 +296,7 @@ class Pool:
         if not server.calls:
             server.heard = time.monotonic()
         server.calls.add(future)
-        server.occupancy.begin()
+        server.utilization.begin()
         try:
             result = await future
             server.heard = time.monotonic()
@@ -262,7 +310,7 @@ class Pool:
             raise
         finally:
             server.calls.discard(future)
-            server.occupancy.end()
+            server.utilization.end()
 
     async def _bring_up(self, server: Server) -> None:
         """Ensure that the server runs, answers, and has the weights."""

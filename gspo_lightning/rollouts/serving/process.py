@@ -11,9 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gspo_lightning.rollouts.serving import guard
-
-__all__ = ["LocalServer"]
+from gspo_lightning.rollouts.serving import watchdog
 
 TAIL = 1500
 """Characters of a server's log shown when it ends by itself."""
@@ -34,7 +32,7 @@ class LocalServer:
         self.log = Path(name)
         with open(self.log, "ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", guard.__file__, *map(str, remove), guard.END, *line],
+                [sys.executable, "-I", watchdog.__file__, *map(str, remove), watchdog.END, *line],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -58,7 +56,7 @@ class LocalServer:
             with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.close()
         try:
-            self.process.wait(4 * guard.GRACE_S)
+            self.process.wait(4 * watchdog.GRACE_S)
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)

@@ -15,16 +15,14 @@ from typing_extensions import override
 from gspo_lightning.distributed import fail_together
 from gspo_lightning.errors import InfrastructureError, UserError, is_finite
 from gspo_lightning.old_policy.teacher import Teacher
-from gspo_lightning.policy.vision.sight import sight_of
+from gspo_lightning.policy.vision.image_processor import image_processor_of
 from gspo_lightning.rollouts.contract import LARGEST_LOGPROB
 from gspo_lightning.rollouts.serving.answers import BadReplyError, shown
 from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.loop import LoopThread
-from gspo_lightning.rollouts.serving.silence import Silence
+from gspo_lightning.rollouts.serving.request_monitor import RequestMonitor
 from gspo_lightning.types import MicroBatch, MiniBatch
-
-__all__ = ["ServedTeacher"]
 
 log = logging.getLogger(__name__)
 
@@ -57,13 +55,10 @@ class ServedTeacher(Teacher):
     def meet(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Send a test row: check that the server supports the requests and shares the policy's tokens.
 
-        Args:
-            tokenizer: the policy's tokenizer.
-
         Raises:
             UserError: the server does not answer, lacks support, has another vocabulary, or would have to see pictures.
         """
-        if sight_of(tokenizer) is not None:
+        if image_processor_of(tokenizer) is not None:
             what = "is a server, which is not shown the pictures of prompts"
             raise UserError(FIELD, what, fix="use a teacher in this process, or a policy that reads text only")
         known = dict(_readable(tokenizer))
@@ -113,14 +108,14 @@ class ServedTeacher(Teacher):
             ) from error
 
     async def _all(self, rows: Sequence[list[int]]) -> list[list[float]]:
-        slots, silence = asyncio.Semaphore(_AT_ONCE), Silence(self.client)
+        slots, monitor = asyncio.Semaphore(_AT_ONCE), RequestMonitor(self.client)
 
         async def one(ids: list[int]) -> list[float]:
             async with slots:
-                with silence.asked():
+                with monitor.counted():
                     return await self._one(ids)
 
-        tasks, watch = [asyncio.ensure_future(one(ids)) for ids in rows], asyncio.ensure_future(silence.watch())
+        tasks, watch = [asyncio.ensure_future(one(ids)) for ids in rows], asyncio.ensure_future(monitor.watch())
         work = asyncio.gather(*tasks)
         try:
             await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)

@@ -18,9 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from gspo_lightning.policy.lora import save_adapters
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.unfinished import share
-
-__all__ = ["WeightFolders", "in_checkpoint_format", "needs_own_head", "own_head", "save_without_weights", "untie"]
+from gspo_lightning.temp_files import share
 
 MEMORY = Path("/dev/shm")
 """Shared-memory folder on Linux, whose files never reach a disk."""
@@ -47,8 +45,8 @@ def save_without_weights(policy: Policy, folder: str | Path) -> None:
     config.architectures = [type(policy.model).__name__]  # as save_pretrained writes it
     config.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
-    if policy.sight is not None:
-        policy.sight.save(Path(folder))
+    if policy.image_processor is not None:
+        policy.image_processor.save(Path(folder))
 
 
 HEAD, WHOLE = "lm_head.weight", "model.safetensors"
@@ -60,7 +58,9 @@ def needs_own_head(policy: Policy) -> bool:
     On a CPU it packs the head anew only when the head itself is loaded: a tied one keeps its first weights (0.32). On
     GPUs nothing is packed. Models that read pictures are excluded: their settings have other names.
     """
-    return policy.device.type == "cpu" and policy.sight is None and bool(policy.model.config.tie_word_embeddings)
+    return (
+        policy.device.type == "cpu" and policy.image_processor is None and bool(policy.model.config.tie_word_embeddings)
+    )
 
 
 def own_head(policy: Policy, dtype: torch.dtype | None) -> dict[str, Tensor]:

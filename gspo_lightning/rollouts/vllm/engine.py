@@ -11,22 +11,20 @@ import torch
 
 from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.errors import GSPOError, InfrastructureError, UserError
+from gspo_lightning.policy.autocast_weights import compute_dtype
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.precision import compute_dtype
 from gspo_lightning.policy.vision.qwen import QWEN
 from gspo_lightning.randomness import stream
-from gspo_lightning.rollouts.base import Beginning, Enough, Progress, RolloutSource
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.ending import finish
 from gspo_lightning.rollouts.serving.answers import Answer, BadReplyError, checked
+from gspo_lightning.rollouts.source import Enough, Progress, ResponsePrefix, RolloutSource
 from gspo_lightning.rollouts.vllm.in_process import InProcessEngine, Piece
 from gspo_lightning.rollouts.vllm.local import parallelism
 from gspo_lightning.rollouts.vllm.pictures import check_read, shown_to, unsaid_of
 from gspo_lightning.rollouts.vllm.probe import Probe
 from gspo_lightning.rollouts.vllm.protocol import request, seed_of, to_rollouts
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
-
-__all__ = ["VLLMEngine"]
 
 
 class VLLMEngine(RolloutSource):
@@ -73,11 +71,7 @@ class VLLMEngine(RolloutSource):
         self._synced: tuple[weakref.ref[Policy], int] | None = None
 
     def open(self, longest: int) -> None:
-        """Check that vLLM is installed.
-
-        Raises:
-            UserError: it is not.
-        """
+        """Check that vLLM is installed."""
         self._longest = max(self._longest, longest)
         if importlib.util.find_spec("vllm") is None:
             raise UserError(
@@ -110,7 +104,7 @@ class VLLMEngine(RolloutSource):
                 fix="leave out tensor_parallel_size, or use VLLMServer, which all ranks share",
             )
         try:
-            self._hand_over(policy)
+            self._weight_sync(policy)
         except GSPOError:
             raise
         except Exception as error:
@@ -124,12 +118,12 @@ class VLLMEngine(RolloutSource):
         self._met = True
         self._synced = (weakref.ref(policy), version)
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Put the engine to sleep; the next :meth:`sync_weights` wakes it up."""
         if self._engine is not None and self._engine.sleep():
             self._synced = None
 
-    def _hand_over(self, policy: Policy) -> None:
+    def _weight_sync(self, policy: Policy) -> None:
         probe = Probe(policy, self.tolerance, self.dtype)
         if self._engine is None:
             self._engine = InProcessEngine(policy, self._arguments(policy, probe.length))
@@ -148,12 +142,12 @@ class VLLMEngine(RolloutSource):
         version: int = 0,
         progress: Progress | None = None,
     ) -> list[list[Rollout]]:
-        """See :meth:`RolloutSource.generate`; the weights are those of the last :meth:`sync_weights`.
+        """Generate groups with the weights of the last :meth:`sync_weights`.
 
         Raises:
             InfrastructureError: the engine's output does not match the request.
         """
-        rows = Beginning.groups(prompts, group_size, sampling.max_response_tokens)
+        rows = ResponsePrefix.groups(prompts, group_size, sampling.max_response_tokens)
         groups: list[dict[int, Rollout]] = [{} for _ in prompts]
         for ended, (i, rollout) in enumerate(self._rollouts(policy, rows, sampling, draws, version), 1):
             group = groups[i // group_size]
@@ -167,14 +161,14 @@ class VLLMEngine(RolloutSource):
     def extend(
         self,
         policy: Policy,
-        beginnings: Sequence[Beginning],
+        beginnings: Sequence[ResponsePrefix],
         *,
         sampling: SamplingParams,
         draws: Draws,
         version: int = 0,
         enough: Enough | None = None,
     ) -> list[Rollout]:
-        """See :meth:`RolloutSource.extend`; draws differ between a whole response and its pieces.
+        """Continue responses; draws differ between a whole response and its pieces.
 
         Raises:
             InfrastructureError: the engine's output does not match the request.
@@ -191,7 +185,7 @@ class VLLMEngine(RolloutSource):
     def _rollouts(
         self,
         policy: Policy,
-        rows: Sequence[Beginning],
+        rows: Sequence[ResponsePrefix],
         sampling: SamplingParams,
         draws: Draws,
         version: int,
@@ -218,13 +212,13 @@ class VLLMEngine(RolloutSource):
         return ours | self.options
 
 
-def _seed_of_call(draws: Draws, rows: Sequence[Beginning]) -> int:
+def _seed_of_call(draws: Draws, rows: Sequence[ResponsePrefix]) -> int:
     """Return a seed, equal for the same responses in the same order of the same iteration."""
     return stream(draws.base, *(key for row in rows for key in (row.prompt.id, row.sample, row.drawn))) % (1 << 32)
 
 
 def _rollout(
-    piece: Piece, row: Beginning, asked: Mapping[str, Any], sampling: SamplingParams, version: int, policy: Policy
+    piece: Piece, row: ResponsePrefix, asked: Mapping[str, Any], sampling: SamplingParams, version: int, policy: Policy
 ) -> Rollout:
     if not piece.reason:
         tokens, logprobs = torch.tensor(piece.answer.token_ids), torch.tensor(piece.answer.logprobs)
@@ -233,11 +227,11 @@ def _rollout(
     return rollout
 
 
-def _checked(piece: Piece, asked: Mapping[str, Any], row: Beginning, policy: Policy) -> Answer:
+def _checked(piece: Piece, asked: Mapping[str, Any], row: ResponsePrefix, policy: Policy) -> Answer:
     vocabulary = int(policy.model.config.get_text_config().vocab_size)
     try:
-        if (sight := shown_to(policy)) is not None:
-            check_read("vLLM", piece.read, row.context, row.prompt.media, sight)
+        if (image_processor := shown_to(policy)) is not None:
+            check_read("vLLM", piece.read, row.context, row.prompt.media, image_processor)
         return checked(piece.answer, piece.reason, asked, vocabulary)
     except BadReplyError as error:
         raise InfrastructureError(f"vLLM failed: {error}") from error

@@ -19,9 +19,9 @@ import torch
 from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.errors import InfrastructureError
 from gspo_lightning.pictures import Media
+from gspo_lightning.policy.autocast_weights import compute_dtype
 from gspo_lightning.policy.lora import frozen_norm, has_adapters
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.precision import compute_dtype
 from gspo_lightning.policy.thread_state import without_autocast
 from gspo_lightning.rollouts.serving.answers import Answer
 from gspo_lightning.rollouts.serving.weights import (
@@ -34,10 +34,7 @@ from gspo_lightning.rollouts.serving.weights import (
 )
 from gspo_lightning.rollouts.vllm.local import lora_rank, parallelism
 from gspo_lightning.rollouts.vllm.pictures import NOT_SAMPLING, engine_prompt, shown_to
-from gspo_lightning.rollouts.vllm.random_state import RandomState
-from gspo_lightning.rollouts.vllm.surroundings import others_groups_kept, undisturbed
-
-__all__ = ["InProcessEngine", "Piece"]
+from gspo_lightning.rollouts.vllm.process_state import RandomState, keep_process_groups, preserve_process_state
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process: weights are passed by reference
@@ -103,14 +100,14 @@ class InProcessEngine:
             save_without_weights(policy, self._folder)
         if needs_own_head(policy):
             untie(policy, Path(self._folder), compute_dtype(policy))
-        self._sight = shown_to(policy)
+        self._image_processor = shown_to(policy)
         self._owns_group = not torch.distributed.is_initialized()
         try:
-            with undisturbed(), self._own_precision():
+            with preserve_process_state(), self._own_precision():
                 import vllm
 
                 self._vllm = vllm
-                seeing = {} if self._sight is None else PICTURES
+                seeing = {} if self._image_processor is None else PICTURES
                 os.environ |= {"RANK": "0", "LOCAL_RANK": str(policy.device.index or 0)}  # for external_launcher
                 self._llm = vllm.LLM(model=self._folder, **ARGUMENTS | seeing | own | dict(arguments))
         except BaseException:
@@ -123,7 +120,7 @@ class InProcessEngine:
 
     def close(self) -> None:
         """Shut the engine down and release its memory."""
-        with nullcontext() if self._owns_group else others_groups_kept():
+        with nullcontext() if self._owns_group else keep_process_groups():
             self._llm.llm_engine.engine_core.shutdown()
         del self._llm
         self._clean_up()
@@ -156,7 +153,7 @@ class InProcessEngine:
                 self._asleep = False
             if not self._llm.reset_prefix_cache():
                 raise InfrastructureError("vLLM's prefix cache was in use while weights were being copied")
-            if self._sight is not None:
+            if self._image_processor is not None:
                 self._llm.llm_engine.reset_encoder_cache()
 
     def _give(self, policy: Policy, dtype: torch.dtype) -> None:
@@ -212,7 +209,7 @@ class InProcessEngine:
                 words |= self._flat
                 name = f"{next(self._numbers)}"
                 places[name] = i
-                prompt, how = engine_prompt(body, media[i], self._sight), self._vllm.SamplingParams(**words)
+                prompt, how = engine_prompt(body, media[i], self._image_processor), self._vllm.SamplingParams(**words)
                 with self._own_precision():  # pictures are preprocessed here
                     engine.add_request(name, prompt, how, lora_request=self._adapter)
             while places:

@@ -23,21 +23,6 @@ from gspo_lightning.rollouts.vllm import inside
 from gspo_lightning.rollouts.vllm.inside.gspo_require_key import KEY, RequireKey
 from gspo_lightning.rollouts.vllm.probe import LENGTH
 
-__all__ = [
-    "CPU_DEFAULTS",
-    "CPU_ENVIRONMENT",
-    "DEFAULTS",
-    "ENVIRONMENT",
-    "Defaults",
-    "LocalVLLM",
-    "check_installed",
-    "check_options",
-    "command",
-    "guarded",
-    "lora_rank",
-    "parallelism",
-]  # fmt: skip
-
 DEFAULTS: dict[str, Any] = {
     "served_model_name": "policy",
     "logprobs_mode": "processed_logprobs",  # at the sampling temperature
@@ -108,7 +93,7 @@ class LocalVLLM:
             environment["CUDA_VISIBLE_DEVICES"] = self.gpus[number]
         environment |= self.environment
         line = command(self.python, folder, endpoint.url, options | dict(self.options))
-        return LocalServer(line, environment | guarded(endpoint, private, environment), remove=remove)
+        return LocalServer(line, environment | watched(endpoint, private, environment), remove=remove)
 
 
 def command(python: str, model: str | Path, url: str, options: Mapping[str, Any]) -> list[str]:
@@ -126,7 +111,7 @@ def command(python: str, model: str | Path, url: str, options: Mapping[str, Any]
     return [*line, "--middleware", GUARD]  # the last one is outermost
 
 
-def guarded(endpoint: Endpoint, private: Path, environment: Mapping[str, str]) -> dict[str, str]:
+def watched(endpoint: Endpoint, private: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """Return environment variables that make a server require its key.
 
     Args:
@@ -180,6 +165,21 @@ def check_options(options: Mapping[str, Any], environment: Mapping[str, str]) ->
             f"names {KEY}, and a run saves its config",
             fix="leave it out: each server started here gets its own key",
         )
+
+
+def check_in_flight(options: Mapping[str, Any], routed_experts: bool) -> None:
+    """Refuse what cannot change with the weights of a request in flight.
+
+    Raises:
+        UserError: adapters or reports of experts were asked for.
+    """
+    name = "data.rollouts.weights_in_flight"
+    if options.get("enable_lora") or options.get("enable-lora"):
+        what = "is true, but a request keeps the adapters that it began with (options: enable_lora)"
+        raise UserError(name, what, fix="leave enable_lora out: adapters are merged, and whole weights sent")
+    if routed_experts:
+        what = "is true, but experts are reported once for a whole response (routed_experts)"
+        raise UserError(name, what, fix="use one of the two")
 
 
 def check_installed(python: str) -> None:

@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, Any
 from gspo_lightning.errors import UserError
 from gspo_lightning.pictures import Media, Picture
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.vision.qwen import QwenSight
+from gspo_lightning.policy.vision.qwen import QwenImageProcessor
 from gspo_lightning.rollouts.serving.answers import BadReplyError, shown
 from gspo_lightning.rollouts.serving.client import Client
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-__all__ = ["NOT_SAMPLING", "check_read", "completed", "engine_prompt", "shown_to", "unsaid_of"]
 
 NOT_SAMPLING = ("model", "prompt", "return_token_ids")
 """Keys of a request to ``/v1/completions`` that are no sampling parameters."""
@@ -34,19 +32,19 @@ _KEPT = 64
 
 def unsaid_of(policy: Policy) -> tuple[int, ...]:
     """Return the tokens that no response of a policy may hold."""
-    return () if policy.sight is None else policy.sight.unsaid
+    return () if policy.image_processor is None else policy.image_processor.unsaid
 
 
-def shown_to(policy: Policy) -> QwenSight | None:
+def shown_to(policy: Policy) -> QwenImageProcessor | None:
     """Return the adapter of pictures sent to vLLM; None for text-only policies and unsupported families."""
-    return policy.sight if isinstance(policy.sight, QwenSight) else None
+    return policy.image_processor if isinstance(policy.image_processor, QwenImageProcessor) else None
 
 
 async def completed(
     client: Client,
     body: Mapping[str, Any],
     media: Media,
-    sight: QwenSight | None,
+    image_processor: QwenImageProcessor | None,
     *,
     versions: bool = False,
     patiently: bool = False,
@@ -61,7 +59,7 @@ async def completed(
         client: connection to the server.
         body: body of ``POST /v1/completions``, as :func:`~gspo_lightning.rollouts.vllm.protocol.request` makes it.
         media: the pictures of its prompt.
-        sight: by :func:`shown_to`.
+        image_processor: by :func:`shown_to`.
         versions: True if the reply must report which weights sampled each token.
         patiently: see :meth:`Client.complete`.
         name: see :meth:`Client.complete`.
@@ -70,33 +68,33 @@ async def completed(
         UserError: the server made other tokens of the pictures than the trainer did.
         BadReplyError: the reply does not match the request.
     """
-    if sight is None:
+    if image_processor is None:
         _refuse(media)
         if not versions:
             return await client.complete(dict(body), patiently=patiently, name=name)
-    asked = await asyncio.to_thread(_seeing, body, media, sight)  # decodes and encodes pictures
+    asked = await asyncio.to_thread(_seeing, body, media, image_processor)  # decodes and encodes pictures
     reply = await client.generate(asked, patiently=patiently, name=name)
     if not isinstance(reply, dict) or not isinstance(reply.get("choices"), list):
         raise BadReplyError(f"it sent no choices: {shown(reply)}")
-    if sight is None:
+    if image_processor is None:
         _check_text(reply.get("prompt_token_ids"), body["prompt"])
     else:
-        check_read(client.url, reply.get("prompt_token_ids"), body["prompt"], media, sight)
+        check_read(client.url, reply.get("prompt_token_ids"), body["prompt"], media, image_processor)
         _check_places(reply.get("mm_placeholders"), media)
     return {"choices": [_completion(choice) for choice in reply["choices"]]}
 
 
-def engine_prompt(body: Mapping[str, Any], media: Media, sight: QwenSight | None) -> dict[str, Any]:
+def engine_prompt(body: Mapping[str, Any], media: Media, image_processor: QwenImageProcessor | None) -> dict[str, Any]:
     """Return the same prompt in the form of an engine in this process."""
-    if sight is None:
+    if image_processor is None:
         _refuse(media)
-    if sight is None or not media:
+    if image_processor is None or not media:
         return {"prompt_token_ids": body["prompt"]}
-    images = [_image(picture, sight) for picture in media]
+    images = [_image(picture, image_processor) for picture in media]
     return {"prompt_token_ids": _narrowed(body["prompt"], media), "multi_modal_data": {"image": images}}
 
 
-def check_read(who: str, read: Any, sent: Sequence[int], media: Media, sight: QwenSight) -> None:
+def check_read(who: str, read: Any, sent: Sequence[int], media: Media, image_processor: QwenImageProcessor) -> None:
     """Check that the prompt vLLM has read is the trainer's.
 
     Args:
@@ -104,7 +102,7 @@ def check_read(who: str, read: Any, sent: Sequence[int], media: Media, sight: Qw
         read: its token ids, pictures expanded.
         sent: the trainer's token ids.
         media: the pictures of the prompt.
-        sight: the policy's picture adapter.
+        image_processor: the policy's picture adapter.
 
     Raises:
         UserError: it made other tokens of the pictures.
@@ -114,11 +112,11 @@ def check_read(who: str, read: Any, sent: Sequence[int], media: Media, sight: Qw
         raise BadReplyError(f"it does not say which tokens it read (prompt_token_ids: {shown(read)})")
     if list(read) == list(sent):
         return
-    theirs, ours = sum(token == sight.image for token in read), sum(picture.tokens for picture in media)
+    theirs, ours = sum(token == image_processor.image for token in read), sum(picture.tokens for picture in media)
     if theirs == ours:
         raise BadReplyError("it read another prompt than it was sent")
-    pixels = [picture.tokens * sight.token_pixels**2 for picture in media]
-    size = sight.processor.size
+    pixels = [picture.tokens * image_processor.token_pixels**2 for picture in media]
+    size = image_processor.processor.size
     low, high = min([*pixels, int(size["shortest_edge"])]), max([*pixels, int(size["longest_edge"])])
     raise UserError(
         "data.rollouts",
@@ -140,9 +138,13 @@ def _refuse(media: Media) -> None:
         raise UserError("data.rollouts", what, fix="use GroupedSampler, or prompts without pictures")
 
 
-def _seeing(body: Mapping[str, Any], media: Media, sight: QwenSight | None) -> dict[str, Any]:
+def _seeing(body: Mapping[str, Any], media: Media, image_processor: QwenImageProcessor | None) -> dict[str, Any]:
     """Return the equivalent body of ``POST /inference/v1/generate``."""
-    parts = [] if sight is None else [{"type": "image_url", "url": _address(picture, sight)} for picture in media]
+    parts = (
+        []
+        if image_processor is None
+        else [{"type": "image_url", "url": _address(picture, image_processor)} for picture in media]
+    )
     return {
         "model": body["model"],
         "token_ids": _narrowed(body["prompt"], media),
@@ -163,25 +165,21 @@ def _narrowed(ids: Sequence[int], media: Media) -> list[int]:
 
 
 @lru_cache(maxsize=8)
-def _image(picture: Picture, sight: QwenSight) -> Image:
+def _image(picture: Picture, image_processor: QwenImageProcessor) -> Image:
     """Decode and scale a picture; the small cache serves the responses of one prompt after another."""
-    return sight.scaled(picture)
+    return image_processor.scaled(picture)
 
 
 @lru_cache(maxsize=_KEPT)
-def _address(picture: Picture, sight: QwenSight) -> str:
+def _address(picture: Picture, image_processor: QwenImageProcessor) -> str:
     """Return a picture as a data URL, lossless."""
     with io.BytesIO() as file:
-        sight.scaled(picture).save(file, "PNG", compress_level=1)
+        image_processor.scaled(picture).save(file, "PNG", compress_level=1)
         return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def _check_places(places: Any, media: Media) -> None:
-    """Check the position of each picture: adjacent pictures have the same tokens however they are divided.
-
-    Raises:
-        BadReplyError: vLLM placed them elsewhere.
-    """
+    """Check the position of each picture: adjacent pictures have the same tokens however they are divided."""
     found = places.get("image", []) if isinstance(places, dict) else []
     if found != [{"offset": picture.start, "length": picture.tokens} for picture in media]:
         raise BadReplyError(f"it has pictures elsewhere than the trainer (mm_placeholders: {shown(places)})")

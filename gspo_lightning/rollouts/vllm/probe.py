@@ -9,17 +9,15 @@ import torch
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.packing.batches import make_micro_batch
+from gspo_lightning.policy.autocast_weights import compute_dtype
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.precision import compute_dtype
-from gspo_lightning.policy.vision.qwen import QwenSight
-from gspo_lightning.rollouts.base import Beginning
+from gspo_lightning.policy.vision.qwen import QwenImageProcessor
 from gspo_lightning.rollouts.serving.answers import Answer
 from gspo_lightning.rollouts.serving.pool import Server
+from gspo_lightning.rollouts.source import ResponsePrefix
 from gspo_lightning.rollouts.vllm.pictures import completed, shown_to, unsaid_of
 from gspo_lightning.rollouts.vllm.protocol import parse, request
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
-
-__all__ = ["LENGTH", "Probe"]
 
 TOKENS = 8
 LENGTH = 2 * TOKENS
@@ -41,7 +39,7 @@ class Probe:
         self.policy = policy
         self._vocabulary = int(policy.model.config.get_text_config().vocab_size)
         prompt = _prompt(self._vocabulary, shown_to(policy), unsaid_of(policy))
-        self.row = Beginning(prompt, 0, prompt.token_ids, drawn=0, room=TOKENS)
+        self.row = ResponsePrefix(prompt, 0, prompt.token_ids, drawn=0, token_budget=TOKENS)
         """Beginning that is sent."""
         self.sampling = SamplingParams(TOKENS, temperature=TEMPERATURE)
         exact = compute_dtype(policy) == torch.float32 and dtype in (None, "float32")
@@ -60,17 +58,13 @@ class Probe:
     async def ask(self, server: Server, run: str | None = None) -> Answer:
         """Return a server's response to the probe.
 
-        Args:
-            server: the server.
-            run: see :func:`~gspo_lightning.rollouts.vllm.protocol.parse`.
-
         Raises:
             BadReplyError: it cannot answer by token ids with log-probabilities.
             UserError: it reads pictures in another way than the trainer.
         """
         body = self.request | {"model": server.model}
-        media, sight = self.row.prompt.media, shown_to(self.policy)
-        reply = await completed(server.client, body, media, sight, versions=run is not None)
+        media, image_processor = self.row.prompt.media, shown_to(self.policy)
+        reply = await completed(server.client, body, media, image_processor, versions=run is not None)
         return parse(reply, body, self._vocabulary, run=run)[0]
 
     @torch.no_grad()
@@ -103,12 +97,17 @@ class Probe:
         return Rollout(self.row.prompt, sample, ids, logprobs, mask, FinishReason.LENGTH, 0, reward=0.0)
 
 
-def _prompt(vocabulary: int, sight: QwenSight | None, unsaid: Sequence[int]) -> Prompt:
+def _prompt(vocabulary: int, image_processor: QwenImageProcessor | None, unsaid: Sequence[int]) -> Prompt:
     """Return a prompt of tokens from the whole vocabulary, preceded by a picture if the policy reads them."""
     step = max(1, vocabulary // TOKENS)
     ids = tuple(i % vocabulary for i in range(step // 2, step * TOKENS, step))
-    if sight is None:
+    if image_processor is None:
         return Prompt(0, "", tuple(token for token in ids if token not in unsaid))
-    text = [token for token in ids if token not in (*unsaid, sight.start, sight.end)]
-    picture = sight.noise(1)
-    return Prompt(0, "", (sight.start, *[sight.image] * picture.tokens, sight.end, *text), media=(picture,))
+    text = [token for token in ids if token not in (*unsaid, image_processor.start, image_processor.end)]
+    picture = image_processor.noise(1)
+    return Prompt(
+        0,
+        "",
+        (image_processor.start, *[image_processor.image] * picture.tokens, image_processor.end, *text),
+        media=(picture,),
+    )

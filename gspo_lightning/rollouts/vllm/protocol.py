@@ -6,35 +6,36 @@ response that was cut too early would otherwise enter training unnoticed.
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from gspo_lightning.policy.policy import UNSAID, Policy
-from gspo_lightning.policy.routing import Routing
-from gspo_lightning.rollouts.base import Beginning
+from gspo_lightning.policy.routing import Routing, index_dtype
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.ending import finish
 from gspo_lightning.rollouts.serving.answers import Answer, BadReplyError, checked, complete, shown
-from gspo_lightning.rollouts.serving.tags import version_in
-from gspo_lightning.rollouts.vllm.experts import routes_of
+from gspo_lightning.rollouts.serving.weight_version import version_in
+from gspo_lightning.rollouts.source import ResponsePrefix
 from gspo_lightning.types import FinishReason, Rollout, SamplingParams
-
-__all__ = ["parse", "request", "seed_of", "to_rollouts"]
 
 ABORTED = "abort"
 """Finish reason of an aborted response (``POST /abort_requests``)."""
 
 
-def seed_of(draws: Draws, row: Beginning) -> int:
+def seed_of(draws: Draws, row: ResponsePrefix) -> int:
     """Return a seed for the next draws: the same in a repeated call, whatever the server."""
     uniform = draws.uniform(torch.tensor([row.prompt.id]), torch.tensor([row.sample]), row.drawn)
     return int(float(uniform[0]) * 2**53)
 
 
 def request(
-    model: str, row: Beginning, count: int, sampling: SamplingParams, seed: int | None, unsaid: Sequence[int] = ()
+    model: str, row: ResponsePrefix, count: int, sampling: SamplingParams, seed: int | None, unsaid: Sequence[int] = ()
 ) -> dict[str, Any]:
     """Return the body of ``POST /v1/completions`` for ``count`` responses to one context.
 
@@ -54,7 +55,7 @@ def request(
         "model": model,
         "prompt": list(row.context),
         "n": count if sampling.temperature > 0 else 1,
-        "max_tokens": row.room,
+        "max_tokens": row.token_budget,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
@@ -141,7 +142,7 @@ def _versions(spans: Any, count: int, run: str) -> list[int]:
 
 def to_rollouts(
     answers: Sequence[Answer],
-    row: Beginning,
+    row: ResponsePrefix,
     samples: Sequence[int],
     sampling: SamplingParams,
     version: int,
@@ -160,14 +161,14 @@ def to_rollouts(
 
 
 def _rollout(
-    answer: Answer, row: Beginning, sample: int, sampling: SamplingParams, version: int, policy: Policy
+    answer: Answer, row: ResponsePrefix, sample: int, sampling: SamplingParams, version: int, policy: Policy
 ) -> Rollout:
     version = answer.versions[-1] if answer.versions else version
     if answer.cut:
         tokens, logprobs = torch.tensor(answer.token_ids, dtype=torch.int64), torch.tensor(answer.logprobs)
         return finish(row.prompt, sample, tokens, logprobs, reason=FinishReason.CUT, version=version, policy=policy)
     count = complete(answer.token_ids, row.written, sampling, policy)
-    if count is None and len(answer.token_ids) < row.room:
+    if count is None and len(answer.token_ids) < row.token_budget:
         raise BadReplyError("it stopped at a stop string that is not in the response")
     rollout = finish(
         row.prompt,
@@ -186,3 +187,31 @@ def _rollout(
     if answer.routes is not None and len(row.context) == len(row.prompt.token_ids):  # not a later turn
         rollout.routes = answer.routes[: len(row.context) + len(rollout.token_ids) - 1].clone()
     return rollout
+
+
+def routes_of(choice: dict[str, Any], tokens: int, routing: Routing) -> Tensor:
+    """Return routes [tokens - 1, L, k] of a prompt and its response; the last token was never forwarded.
+
+    Args:
+        choice: one choice of a reply of ``/v1/completions``.
+        tokens: number of tokens of prompt and response.
+        routing: routing of the trained policy.
+
+    Raises:
+        BadReplyError: the choice has no routes, or those of another model or of other tokens.
+    """
+    text = choice.get("routed_experts")
+    if not isinstance(text, str):
+        raise BadReplyError(
+            "it does not say which experts it sampled with; start it with --enable-return-routed-experts"
+        )
+    try:
+        found = np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise BadReplyError(f"its routed_experts are no array ({error}): {shown(text)}") from error
+    expected = (tokens - 1, routing.layers, routing.top_k)
+    if found.shape != expected:
+        raise BadReplyError(f"its routed_experts have the shape {found.shape} instead of {expected}")
+    if found.dtype.kind not in "iu" or not (int(found.min()) >= 0 and int(found.max()) < routing.experts):
+        raise BadReplyError(f"its routed_experts are no numbers of {routing.experts} experts")
+    return torch.from_numpy(found.astype(np.int64)).to(index_dtype(routing.experts))

@@ -10,36 +10,33 @@ import secrets
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from gspo_lightning.distributed import all_gather_objects, fail_together, rank_and_world
 from gspo_lightning.errors import InfrastructureError, UserError
+from gspo_lightning.policy.autocast_weights import compute_dtype
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.precision import compute_dtype
 from gspo_lightning.policy.vision.qwen import QWEN
-from gspo_lightning.rollouts.base import Beginning, Enough, Progress, RolloutSource
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.ending import cut
 from gspo_lightning.rollouts.serving.answers import BadReplyError
 from gspo_lightning.rollouts.serving.client import ServerError, UnsupportedError
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
-from gspo_lightning.rollouts.serving.flying import Flying
 from gspo_lightning.rollouts.serving.pool import Faults, Server, Weights
-from gspo_lightning.rollouts.serving.tags import run_of
+from gspo_lightning.rollouts.serving.weight_version import run_of
 from gspo_lightning.rollouts.serving.weights import WeightFolders
-from gspo_lightning.rollouts.vllm.handover import HandOver, NoAdaptersError, deliver_elsewhere
-from gspo_lightning.rollouts.vllm.local import LocalVLLM, check_options
+from gspo_lightning.rollouts.source import Enough, Progress, ResponsePrefix, RolloutSource
+from gspo_lightning.rollouts.vllm.local import LocalVLLM, check_in_flight, check_options
 from gspo_lightning.rollouts.vllm.pictures import completed, shown_to, unsaid_of
 from gspo_lightning.rollouts.vllm.probe import Probe
 from gspo_lightning.rollouts.vllm.protocol import parse, request, seed_of, to_rollouts
-from gspo_lightning.rollouts.vllm.servers import Servers
-from gspo_lightning.rollouts.vllm.ways import WayOrAuto, choose
+from gspo_lightning.rollouts.vllm.servers import InflightRequests, Servers
+from gspo_lightning.rollouts.vllm.weight_sync import NoAdaptersError, WeightSync, deliver_elsewhere
+from gspo_lightning.rollouts.vllm.weight_transport import TransportOrAuto, choose
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams, WeightsOn
-
-__all__ = ["VLLMServer"]
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +119,7 @@ class VLLMServer(RolloutSource):
         exact_seeds: bool = False,
         routed_experts: bool = False,
         weights_in_flight: bool = False,
-        transfer: WayOrAuto = "auto",
+        transfer: TransportOrAuto = "auto",
     ) -> None:
         if urls is None and start < 1:
             raise UserError("data.rollouts.start", f"is {start}; it must be at least 1, or give urls")
@@ -130,8 +127,8 @@ class VLLMServer(RolloutSource):
             raise UserError("data.rollouts.gpus", f"names {len(gpus)} devices for {start} servers", fix="one each")
         check_options(options or {}, environment or {})
         if weights_in_flight:
-            _check_in_flight(options or {}, routed_experts)
-        self.dtype, self.records_routes, self.renews = dtype, routed_experts, weights_in_flight
+            check_in_flight(options or {}, routed_experts)
+        self.dtype, self.records_routes, self.updates_in_flight = dtype, routed_experts, weights_in_flight
         started = ({"enable_return_routed_experts": True} if routed_experts else {}) | (options or {})
         self.servers = Servers(
             urls, start, LocalVLLM(python or sys.executable, gpus, dtype, started, dict(environment or {})), host,
@@ -141,7 +138,7 @@ class VLLMServer(RolloutSource):
         self.concurrency, self.tolerance, self.exact_seeds = concurrency, tolerance, exact_seeds
         self.health_timeout_s, self.transfer = health_timeout_s, transfer
         folders = WeightFolders(weights_dir, in_memory=urls is None)
-        self.hand_over = HandOver(folders, secrets.token_hex(4), timeout_s, in_flight=weights_in_flight)
+        self.weight_sync = WeightSync(folders, secrets.token_hex(4), timeout_s, in_flight=weights_in_flight)
         self._newest: tuple[Policy, int] | None = None
         self._held: tuple[Policy, int, Weights] | None = None
         self._giving = threading.Lock()
@@ -151,19 +148,15 @@ class VLLMServer(RolloutSource):
     # life --------------------------------------------------------------------------------------------------------
 
     def open(self, longest: int) -> None:
-        """Check that vLLM is installed, or that a server answers.
-
-        Raises:
-            UserError: it is not, or none does.
-        """
+        """Check that vLLM is installed, or that a server answers."""
         self.servers.longest = max(self.servers.longest, longest)
-        self.servers.look(self.hand_over.deliver)
+        self.servers.look(self.weight_sync.deliver)
 
     def close(self) -> None:
         """End servers that were started here, and forget the weights."""
         self.servers.close()
         self._synced = self._newest = self._held = None
-        self.hand_over.close()
+        self.weight_sync.close()
 
     # weights -----------------------------------------------------------------------------------------------------
 
@@ -191,12 +184,12 @@ class VLLMServer(RolloutSource):
         with fail_together():  # a retry needs the first rank
             if rank_and_world()[0] != 0:
                 if not self.servers.met:  # files may hold older weights than those in flight
-                    self.servers.connect(endpoints, None if self.renews else deliver_elsewhere)
+                    self.servers.connect(endpoints, None if self.updates_in_flight else deliver_elsewhere)
                 self.servers.loop.run(self.servers.pool.sync(weights))
         self._synced = (weakref.ref(policy), version)
 
-    def renew(self, policy: Policy, version: int) -> None:
-        """See :meth:`RolloutSource.renew`: servers pause, take the weights, and continue their requests.
+    def update_weights_in_flight(self, policy: Policy, version: int) -> None:
+        """Send weights to servers, which pause, take them, and continue their requests.
 
         Only the first rank sends: the others learn from the answers which weights sampled which token.
 
@@ -229,7 +222,7 @@ class VLLMServer(RolloutSource):
                     weights = self._give_these(policy, version)
                 except OSError as error:  # no room for the files; all ranks raise an error of ours
                     raise InfrastructureError(f"weights could not be handed over: {error}") from error
-                self._held = (policy, version, weights) if self.renews else None
+                self._held = (policy, version, weights) if self.updates_in_flight else None
             return [server.client.endpoint for server in self.servers.pool.servers], weights
 
     def _give_these(self, policy: Policy, version: int) -> Weights:
@@ -237,19 +230,19 @@ class VLLMServer(RolloutSource):
         servers, dtype = self.servers, self._dtype_of(policy)
         servers.longest = max(servers.longest, probe.length) if servers.longest else 0
         if not servers.met:
-            servers.connect(None, self.hand_over.deliver)
-        if self.hand_over.way is None:
-            self.hand_over.way = choose(self.transfer, servers.circumstances(policy))
-            servers.add_own(policy, str(dtype)[6:], self.hand_over)
-        weights = self.hand_over.prepare(policy, dtype, version)
+            servers.connect(None, self.weight_sync.deliver)
+        if self.weight_sync.transport is None:
+            self.weight_sync.transport = choose(self.transfer, servers.transport_context(policy))
+            servers.add_own(policy, str(dtype)[6:], self.weight_sync)
+        weights = self.weight_sync.prepare(policy, dtype, version)
         pool, loop = servers.pool, servers.loop
         try:
             try:
                 ready = loop.run(pool.sync(weights))
             except NoAdaptersError as error:
-                weights = self.hand_over.merged(policy, dtype, version, str(error))
+                weights = self.weight_sync.merged(policy, dtype, version, str(error))
                 ready = loop.run(pool.sync(weights))
-            run = self.hand_over.run if self.renews else None
+            run = self.weight_sync.run if self.updates_in_flight else None
             answers = [loop.run(probe.ask(server, run)) for server in ready]
             probe.check([server.client.url for server in ready], answers)
         except (ServerError, UnsupportedError, BadReplyError, UserError) as error:
@@ -262,7 +255,7 @@ class VLLMServer(RolloutSource):
                 raise
             raise UserError("data.rollouts", f"cannot be used for training: {error}", fix=_FIX) from error
         self._met = True
-        self.hand_over.keep(weights)
+        self.weight_sync.keep(weights)
         return weights
 
     def _dtype_of(self, policy: Policy) -> torch.dtype:
@@ -286,13 +279,13 @@ class VLLMServer(RolloutSource):
         version: int = 0,
         progress: Progress | None = None,
     ) -> list[list[Rollout]]:
-        """See :meth:`RolloutSource.generate`; the weights are those of the last :meth:`sync_weights`.
+        """Generate groups with the weights of the last :meth:`sync_weights`.
 
         Raises:
             InfrastructureError: servers failed more often than ``retries`` allows.
             UserError: a server reads a picture as other tokens than the trainer.
         """
-        rows = [Beginning(p, 0, p.token_ids, 0, p.room(sampling.max_response_tokens)) for p in prompts]
+        rows = [ResponsePrefix(p, 0, p.token_ids, 0, p.token_budget(sampling.max_response_tokens)) for p in prompts]
         groups: dict[int, list[Rollout]] = {}
         for i, group in self._answers(policy, rows, range(group_size), sampling, draws, version):
             groups[i] = group
@@ -305,14 +298,14 @@ class VLLMServer(RolloutSource):
     def extend(
         self,
         policy: Policy,
-        beginnings: Sequence[Beginning],
+        beginnings: Sequence[ResponsePrefix],
         *,
         sampling: SamplingParams,
         draws: Draws,
         version: int = 0,
         enough: Enough | None = None,
     ) -> list[Rollout]:
-        """See :meth:`RolloutSource.extend`; draws of servers differ between a whole response and its pieces.
+        """Continue responses; draws of servers differ between a whole response and its pieces.
 
         Responses cut by ``enough`` keep their tokens, if their server answers in time.
 
@@ -321,36 +314,36 @@ class VLLMServer(RolloutSource):
         """
         found: dict[int, Rollout] = {}
         ended: set[int] = set()
-        flying = Flying()
-        for i, (rollout,) in self._answers(policy, beginnings, None, sampling, draws, version, flying):
+        inflight = InflightRequests()
+        for i, (rollout,) in self._answers(policy, beginnings, None, sampling, draws, version, inflight):
             found[i] = rollout
             if rollout.finish_reason is not FinishReason.CUT:
                 ended.add(i)
-            if enough is not None and not flying.over and enough(ended):
-                flying.over = True
-                self.servers.loop.submit(flying.end(self.health_timeout_s))
+            if enough is not None and not inflight.over and enough(ended):
+                inflight.over = True
+                self.servers.loop.submit(inflight.end(self.health_timeout_s))
         return [found.get(i) or cut(row, version) for i, row in enumerate(beginnings)]
 
     def _answers(
         self,
         policy: Policy,
-        rows: Sequence[Beginning],
+        rows: Sequence[ResponsePrefix],
         samples: Sequence[int] | None,
         sampling: SamplingParams,
         draws: Draws,
         version: int,
-        flying: Flying | None = None,
+        inflight: InflightRequests | None = None,
     ) -> Iterator[tuple[int, list[Rollout]]]:
         """Yield (index of the row, its rollouts) as they arrive; closing the iterator cancels the rest."""
-        known = Flying() if flying is None else flying
+        known = InflightRequests() if inflight is None else inflight
         if self._synced is None or self._synced[1] != version:
             raise RuntimeError(f"version {version} was not copied by sync_weights()")
         vocabulary = int(policy.model.config.get_text_config().vocab_size)
         routing = policy.routing if self.records_routes else None
         weights = self.servers.pool.weights
-        run = run_of(weights.tag) if self.renews and weights is not None else None
+        run = run_of(weights.tag) if self.updates_in_flight and weights is not None else None
 
-        async def ask(row: Beginning, server: Server) -> list[Rollout]:
+        async def ask(row: ResponsePrefix, server: Server) -> list[Rollout]:
             if known.over:
                 return []
             numbers = [row.sample] if samples is None else samples
@@ -359,7 +352,13 @@ class VLLMServer(RolloutSource):
             with known.named(server.client) as name:
                 media = row.prompt.media
                 reply = await completed(
-                    server.client, body, media, shown_to(policy), versions=self.renews, patiently=True, name=name
+                    server.client,
+                    body,
+                    media,
+                    shown_to(policy),
+                    versions=self.updates_in_flight,
+                    patiently=True,
+                    name=name,
                 )
             answers = parse(reply, body, vocabulary, routing, run)
             return to_rollouts(answers, row, numbers, sampling, version, policy)
@@ -373,11 +372,11 @@ class VLLMServer(RolloutSource):
         finally:
             future.cancel()
 
-    async def _all(self, rows: Sequence[Beginning], ask: Any, done: queue.SimpleQueue[Any]) -> None:
+    async def _all(self, rows: Sequence[ResponsePrefix], ask: Any, done: queue.SimpleQueue[Any]) -> None:
         pool = self.servers.pool
         slots = asyncio.Semaphore(self.concurrency * len(pool.servers))
 
-        async def one(i: int, row: Beginning) -> None:
+        async def one(i: int, row: ResponsePrefix) -> None:
             async with slots:
                 if found := await pool.ask(functools.partial(ask, row)):
                     done.put((i, found))
@@ -393,16 +392,6 @@ class VLLMServer(RolloutSource):
         finally:
             watch.cancel()
             done.put(None)
-
-
-def _check_in_flight(options: Mapping[str, Any], routed_experts: bool) -> None:
-    name = "data.rollouts.weights_in_flight"
-    if options.get("enable_lora") or options.get("enable-lora"):
-        what = "is true, but a request keeps the adapters that it began with (options: enable_lora)"
-        raise UserError(name, what, fix="leave enable_lora out: adapters are merged, and whole weights sent")
-    if routed_experts:
-        what = "is true, but experts are reported once for a whole response (routed_experts)"
-        raise UserError(name, what, fix="use one of the two")
 
 
 _FIX = (

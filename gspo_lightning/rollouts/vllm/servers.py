@@ -1,26 +1,33 @@
-"""Servers of a source: running ones at its URLs, or ones started here once the policy is known."""
+"""Servers of a source: running ones at its URLs or ones started here, and the requests in flight on them."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import Sequence
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from gspo_lightning.addresses import is_loopback
 from gspo_lightning.bodies import PER_ROUTED_TOKEN
 from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.rollouts.serving.client import Client
+from gspo_lightning.rollouts.serving.client import Client, UnsupportedError
 from gspo_lightning.rollouts.serving.endpoint import Endpoint, PrivateFolder, check_host, given, on_port, on_socket
 from gspo_lightning.rollouts.serving.loop import LoopThread
 from gspo_lightning.rollouts.serving.pool import Deliver, Faults, Pool, Server
 from gspo_lightning.rollouts.serving.process import LocalServer
-from gspo_lightning.rollouts.vllm.handover import HandOver
 from gspo_lightning.rollouts.vllm.local import Defaults, LocalVLLM, check_installed
 from gspo_lightning.rollouts.vllm.pictures import shown_to
-from gspo_lightning.rollouts.vllm.ways import Circumstances, devices, is_near
+from gspo_lightning.rollouts.vllm.weight_sync import WeightSync
+from gspo_lightning.rollouts.vllm.weight_transport import TransportContext, devices, is_near
 
-__all__ = ["Servers"]
+AGAIN_S = 0.1
+"""Seconds between repeated aborts: a request may not have arrived before the first one."""
 
 
 class Servers:
@@ -86,32 +93,26 @@ class Servers:
         servers = [Server(self._client(endpoint)) for endpoint in (self._given if endpoints is None else endpoints)]
         self._pool = Pool(servers, self._faults, deliver, in_flight=self._in_flight)
 
-    def add_own(self, policy: Policy, dtype: str, hand_over: HandOver) -> None:
-        """Add the local servers, which start when they are first needed.
-
-        Args:
-            policy: policy that they will sample from.
-            dtype: dtype of their weights.
-            hand_over: sends them weights.
-        """
+    def add_own(self, policy: Policy, dtype: str, weight_sync: WeightSync) -> None:
+        """Add the local servers, which start when they are first needed."""
         if self.urls is not None:
             return
-        also = hand_over.options(policy, self.local.options)
+        also = weight_sync.options(policy, self.local.options)
         for number in range(self.count):
             private = self.private.make()
             endpoint = on_socket(private, number) if self._host is None else on_port(self._host)
-            start = functools.partial(self._start, endpoint, number, policy.device.type, dtype, also, hand_over)
+            start = functools.partial(self._start, endpoint, number, policy.device.type, dtype, also, weight_sync)
             self.pool.servers.append(Server(self._client(endpoint), start))
 
-    def circumstances(self, policy: Policy) -> Circumstances:
+    def transport_context(self, policy: Policy) -> TransportContext:
         """Return the inputs for choosing a weight transport."""
         cuda, ranks = policy.device.type == "cuda", rank_and_world()[1]
         if self.urls is None:
             trusted = self._host is None or is_loopback(self._host) or self._plain_http
             own, theirs = devices(policy.device, self.local.gpus, self.count, self.local.options)
-            return Circumstances(cuda, ranks, trusted, shown_to(policy) is not None, own, theirs)
+            return TransportContext(cuda, ranks, trusted, shown_to(policy) is not None, own, theirs)
         backends = [self.loop.run(server.client.backend()) for server in self.pool.servers] if cuda else []
-        return Circumstances(cuda, ranks, self._plain_http or all(map(is_near, self.urls)), configured=backends)
+        return TransportContext(cuda, ranks, self._plain_http or all(map(is_near, self.urls)), configured=backends)
 
     def close(self) -> None:
         """End the servers that were started here."""
@@ -125,11 +126,45 @@ class Servers:
         return Client(endpoint, self.timeout_s, self._health_timeout_s, PER_ROUTED_TOKEN)
 
     def _start(
-        self, endpoint: Endpoint, number: int, device: str, dtype: str, also: Defaults, hand_over: HandOver,
+        self, endpoint: Endpoint, number: int, device: str, dtype: str, also: Defaults, weight_sync: WeightSync,
         folder: Path,
     ) -> LocalServer:  # fmt: skip
-        private, root = self.private.make(), hand_over.folders.root
+        private, root = self.private.make(), weight_sync.folders.root
         return self.local.start(
             folder, endpoint, private, number=number, device=device, dtype=dtype, longest=self.longest, also=also,
             remove=[private, *([root] if root is not None else [])],
         )  # fmt: skip
+
+
+class InflightRequests:
+    """Requests of one call, by the names that servers know them by."""
+
+    def __init__(self) -> None:
+        self.over = False
+        """True once no further request may be sent."""
+        self._requests: dict[str, tuple[Client, asyncio.Task[Any] | None]] = {}
+
+    @contextmanager
+    def named(self, client: Client) -> Iterator[str]:
+        """Register the request sent inside under a new name."""
+        name = secrets.token_hex(8)
+        self._requests[name] = client, asyncio.current_task()
+        try:
+            yield name
+        finally:
+            del self._requests[name]
+
+    async def end(self, patience_s: float) -> None:
+        """Have servers answer with the tokens so far; cancel requests if that takes longer or is unsupported."""
+        deadline = time.monotonic() + patience_s
+        while self._requests and time.monotonic() < deadline:
+            names: dict[Client, list[str]] = defaultdict(list)
+            for name, (client, _) in self._requests.items():
+                names[client].append(name)
+            told = await asyncio.gather(*(c.abort(own) for c, own in names.items()), return_exceptions=True)
+            if all(isinstance(answer, UnsupportedError) for answer in told):
+                break
+            await asyncio.sleep(AGAIN_S)
+        for _, task in list(self._requests.values()):
+            if task is not None:
+                task.cancel()

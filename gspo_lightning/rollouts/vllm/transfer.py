@@ -21,10 +21,8 @@ from gspo_lightning.policy.thread_state import on_device
 from gspo_lightning.rollouts.serving.client import Client, ServerError
 from gspo_lightning.rollouts.serving.pool import Server
 from gspo_lightning.rollouts.serving.weights import in_checkpoint_format
-from gspo_lightning.rollouts.vllm.surroundings import undisturbed
-from gspo_lightning.rollouts.vllm.ways import Way, is_near
-
-__all__ = ["Calls", "CheckpointWeights", "Sender", "address_for"]
+from gspo_lightning.rollouts.vllm.process_state import preserve_process_state
+from gspo_lightning.rollouts.vllm.weight_transport import Transport, is_near
 
 LATER_S = 30.0
 """Seconds to wait for a request beyond its own timeout."""
@@ -71,12 +69,7 @@ class CheckpointWeights:
 
 
 class Calls:
-    """Server calls of a vLLM transfer engine, from threads of its own (``VLLMWeightSyncClient``).
-
-    Args:
-        client: connection to the server.
-        loop: event loop of the client.
-    """
+    """Server calls of a vLLM transfer engine, from threads of its own (``VLLMWeightSyncClient``)."""
 
     def __init__(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
         self._client, self._loop = client, loop
@@ -125,12 +118,12 @@ class Sender:
     A restarted server is therefore connected again without the others.
 
     Args:
-        way: ``ipc`` or ``nccl``.
+        transport: ``ipc`` or ``nccl``.
         timeout_s: seconds that one server may take.
     """
 
-    def __init__(self, way: Way, timeout_s: float) -> None:
-        self.way, self.timeout_s = way, timeout_s
+    def __init__(self, transport: Transport, timeout_s: float) -> None:
+        self.transport, self.timeout_s = transport, timeout_s
         self._met: dict[Server, Meeting] = {}
         self._one_at_a_time = asyncio.Lock()
 
@@ -169,13 +162,13 @@ class Sender:
                 raise (
                     error
                     if isinstance(error, ServerError)
-                    else ServerError(f"weights did not arrive by {self.way}: {type(error).__name__}: {error}")
+                    else ServerError(f"weights did not arrive by {self.transport}: {type(error).__name__}: {error}")
                 ) from error
 
     async def _meet(self, server: Server, source: CheckpointWeights, device: torch.device) -> Meeting:
         calls = Calls(server.client, asyncio.get_running_loop())
-        workers = await server.client.world_size() if self.way == "nccl" else 0
-        opening = functools.partial(_open, self.way, calls, source, address_for(server.client.url), workers)
+        workers = await server.client.world_size() if self.transport == "nccl" else 0
+        opening = functools.partial(_open, self.transport, calls, source, address_for(server.client.url), workers)
         return await self._wait(calls, functools.partial(_on, device, opening)), source, calls
 
     async def _wait(self, calls: Calls, work: Callable[[], Any]) -> Any:
@@ -191,7 +184,7 @@ class Sender:
         if calls.failed in done:
             raise calls.failed.result()
         if thread not in done:
-            raise ServerError(f"weights did not arrive by {self.way} in {self.timeout_s:g} s")
+            raise ServerError(f"weights did not arrive by {self.transport} in {self.timeout_s:g} s")
         return thread.result()
 
 
@@ -206,10 +199,10 @@ def address_for(url: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _open(way: Way, calls: Calls, source: CheckpointWeights, address: str, workers: int) -> Any:
-    with undisturbed():
+def _open(transport: Transport, calls: Calls, source: CheckpointWeights, address: str, workers: int) -> Any:
+    with preserve_process_state():
         from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
-    if way == "ipc":
+    if transport == "ipc":
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
         return WeightTransferTrainerFactory.trainer_init(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["CHANNEL", "receive", "send"]
-
 CHANNEL = 5
 """File descriptor of the channel in both processes."""
 _LARGEST = 1 << 26

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from typing import Any
 
-__all__ = ["confine"]
-
 _MEBIBYTE = 1 << 20
 _STACK_MB = 64
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _SIGKILL = 1, 4, 9
@@ -21,10 +19,6 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _SIGKILL = 1, 4, 9
 
 def confine(setup: Mapping[str, Any], directory: str) -> None:
     """Apply the layers: private namespaces if there are any, limits, no privileges, no files, only plain system calls.
-
-    Args:
-        setup: the first frame to the driver.
-        directory: the working directory, empty.
 
     Raises:
         OSError: a layer could not be applied; the program must not run then.

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["Named", "decode"]
-
 
 class Named(tuple):
     """A tuple whose items have names, kept as text; it equals the plain tuple."""

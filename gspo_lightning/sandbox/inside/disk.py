@@ -8,8 +8,6 @@ TYPE_CHECKING = False  # importing typing would take longer than all of this
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["empty", "overfull"]
-
 _BLOCK = 512
 
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-__all__ = ["main"]
-
 _TICK_MS = 20
 _SIGKILL = 9
 _PR_SET_PDEATHSIG = 1

@@ -12,8 +12,6 @@ TYPE_CHECKING = False  # importing typing would take longer than all of this
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["encode", "text_of"]
-
 _EXACT = 1 << 53
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-__all__ = ["examine"]
-
 _TESTS_OWN = (NameError, ImportError, SyntaxError)
 """Errors that no value of a program can cause: the script itself is at fault."""
 _STOPS = (StopIteration, StopAsyncIteration)

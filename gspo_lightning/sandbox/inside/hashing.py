@@ -7,8 +7,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-__all__ = ["MOST_COLLISIONS", "checked"]
-
 MOST_COLLISIONS = 128
 """Most values with the same hash.
 

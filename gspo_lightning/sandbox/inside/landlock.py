@@ -12,8 +12,6 @@ TYPE_CHECKING = False  # importing typing would take longer than all of this
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["LEAST_ABI", "abi", "restrict"]
-
 LEAST_ABI = 3
 """Linux 6.2; before it, a file could be truncated by name."""
 

@@ -12,8 +12,6 @@ import signal
 
 from gspo_lightning.sandbox.inside.program import REPORT, failure
 
-__all__ = ["run"]
-
 _NAME = "./program.so"
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-__all__ = ["PREAMBLE", "REPORT", "failure", "load", "prepare", "run"]
-
 REPORT = 3
 """File descriptor of the report: the return value of a call, or how the program failed."""
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["Remote"]
-
 _DATA = frozenset(
     name
     for kind in (str, bytes, list, tuple, dict, set, int, float, complex)

@@ -15,8 +15,6 @@ import struct
 from gspo_lightning.sandbox.inside.syscalls import ALWAYS, CONDITIONAL, METADATA, numbers
 from gspo_lightning.sandbox.inside.system import prctl
 
-__all__ = ["apply", "assemble", "own_filter"]
-
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000

@@ -9,8 +9,6 @@ TYPE_CHECKING = False  # importing typing would take longer than all of this
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["install", "run_collected", "strict_allclose"]
-
 
 class _Raises:
     """``with pytest.raises(ValueError, match="..."):``."""

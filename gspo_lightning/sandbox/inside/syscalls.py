@@ -6,8 +6,6 @@ Every other call is refused, whatever future kernels add. The numbers are those 
 
 from __future__ import annotations
 
-__all__ = ["ALWAYS", "CONDITIONAL", "METADATA", "numbers"]
-
 ALWAYS = """
     read:0:63 write:1:64 open:2:- close:3:57 stat:4:- fstat:5:80 lstat:6:- poll:7:- lseek:8:62
     mprotect:10:226 munmap:11:215 brk:12:214 rt_sigprocmask:14:135 rt_sigreturn:15:139

@@ -6,8 +6,6 @@ import ctypes
 import os
 import struct
 
-__all__ = ["call", "drop_capabilities", "mount", "no_new_privileges", "prctl", "syscall", "unshare"]
-
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID = 0x00020000, 0x08000000, 0x20000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 

@@ -8,8 +8,6 @@ TYPE_CHECKING = False  # importing typing would take longer than all of this
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Usage", "family", "others", "used"]
-
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 

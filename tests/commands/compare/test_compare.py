@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from gspo_lightning.cli import main
-from gspo_lightning.commands.compare.figure import draw
-from gspo_lightning.commands.compare.page import page
+from gspo_lightning.commands.compare.page import draw, page
 from gspo_lightning.commands.compare.runs import Variant
 from gspo_lightning.commands.compare.stats import MEASURES, paired_difference
 from gspo_lightning.report.read import read_run

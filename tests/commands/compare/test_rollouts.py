@@ -13,11 +13,9 @@ from torch import Tensor
 
 from gspo_lightning.cli import main
 from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.settings import ModelSettings
-from gspo_lightning.report.side_by_side.data import SideBySideData
-from gspo_lightning.report.side_by_side.figure import draw
-from gspo_lightning.report.side_by_side.page import page
+from gspo_lightning.report.side_by_side import SideBySideData, draw, page
 from tests.runs.runs import UNTAUGHT, fit, scalars, weights
 
 ONE = [

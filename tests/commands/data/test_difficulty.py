@@ -111,9 +111,9 @@ def test_an_interrupted_count_goes_on_to_the_same_rates(
     assert 0.3 < sum(rates) / PROMPTS < 0.7
     add, calls = _Journal.add, []
 
-    def interrupted(self: _Journal, tallies: Any) -> None:
-        add(self, tallies)
-        calls.append(len(tallies))
+    def interrupted(self: _Journal, pass_counts: Any) -> None:
+        add(self, pass_counts)
+        calls.append(len(pass_counts))
         if len(calls) == 2:
             raise KeyboardInterrupt
 

@@ -12,7 +12,7 @@ import pytest
 
 from gspo_lightning import __version__
 from gspo_lightning.commands.data.mix import order
-from gspo_lightning.corpus.certificate import about, read_certificate
+from gspo_lightning.corpus.decontamination_report import about, read_report
 from gspo_lightning.corpus.minhash import grams, jaccard
 from gspo_lightning.corpus.text import normalised
 from tests.commands.data.files import data, read, write
@@ -85,10 +85,10 @@ def test_decontaminate_drops_leaks_and_certifies_the_rest(
     assert [(d["rule"], d["share"], d["same_answer"]) for d in dropped] == [("8-grams", 1, False), ("8-grams", 1, True)]
     assert dropped[0]["repeats"] == {"file": benchmark.name, "line" if suffix == ".jsonl" else "record": 1}
     assert "1 kept records have an answer of the benchmarks" in capsys.readouterr().out
-    certificate = read_certificate(target)
-    assert certificate is not None
-    assert certificate.sha256 == sha256(target.read_bytes()).hexdigest()
-    assert [(b.file, b.sha256, b.prompts) for b in certificate.against] == [
+    report = read_report(target)
+    assert report is not None
+    assert report.sha256 == sha256(target.read_bytes()).hexdigest()
+    assert [(b.file, b.sha256, b.prompts) for b in report.against] == [
         (benchmark.name, sha256(benchmark.read_bytes()).hexdigest(), 1)
     ]
     assert about(target) == (f"{target.name}: decontaminated against {benchmark.name} (1 prompts)", True)
@@ -99,8 +99,8 @@ def test_a_checkout_without_metadata_certifies(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(importlib.metadata, "version", not_installed)
     source, benchmark = (write(tmp_path / f"{name}.jsonl", [{"prompt": name * 9}]) for name in ("a", "b"))
     data("decontaminate", "--input", source, "--output", tmp_path / "c.jsonl", "--against", benchmark)
-    certificate = json.loads((tmp_path / "c.jsonl.decontaminated.json").read_text())
-    assert certificate["version"] == __version__
+    report = json.loads((tmp_path / "c.jsonl.decontaminated.json").read_text())
+    assert report["version"] == __version__
 
 
 def not_installed(name: str) -> str:

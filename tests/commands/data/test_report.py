@@ -43,6 +43,52 @@ def test_tests_of_programs_are_counted_by_kind_and_language(tmp_path: Path, caps
     data("report", source, "--output", tmp_path / "no" / "x.png", code=2)
 
 
+@pytest.fixture
+def chatty(tmp_path: Path) -> Path:
+    """A tiny model of characters whose template writes tools, each message in brackets, "!!!" if told so, and "="."""
+    from gspo_lightning.policy.policy import Policy
+    from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
+
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = (
+        "{% for t in tools or [] %}{{ t.name }}{% endfor %}{% for m in messages %}({{ m.content }}){% endfor %}"
+        "{% if loud %}!!!{% endif %}{% if add_generation_prompt %}={% endif %}"
+    )
+    Policy(build_tiny_model("tiny-qwen3", seed=0), tokenizer).save_pretrained(tmp_path / "chatty")
+    return tmp_path / "chatty"
+
+
+def test_lengths_are_those_that_training_sees(chatty: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    messages = [{"role": "user", "content": "1+2:"}, {"role": "assistant", "content": "3"}]
+    parts = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "1+2+3+4:"}]}]
+    prompts = [
+        {"prompt": "1+2:"},
+        {"prompt": messages},
+        {"prompt": parts},
+        {"prompt": "7:", "tools": [{"name": "123"}]},
+    ]
+    source = write(tmp_path / "a.jsonl", [{**one, "answer": "3"} for one in prompts])
+    data("report", source, f"--model={chatty}")  # (1+2:)=, (1+2:)(3)=, (1+2+3+4:)=, 123(7:)=
+    assert "length: 7 to 11 tokens, median 9" in capsys.readouterr().out
+    config = ROOT / "configs" / "quickstart.yaml"
+    words = [f"--model.name_or_path={chatty}", "--data.system_prompt=12", "--data.reward_workers=1"]
+    words += ['--data.chat_template_kwargs={"loud": true}', "--data.max_prompt_tokens=15"]
+    data("report", source, f"--config={config}", *words)  # (12) in front and !!! behind: 7 more
+    out = capsys.readouterr().out
+    assert "length: 14 to 18 tokens" in out
+    assert "longerthan15tokens:nevertrainedon│2" in "".join(out.split())
+
+
+def test_a_template_that_refuses_a_prompt_names_its_line(
+    chatty: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = chatty / "chat_template.jinja"
+    file.write_text("{% if '9' in messages[0].content %}{{ raise_exception('no nines') }}{% endif %}=")
+    source = write(tmp_path / "a.jsonl", [{"prompt": f"{i}+1:", "answer": "1"} for i in range(10)])
+    data("report", source, f"--model={chatty}", code=2)
+    assert "a.jsonl:10: the chat template refuses the prompt: no nines" in capsys.readouterr().err
+
+
 def test_a_config_gives_tokens_limits_columns_and_rewards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write(tmp_path / "a.parquet", [{"q": "1+2:", "answer": "3"}, {"q": "1+2+3:", "answer": "6"}])
     config = ROOT / "configs" / "quickstart.yaml"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from gspo_lightning.cli import main
-from gspo_lightning.commands.doctor import checks
+from gspo_lightning.commands.doctor import command
 from gspo_lightning.errors import UserError
 from gspo_lightning.sandbox import Interpreter, Kind, choose, probe
 
@@ -32,8 +32,8 @@ def test_without_a_sandbox_it_is_a_problem_that_names_probe_and_fix(
     def failed(wanted: str = "auto") -> Iterator[probe.Trial]:
         yield probe.Trial(Kind.BUBBLEWRAP, Interpreter.own(), (probe.Probe("start", False, "no namespaces"),))
 
-    monkeypatch.setattr(checks, "choose", refused)
-    monkeypatch.setattr(checks, "trials", failed)
+    monkeypatch.setattr(command, "choose", refused)
+    monkeypatch.setattr(command, "trials", failed)
     monkeypatch.setenv("COLUMNS", "400")
     assert main(["doctor", "sandbox"]) == 1
     shown = capsys.readouterr().out
@@ -44,9 +44,9 @@ def test_without_a_sandbox_it_is_a_problem_that_names_probe_and_fix(
 
 
 def test_an_old_or_missing_package_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "PACKAGES", ("torch", "no-such-package"))
-    monkeypatch.setattr(checks, "LEAST", {"torch": (99, 0)})
-    _, torch, missing = checks.versions()
+    monkeypatch.setattr(command, "PACKAGES", ("torch", "no-such-package"))
+    monkeypatch.setattr(command, "LEAST", {"torch": (99, 0)})
+    _, torch, missing = command.versions()
     assert (torch.state, torch.fix) == ("problem", "install torch 99.0 or newer")
     assert (missing.state, missing.found) == ("problem", "not installed")
 

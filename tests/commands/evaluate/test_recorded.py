@@ -22,8 +22,10 @@ from gspo_lightning.commands.evaluate.run import Plan, Task
 from gspo_lightning.commands.evaluate.run import evaluate as run_evaluation
 from gspo_lightning.resume.writer import sole_writer
 from gspo_lightning.rewards import CodeExecutor
+from gspo_lightning.rewards.workers import runner
+from gspo_lightning.rewards.workers.dispatcher import Dispatcher
 from gspo_lightning.statistics.intervals import of_new_problems, of_these_problems
-from gspo_lightning.suites.results import write_results
+from gspo_lightning.suites.metrics import write_results
 from gspo_lightning.suites.suite import load_suite
 from tests import ROOT
 
@@ -48,6 +50,17 @@ def aime(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
+@pytest.fixture
+def sums(aime: Path) -> Path:
+    """The same problems as a suite of one's own, whose reward loads no algebra: it takes a worker a second."""
+    path = aime / "sums.yaml"
+    path.write_text(
+        f"about: sums\ndata: {aime / 'aime2024.jsonl'}\ncolumns: {{id: id, prompt: problem, answer: answer}}\n"
+        "prompt: '{{ prompt }}'\nreward: {class_path: ExactMatch}\nmetrics: [avg, pass]\n"
+    )
+    return path
+
+
 def box(value: object) -> str:
     return f"<think>let me see</think> The answer is \\boxed{{{value}}}."
 
@@ -58,7 +71,7 @@ def evaluate(output: Path, *arguments: object, code: int = 0) -> dict[str, Any]:
 
 
 def test_golds_that_cannot_be_read_are_said_before_any_answer_is_asked_for(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     golds = ("25", r"P \land Q", r"x \equiv 3 \pmod 7", r"A \subset B")
     rows = [{"id": f"q{i}", "problem": "?", "answer": gold} for i, gold in enumerate(golds)]
@@ -78,7 +91,16 @@ def test_golds_that_cannot_be_read_are_said_before_any_answer_is_asked_for(
     assert line.endswith("; then q3")
     answers = [{"id": f"q{i}", "sample": 0, "completion": box(gold)} for i, gold in enumerate(golds)]
     completions = write(tmp_path / "a.jsonl", answers)
+    started: list[int] = []
+
+    class Counted(Dispatcher):
+        def __init__(self, *settings: Any) -> None:
+            started.append(1)
+            super().__init__(*settings)
+
+    monkeypatch.setattr(runner, "Dispatcher", Counted)
     found = evaluate(tmp_path / "out", "--suite=aime2024", "--data", tmp_path / "data", "--completions", completions)
+    assert started == [1]  # the workers that read the golds grade the answers
     assert found["aime2024"]["avg@1"]["value"] == 1.0
     assert found["run"]["notes"]["aime2024"] == [line.removeprefix("aime2024: ")]
 
@@ -148,47 +170,48 @@ def test_unequal_numbers_of_answers_are_said(aime: Path, tmp_path: Path) -> None
     assert any("2 to 3 answers" in note for note in notes)
 
 
-def test_an_interrupted_evaluation_goes_on(aime: Path, tmp_path: Path) -> None:
-    rows = [{"id": str(i), "sample": k, "completion": box(25)} for i in (60, 61, 62) for k in range(3)]
-    arguments = ("--suite=aime2024", "--data", aime, "--completions", write(tmp_path / "a.jsonl", rows))
+def test_an_interrupted_evaluation_goes_on(sums: Path, tmp_path: Path) -> None:
+    rows = [{"id": str(i), "sample": k, "completion": "#025"} for i in (60, 61, 62) for k in range(3)]
+    arguments = (f"--suite={sums}", "--completions", write(tmp_path / "a.jsonl", rows))
     whole = evaluate(tmp_path / "whole", *arguments)
+    assert whole["sums"]["avg@3"]["value"] == pytest.approx(1 / 3)
     evaluate(tmp_path / "cut", *arguments)
     file = tmp_path / "cut" / "samples.jsonl"
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(lines[:4]) + lines[4][:30])  # killed in the middle of a line
-    assert evaluate(tmp_path / "cut", *arguments)["aime2024"] == whole["aime2024"]
+    assert evaluate(tmp_path / "cut", *arguments)["sums"] == whole["sums"]
     assert sorted(file.read_text().splitlines()) == sorted(
         (tmp_path / "whole" / "samples.jsonl").read_text().splitlines()
     )
 
 
 @pytest.mark.parametrize("left", [b"", b"\0" * 512, b'{"run": {"answers": {"comple'])
-def test_results_that_a_power_failure_cut_off_stop_no_continuation(left: bytes, aime: Path, tmp_path: Path) -> None:
-    rows = [{"id": str(i), "sample": k, "completion": box(25)} for i in (60, 61, 62) for k in range(3)]
-    arguments = ("--suite=aime2024", "--data", aime, "--completions", write(tmp_path / "a.jsonl", rows))
+def test_results_that_a_power_failure_cut_off_stop_no_continuation(left: bytes, sums: Path, tmp_path: Path) -> None:
+    rows = [{"id": str(i), "sample": k, "completion": "#025"} for i in (60, 61, 62) for k in range(3)]
+    arguments = (f"--suite={sums}", "--completions", write(tmp_path / "a.jsonl", rows))
     whole = evaluate(tmp_path / "out", *arguments)
     lines = (tmp_path / "out" / "samples.jsonl").read_bytes()
     for _ in range(2):  # and again: what is not known stays said
         (tmp_path / "out" / "results.json").write_bytes(left)
         again = evaluate(tmp_path / "out", *arguments)
-        assert again["aime2024"] == whole["aime2024"]
+        assert again["sums"] == whole["sums"]
         assert evaluate(tmp_path / "out", *arguments)["run"] == again["run"]
         assert (tmp_path / "out" / "samples.jsonl").read_bytes() == lines
-        (note,) = again["run"]["notes"]["aime2024"]
+        (note,) = again["run"]["notes"]["sums"]
         assert "results.json was empty or cut off. 9 verdicts are on these problems and were kept" in note
         assert note in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_cut_off_results_of_other_problems_stop_one(
-    aime: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    aime: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ("--suite=aime2024", "--completions", write(tmp_path / "a.jsonl", [{"id": "60", "completion": box(1)}]))
+    arguments = (f"--suite={sums}", "--completions", write(tmp_path / "a.jsonl", [{"id": "60", "completion": "#1"}]))
     for changed in (("What is", "How much is"), ('"answer": "025"', '"answer": "026"')):
         output, data = tmp_path / changed[0].strip('"'), aime / "aime2024.jsonl"
-        evaluate(output, "--data", aime, *arguments)
+        evaluate(output, *arguments)
         (output / "results.json").write_bytes(b"")
         data.write_text(data.read_text().replace(*changed))
-        evaluate(output, "--data", aime, *arguments, code=2)
+        evaluate(output, *arguments, code=2)
         assert "contains a different evaluation: its problems or rewards differ" in capsys.readouterr().err
         assert (output / "results.json").read_bytes() == b""
 
@@ -220,10 +243,10 @@ def full(_: int) -> None:
 
 
 def test_another_evaluation_does_not_go_on_there(
-    aime: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    aime: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows: Lines = [{"id": "60", "completion": box(25)}]
-    arguments = ("--suite=aime2024", "--completions", write(tmp_path / "a.jsonl", rows), "--data", aime)
+    rows: Lines = [{"id": "60", "completion": "#025"}]
+    arguments = (f"--suite={sums}", "--completions", write(tmp_path / "a.jsonl", rows))
     evaluate(tmp_path / "out", *arguments)
     (aime / "aime2024.jsonl").write_text((aime / "aime2024.jsonl").read_text().replace("What is", "How much is"))
     evaluate(tmp_path / "out", *arguments, code=2)
@@ -231,23 +254,23 @@ def test_another_evaluation_does_not_go_on_there(
 
 
 def test_another_file_of_answers_under_the_same_name_does_not_go_on(
-    aime: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answers = write(tmp_path / "a.jsonl", [{"id": "60", "completion": box(25)}])
-    evaluate(tmp_path / "out", "--suite=aime2024", "--data", aime, "--completions", answers)
+    answers = write(tmp_path / "a.jsonl", [{"id": "60", "completion": "#025"}])
+    evaluate(tmp_path / "out", f"--suite={sums}", "--completions", answers)
     moved = tmp_path / "moved.jsonl"
     moved.write_text(answers.read_text())
-    evaluate(tmp_path / "out", "--suite=aime2024", "--data", aime, "--completions", moved)
-    write(answers, [{"id": "60", "completion": box(26)}])
-    evaluate(tmp_path / "out", "--suite=aime2024", "--data", aime, "--completions", answers, code=2)
+    evaluate(tmp_path / "out", f"--suite={sums}", "--completions", moved)
+    write(answers, [{"id": "60", "completion": "#026"}])
+    evaluate(tmp_path / "out", f"--suite={sums}", "--completions", answers, code=2)
     assert "contains a different evaluation: its answers differ" in capsys.readouterr().err
 
 
 def test_a_second_evaluation_into_the_same_folder_is_refused(
-    aime: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answers = write(tmp_path / "a.jsonl", [{"id": "60", "completion": box(25)}])
-    words = ("--suite=aime2024", "--data", aime, "--completions", answers)
+    answers = write(tmp_path / "a.jsonl", [{"id": "60", "completion": "#025"}])
+    words = (f"--suite={sums}", "--completions", answers)
     with sole_writer(tmp_path / "out", "--output"):
         evaluate(tmp_path / "out", *words, code=2)
     assert f"is being written by process {os.getpid()} on" in capsys.readouterr().err
@@ -298,6 +321,10 @@ def unknown(line: str) -> str:
     return line.replace('"61"', '"16"')
 
 
+def misspelt(line: str) -> str:
+    return line.replace('"61"', '"611"')
+
+
 def twice(line: str) -> str:
     return line.replace('"61"', '"60"')
 
@@ -310,19 +337,20 @@ def no_text(line: str) -> str:
     ("damage", "said"),
     [
         (no_json, "a.jsonl:2: is not JSON"),
-        (unknown, "a.jsonl:2: its id '16' is not a problem of aime2024 (did you mean"),
+        (unknown, "a.jsonl:2: its id '16' is not a problem of sums\n"),
+        (misspelt, "a.jsonl:2: its id '611' is not a problem of sums (did you mean 61?)"),
         (twice, "a.jsonl:2: answers '60' as sample 0 a second time"),
         (no_text, "a.jsonl:2: has no 'completion' that is a text"),
     ],
 )
 def test_a_bad_line_is_named(
-    damage: Callable[[str], str], said: str, aime: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    damage: Callable[[str], str], said: str, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows: Lines = [{"id": i, "sample": 0, "completion": box(25)} for i in ("60", "61")]
+    rows: Lines = [{"id": i, "sample": 0, "completion": "#025"} for i in ("60", "61")]
     file = write(tmp_path / "a.jsonl", rows)
     first, second = file.read_text().splitlines()
     file.write_text(f"{first}\n{damage(second)}\n")
-    evaluate(tmp_path / "out", "--suite=aime2024", "--data", aime, "--completions", file, code=2)
+    evaluate(tmp_path / "out", f"--suite={sums}", "--completions", file, code=2)
     assert said in capsys.readouterr().err
 
 
@@ -385,7 +413,7 @@ def test_two_evaluations_are_compared_problem_by_problem(
 SUM = "about: sums\ncolumns: {id: name, prompt: question, answer: gold}\nprompt: 'Add {{ prompt }}.'\nmetrics: [avg]\n"
 
 
-def judged(folder: Path, reward: str, golds: list[str], *more: object) -> Path:
+def graded(folder: Path, reward: str, golds: list[str], *more: object) -> Path:
     """The same ten answers, judged by these golds and this reward; the output."""
     folder.mkdir()
     (folder / "sums.yaml").write_text(f"{SUM}data: {folder / 'sums.jsonl'}\nreward: {reward}\n")
@@ -410,28 +438,28 @@ def test_verdicts_by_other_answers_or_rewards_are_not_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Ten answers that are the same: 'worse, p = .002' would be about the judges."""
-    a = judged(tmp_path / "a", PLAIN, GOLDS)
-    golds = judged(tmp_path / "golds", PLAIN, [*GOLDS[:1], *(f"{i}.5" for i in range(9))])
+    a = graded(tmp_path / "a", PLAIN, GOLDS)
+    golds = graded(tmp_path / "golds", PLAIN, [*GOLDS[:1], *(f"{i}.5" for i in range(9))])
     said = comparison(a, golds, capsys, 2)
     assert "the records of 9 problems (answers, or other columns) differ" in said
     assert f"gspo evaluate --completions {a / 'samples.jsonl'}" in said
-    options = judged(tmp_path / "options", ROUNDED, GOLDS)
+    options = graded(tmp_path / "options", ROUNDED, GOLDS)
     said = comparison(a, options, capsys, 2)
     assert "the options decimals of the reward MathVerifier differ" in said
     assert "records" not in said
-    other = judged(tmp_path / "other", "{class_path: ExactMatch}", GOLDS)
+    other = graded(tmp_path / "other", "{class_path: ExactMatch}", GOLDS)
     assert "the rewards (MathVerifier and ExactMatch) differ" in comparison(a, other, capsys, 2)
 
 
 def test_the_fix_for_other_golds_is_to_judge_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a, b = judged(tmp_path / "a", PLAIN, ["1"] * 10), judged(tmp_path / "b", PLAIN, GOLDS)
+    a, b = graded(tmp_path / "a", PLAIN, ["1"] * 10), graded(tmp_path / "b", PLAIN, GOLDS)
     again = tmp_path / "again"
     evaluate(again, f"--suite={tmp_path / 'b' / 'sums.yaml'}", "--completions", a / "samples.jsonl")
     assert "| 100.0 % | 100.0 % |" in comparison(again, b, capsys)
 
 
 def test_fewer_problems_of_the_same_suite_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a = judged(tmp_path / "a", PLAIN, GOLDS)
+    a = graded(tmp_path / "a", PLAIN, GOLDS)
     rows = [{"id": f"n{i}", "completion": box(f"{i + 1}.004")} for i in range(4)]
     few, suite = write(tmp_path / "few.jsonl", rows), tmp_path / "a" / "sums.yaml"
     evaluate(tmp_path / "few", f"--suite={suite}", "--limit=4", "--completions", few)
@@ -454,7 +482,7 @@ def old(now: Path, **more: Any) -> Path:
 
 
 def test_what_older_results_do_not_say_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    new, rounded = judged(tmp_path / "new", PLAIN, GOLDS), judged(tmp_path / "rounded", ROUNDED, GOLDS)
+    new, rounded = graded(tmp_path / "new", PLAIN, GOLDS), graded(tmp_path / "rounded", ROUNDED, GOLDS)
     a, other = old(new), old(rounded)
     assert "note" not in comparison(a, new, capsys)  # one hash of all of it was there, and is the same
     assert "problems or rewards (by the hash of both) differ" in comparison(a, other, capsys, 2)

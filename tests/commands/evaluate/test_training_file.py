@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo_lightning.commands.evaluate.training_file import lines
+from gspo_lightning.commands.evaluate.command import leak_lines
 from tests.commands.data.files import data, write
 
 
@@ -31,24 +31,24 @@ def folder(tmp_path: Path) -> Path:
 def test_the_certificate_is_shown_and_what_it_does_not_name(folder: Path) -> None:
     checkpoint = str(folder / "run" / "version_0" / "checkpoints" / "last.ckpt")
     said = "trained on train.jsonl: decontaminated against aime2024.jsonl (1 prompts)"
-    assert list(lines([], checkpoint, ["aime2024"], folder / "data")) == [said]
-    both = list(lines([], checkpoint, ["aime2024", "aime2025"], folder / "data"))
+    assert list(leak_lines([], checkpoint, ["aime2024"], folder / "data")) == [said]
+    both = list(leak_lines([], checkpoint, ["aime2024", "aime2025"], folder / "data"))
     assert both == [said, "warning: aime2025 is not among them: gspo data decontaminate --against its file"]
     config = str(folder / "run" / "version_0" / "config.yaml")
-    assert list(lines([config], None, ["aime2024"], None)) == [said]
+    assert list(leak_lines([config], None, ["aime2024"], None)) == [said]
 
 
 def test_a_file_that_was_changed_or_never_checked_is_said(folder: Path) -> None:
     config = str(folder / "run" / "version_0" / "config.yaml")
     with (folder / "train.jsonl").open("a") as file:
         file.write('{"prompt": "What is 20+5?"}\n')
-    (said,) = lines([config], None, ["aime2024"], folder / "data")
+    (said,) = leak_lines([config], None, ["aime2024"], folder / "data")
     assert said.startswith("warning: trained on train.jsonl is not the file that train.jsonl.decontaminated.json")
     (folder / "train.jsonl.decontaminated.json").unlink()
-    (said,) = lines([config], None, ["aime2024"], folder / "data")
+    (said,) = leak_lines([config], None, ["aime2024"], folder / "data")
     assert said == "trained on train.jsonl: not checked for leaks from these benchmarks"
 
 
 def test_nothing_is_said_where_the_file_is_not_known(folder: Path) -> None:
-    assert list(lines([], None, ["aime2024"], folder / "data")) == []
-    assert list(lines([], str(folder / "model" / "x" / "last.ckpt"), ["aime2024"], None)) == []
+    assert list(leak_lines([], None, ["aime2024"], folder / "data")) == []
+    assert list(leak_lines([], str(folder / "model" / "x" / "last.ckpt"), ["aime2024"], None)) == []

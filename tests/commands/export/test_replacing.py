@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,29 @@ def umask() -> Iterator[None]:
 
 def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def test_a_run_folder_gives_its_newest_intact_checkpoint(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "run", symlinks=True)
+    newest = (copy / "checkpoints" / "last.ckpt").resolve()
+    assert main(["export", str(copy), str(tmp_path / "out")]) == 0
+    assert f"checkpoint: {newest}\n" in capsys.readouterr().out
+    assert main(["export", str(newest), str(tmp_path / "named")]) == 0
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "named")]
+    assert weights[0] == weights[1]
+    newest.write_bytes(b"cut off")
+    capsys.readouterr()
+    assert main(["export", str(copy), str(tmp_path / "none")]) == 2
+    said = capsys.readouterr().err
+    assert f"checkpoint: no checkpoint in {copy / 'checkpoints'} is whole ({newest.name}: " in said
+    assert "ckpt_path" not in said
+    shutil.rmtree(copy / "checkpoints")
+    (copy / "checkpoints").mkdir()
+    assert main(["export", str(copy), str(tmp_path / "none")]) == 2
+    assert f"checkpoint: the run {copy} has no checkpoint yet" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
 
 
 def test_the_run_with_its_checkpoint_is_not_replaced(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gspo_lightning.commands.fit.allocator import allocator_settings
+from gspo_lightning.commands.fit.cli import allocator_settings
 
 GROWING = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 

@@ -19,13 +19,12 @@ from lightning.pytorch import Trainer
 from gspo_lightning import registry
 from gspo_lightning.callbacks import LastCheckpoint
 from gspo_lightning.cli import main
-from gspo_lightning.commands.fit.foreign import BEGINNINGS, OPENRLHF, TRANSFORMERS, TRL, VERL, Word, foreign
+from gspo_lightning.commands.fit.foreign import Word, foreign, read_words
 from gspo_lightning.commands.fit.hints import members, parameters, plain
-from gspo_lightning.commands.fit.known import LEAVES, TOP, settings_of, whole_names
-from gspo_lightning.commands.fit.unknown import refuse_unknown
+from gspo_lightning.commands.fit.unknown import LEAVES, TOP, refuse_unknown, settings_of, whole_names
 from gspo_lightning.critic import ValueModel
 from gspo_lightning.errors import UserError
-from gspo_lightning.evaluation.settings import Evaluation
+from gspo_lightning.evaluation.evaluation_settings import Evaluation
 from gspo_lightning.policy.lora import LoRA
 from gspo_lightning.strategies import FSDP2Strategy
 from gspo_lightning.training.data import PromptDataModule
@@ -34,6 +33,8 @@ from tests import ROOT
 from tools.foreign import PAGES, with_tables
 from tools.rooms import PACKAGE
 
+TRL, TRANSFORMERS, VERL = read_words("trl"), read_words("transformers"), read_words("verl")
+OPENRLHF, BEGINNINGS = read_words("other")["OpenRLHF"], read_words("other")["verl"]
 SECTIONS: dict[str, Any] = {"trainer": Trainer, "model": GSPOModule, "data": PromptDataModule}
 KIND = {"model.objective": "objectives", "data.rollouts": "rollouts", "data.advantages": "advantages"}
 

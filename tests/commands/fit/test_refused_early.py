@@ -17,7 +17,7 @@ import pytest
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.hub import check_reachable
 from gspo_lightning.policy.loading import load_tokenizer
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.prompts import HubPrompts
 
 CODE = """

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from gspo_lightning.cli import main
-from gspo_lightning.commands.init.command import TASKS
+from gspo_lightning.commands.init import TASKS
 from tests.resume.test_files import in_a_fork
 from tests.runs import runs
 

@@ -30,7 +30,7 @@ from gspo_lightning.commands.plan.models import config_of
 from gspo_lightning.commands.plan.work import equation, work_of
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.lora import LoRA
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.model_settings import ModelSettings
 from tests.runs.runs import QUICKSTART
 
 CPU = Device("CPU", 1 << 40, cpu=True)
@@ -188,7 +188,7 @@ def test_the_pass_of_a_teacher_needs_room_of_its_own(job: Job) -> None:
     assert 4 * 100 * 4096 * 4 <= own[TEACHER] < trained.total(TRAINING) - trained.total(STEPPING)
     exact = memory_of(dataclasses.replace(taught, teacher_exact=True), CPU)
     assert exact.items["teacher's forward pass"] == {TRAINING: own[TEACHER]}
-    assert TEACHER not in exact.moments
+    assert TEACHER not in exact.phases
     sharded = memory_of(dataclasses.replace(taught, strategy="fsdp", world=4), CPU)
     counts = counts_of(job.model)
     assert sharded.items["gathered weights"][TEACHER] == 4 * (2 * counts.largest_layer + counts.outside)
@@ -319,12 +319,12 @@ def test_a_critic_is_counted(job: Job) -> None:
     """A copy without the output head of 4096 x 128; its gradients and activations while it is trained."""
     alone, beside = memory_of(job, CPU), memory_of(dataclasses.replace(job, critic=""), CPU)
     trained = counts_of(job.model).total - 4096 * 128
-    assert beside.items["critic's weights"] == dict.fromkeys(beside.moments, 4 * trained)
+    assert beside.items["critic's weights"] == dict.fromkeys(beside.phases, 4 * trained)
     assert beside.items["critic's optimizer state"][SAMPLING] == 8 * trained
     assert beside.items["critic's gradients"] == {CRITIC: 4 * trained}
     assert beside.items["activations"][CRITIC] == beside.items["activations"][TRAINING]
-    for moment in (SAMPLING, TRAINING, STEPPING):
-        assert beside.total(moment) == alone.total(moment) + 12 * trained
+    for phase in (SAMPLING, TRAINING, STEPPING):
+        assert beside.total(phase) == alone.total(phase) + 12 * trained
     adapters = dataclasses.replace(job, model=dataclasses.replace(job.model, lora=LoRA(r=4)), critic="")
     counts = counts_of(adapters.model)
     assert memory_of(adapters, CPU).items["critic's weights"][SAMPLING] == 4 * counts.trainable

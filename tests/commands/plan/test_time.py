@@ -12,8 +12,8 @@ from gspo_lightning.commands.plan.job import Job
 from gspo_lightning.commands.plan.memory import SAMPLING, counts_of, memory_of
 from gspo_lightning.commands.plan.time import ASSUMPTIONS, Phase, cache_read, decoding_seconds, phases_of
 from gspo_lightning.commands.plan.work import work_of
-from gspo_lightning.policy.footprint import Footprint
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.kv_cache_size import KVCacheSize
+from gspo_lightning.policy.model_settings import ModelSettings
 from tests import ROOT
 
 CARD = Device("a card", 80 << 30, flops=1e14, bandwidth=1e12, link=1e11)
@@ -59,7 +59,7 @@ def test_with_more_rows_a_plan_is_faster_than_the_published_sweep_of_the_h100(
     seconds, _ = decoding_seconds(job(max_prompt=128, max_response=128), CARDS["H100"], rows, 128)
     assert rows * 128 / seconds == pytest.approx(times * published, rel=0.01)
     said = " ".join((ROOT / "docs" / "memory.md").read_text().split())
-    assert "1.4 (16 at a time) and 5.5 times (64) as fast" in said
+    assert "a factor of 1.4 at 16 responses and 5.5 at 64" in said
 
 
 def test_phases_by_hand() -> None:
@@ -183,9 +183,9 @@ def test_waves_are_as_large_as_memory_has_room_for_and_follow_each_other() -> No
 
 
 def test_layers_with_a_window_or_a_state_read_what_they_keep() -> None:
-    assert cache_read(Footprint(((10, None), (10, 64)), state=7), 100, 100) == 10 * 150 + 10 * 64 + 2 * 7
-    assert cache_read(Footprint(((10, 150),)), 100, 100) == 10 * (50 * 125 + 50 * 150) / 100  # full after 50 tokens
-    assert cache_read(Footprint(((10, 200),)), 100, 100) == cache_read(Footprint(((10, None),)), 100, 100)
+    assert cache_read(KVCacheSize(((10, None), (10, 64)), state=7), 100, 100) == 10 * 150 + 10 * 64 + 2 * 7
+    assert cache_read(KVCacheSize(((10, 150),)), 100, 100) == 10 * (50 * 125 + 50 * 150) / 100  # full after 50 tokens
+    assert cache_read(KVCacheSize(((10, 200),)), 100, 100) == cache_read(KVCacheSize(((10, None),)), 100, 100)
     window = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0}
     settings = ModelSettings("Qwen/Qwen2.5-0.5B", "bfloat16", config_overrides=window)
     counts, layer = counts_of(settings), 2 * 2 * 64 * 2

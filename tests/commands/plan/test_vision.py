@@ -15,7 +15,7 @@ from gspo_lightning.commands.plan.work import work_of
 from gspo_lightning.pictures import Picture
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.lora import LoRA
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.model_settings import ModelSettings
 from tests.commands.plan.test_plan import CPU
 from tests.runs import runs
 from tests.support.pictures import SEEING, png
@@ -94,7 +94,7 @@ def test_windows_limit_what_a_patch_attends_to() -> None:
 @pytest.mark.parametrize("name", SEEING[:1] + SEEING[2:])
 def test_a_trained_tower_keeps_about_what_is_planned(name: str, checkpointing: bool) -> None:
     policy = load_policy(ModelSettings(name, freeze=[], gradient_checkpointing=checkpointing)).train()
-    assert policy.sight is not None
+    assert policy.image_processor is not None
     weights = {p.data_ptr() for p in policy.parameters()}
     kept: dict[int, int] = {}
 
@@ -106,7 +106,7 @@ def test_a_trained_tower_keeps_about_what_is_planned(name: str, checkpointing: b
     shape = {"tiny-smolvlm": (1, 4, (6, 12, 18, 24)), "tiny-gemma3": (1, 4)}.get(name, (8, 8))
     seen = [Picture(png(i, 128, 128), str(i), 0, *shape) for i in range(2)]
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        features = policy.sight.features(policy.model.base_model, seen)
+        features = policy.image_processor.features(policy.model.base_model, seen)
     assert features.embeddings.requires_grad
     tower = tower_of(job_of(name, max_prompt=64).with_model(freeze=[]))
     assert tower is not None

@@ -14,8 +14,7 @@ from torch.nn.attention.flex_attention import create_mask
 
 from gspo_lightning.policy.attention import UnsupportedAttentionError, check_attention, plans
 from gspo_lightning.policy.attention.flex import BLOCK, FlexPlan
-from gspo_lightning.policy.attention.plans import dense_attention
-from gspo_lightning.policy.attention.prefix import PrefixPlan
+from gspo_lightning.policy.attention.plans import PrefixPlan, dense_attention
 
 Places = tuple[list[tuple[int, int]], list[tuple[int, int, int, int]]]
 

@@ -11,8 +11,7 @@ from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.packing.memory import cut_rows
 from gspo_lightning.policy.attention import PackedLayout, attention_plan, check_attention, kernels, plans
 from gspo_lightning.policy.attention.interface import UnsupportedAttentionError
-from gspo_lightning.policy.attention.plans import dense_attention
-from gspo_lightning.policy.attention.prefix import PrefixPlan
+from gspo_lightning.policy.attention.plans import PrefixPlan, dense_attention
 from gspo_lightning.types import FinishReason, Prompt, Rollout
 
 CASES = {

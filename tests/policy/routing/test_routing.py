@@ -24,8 +24,8 @@ from transformers import (
 from gspo_lightning.errors import UserError
 from gspo_lightning.objectives import GSPO
 from gspo_lightning.old_policy import CachedLogProbs, OldPolicy, ResidentSnapshot
+from gspo_lightning.old_policy.frozen import with_logprobs
 from gspo_lightning.old_policy.logprobs import OldLogProbs, OldLogProbsChoice
-from gspo_lightning.old_policy.recompute import with_logprobs
 from gspo_lightning.packing.batches import filler
 from gspo_lightning.packing.memory import cut_rows
 from gspo_lightning.policy.policy import Policy
@@ -34,7 +34,7 @@ from gspo_lightning.policy.routing import (
     checkpoint_contexts,
     find_routers,
     hook_routers,
-    recording,
+    record_routers,
     routing_scalars,
     routing_sums,
     scatter_routes,
@@ -137,10 +137,10 @@ def test_watching_changes_no_bit() -> None:
     policy, part = build("qwen3-moe"), batch()
     plain = policy(part)[0]
     policy.routing = hook_routers(policy.backbone)
-    with recording(policy.routing) as tape:
+    with record_routers(policy.routing) as recording:
         assert torch.equal(policy(part)[0], plain)
-    assert tape is not None
-    assert tape.stacked().shape == (32, 2, 2)
+    assert recording is not None
+    assert recording.stacked().shape == (32, 2, 2)
     assert torch.equal(policy(part)[0], plain)
 
 
@@ -158,10 +158,10 @@ def test_gradients_under_replay_equal_an_independent_computation(experts: str, p
     by_hand(own, part)
     for each in (policy, own):
         (each(part)[0] * part.advantages.unsqueeze(1))[part.response_mask].sum().backward()
-    with recording(policy.routing) as tape:
+    with record_routers(policy.routing) as recording:
         policy(part)
-    assert tape is not None
-    changed = float(routing_sums(tape, part, policy.routing)[0]["changed_choices"][0])
+    assert recording is not None
+    changed = float(routing_sums(recording, part, policy.routing)[0]["changed_choices"][0])
     assert changed > 0  # else this test shows nothing
     expected = {name: p.grad for name, p in own.named_parameters()}
     for name, parameter in policy.named_parameters():
@@ -205,7 +205,7 @@ def test_gradient_checkpointing_recomputes_with_the_same_experts(packed: bool, m
     losses = []
     for policy in policies:
         moved(policy, 0.05).train()
-        with recording(policy.routing if measured else None):
+        with record_routers(policy.routing if measured else None):
             losses.append((policy(part)[0] * part.advantages.unsqueeze(1)).sum())
         losses[-1].backward()
     assert torch.equal(losses[0], losses[1])
@@ -256,21 +256,21 @@ def test_numbers_of_a_pass_by_hand() -> None:
     policy, part = build("qwen3-moe"), batch()
     policy.routing = Routing(1, 4, 2)
     hooked = hook_routers(policy.backbone)
-    with recording(hooked) as tape:
+    with record_routers(hooked) as recording:
         policy(part)
-    assert tape is not None
-    assert tape.places is not None
-    tokens = tape.places.predicts
-    tape.chosen = {0: torch.zeros(32, 2, dtype=torch.int64)}
-    tape.confidence = {0: torch.full((32,), 0.25)}
-    tape.chosen[0][:, 1] = 1  # everything to experts 0 and 1
-    before = tape.stacked().clone()
+    assert recording is not None
+    assert recording.places is not None
+    tokens = recording.places.predicts
+    recording.chosen = {0: torch.zeros(32, 2, dtype=torch.int64)}
+    recording.confidence = {0: torch.full((32,), 0.25)}
+    recording.chosen[0][:, 1] = 1  # everything to experts 0 and 1
+    before = recording.stacked().clone()
     before[tokens[0], 0] = torch.tensor([1, 0])  # the same set
     before[tokens[1], 0] = torch.tensor([2, 0])  # one other
     before[tokens[2], 0] = torch.tensor([2, 3])  # two others
     before[tokens[5], 0] = torch.tensor([2, 3])  # of the token that does not count
-    part.routes = scatter_routes(before, tape.places, dataclasses.replace(part, prompt_index=None), 4)
-    sums, load = routing_sums(tape, part, policy.routing)
+    part.routes = scatter_routes(before, recording.places, dataclasses.replace(part, prompt_index=None), 4)
+    sums, load = routing_sums(recording, part, policy.routing)
     assert {k: (float(a), float(b)) for k, (a, b) in sums.items()} == {
         "router_confidence": (3.0, 12.0),
         "changed_choices": (2.0, 12.0),

@@ -10,8 +10,8 @@ from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.policy.checks import choose_layout
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.lora import LoRA, merge_adapters
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.vision.families import FAMILIES, tower_of
 from gspo_lightning.rollouts import GroupedSampler, TransformersGenerate
 from tests.policy.vision.test_exact import alone, prompts_of, rollouts_of

@@ -17,11 +17,11 @@ from gspo_lightning.packing.batches import filler, make_micro_batch
 from gspo_lightning.packing.memory import cut_rows
 from gspo_lightning.pictures import Picture
 from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.vision.families import tower_of
-from gspo_lightning.policy.vision.positions import position_table, shift
-from gspo_lightning.policy.vision.qwen import QwenSight
+from gspo_lightning.policy.vision.qwen import QwenImageProcessor
+from gspo_lightning.policy.vision.vision_inputs import position_table, shift
 from gspo_lightning.types import FinishReason, MicroBatch, Prompt, Rollout
 from tests.support.pictures import SEEING, plain_inputs, png, seeing_prompt
 
@@ -58,13 +58,13 @@ def rollouts_of(prompts: Sequence[Prompt], counts: Sequence[int] = (3, 7)) -> li
 
 def alone(policy: Policy, rollout: Rollout) -> Tensor:
     """Log-probabilities of a response by transformers' own model: its pixels, its rope index, no padding."""
-    sight = policy.sight
-    assert sight is not None
+    image_processor = policy.image_processor
+    assert image_processor is not None
     ids = torch.cat([torch.tensor(rollout.prompt.token_ids), rollout.token_ids]).unsqueeze(0)
     options = plain_inputs(policy, rollout.prompt.media, ids)
     width = len(rollout.prompt.token_ids)
     logits = policy.model(input_ids=ids, use_cache=False, **options).logits[0, width - 1 : -1]
-    logits = logits.index_fill(-1, torch.tensor(sight.unsaid), -torch.inf)
+    logits = logits.index_fill(-1, torch.tensor(image_processor.unsaid), -torch.inf)
     return logits.log_softmax(-1).gather(-1, rollout.token_ids[:, None])[:, 0]
 
 
@@ -133,7 +133,7 @@ def test_a_picture_is_seen_once_for_all_responses(name: str, packed: bool) -> No
         seen.append(features.numel() // features.shape[-1])
 
     hook = last.register_forward_hook(count)
-    kind = type(policy.sight)
+    kind = type(policy.image_processor)
     with torch.no_grad(), patch.object(kind, "features", autospec=True, side_effect=kind.features) as called:
         policy(batch)
     hook.remove()
@@ -149,10 +149,10 @@ def test_positions_are_those_of_transformers() -> None:
         for rollout in rollouts_of(prompts_of(policy)):
             if not rollout.prompt.media:
                 continue
-            assert policy.sight is not None
+            assert policy.image_processor is not None
             ids = torch.cat([torch.tensor(rollout.prompt.token_ids), rollout.token_ids]).unsqueeze(0)
             grids = torch.tensor([[1, 2 * p.rows, 2 * p.columns] for p in rollout.prompt.media])
-            kinds = (ids == policy.sight.image).int()
+            kinds = (ids == policy.image_processor.image).int()
             expected, delta = policy.model.model.get_rope_index(ids, kinds, image_grid_thw=grids)
             ours = position_table([rollout.prompt.media], ids.shape[1])
             assert torch.equal(ours, expected)
@@ -178,19 +178,19 @@ def test_pieces_and_fillers_keep_their_pictures_and_a_checkpoint_does(name: str)
 
 
 def test_pixels_are_those_of_the_processor_also_beyond_its_limit() -> None:
-    sight = policy_of("tiny-qwen3-vl").sight
-    assert isinstance(sight, QwenSight)
+    image_processor = policy_of("tiny-qwen3-vl").image_processor
+    assert isinstance(image_processor, QwenImageProcessor)
     for width, height in [(32, 32), (300, 500), (37, 90)]:
         image = Image.open(io.BytesIO(png(5, width, height)))
-        expected = sight.processor(images=[image], return_tensors="pt")
-        rows, columns = sight.grid(width, height)
+        expected = image_processor.processor(images=[image], return_tensors="pt")
+        rows, columns = image_processor.grid(width, height)
         assert expected["image_grid_thw"].tolist() == [[1, 2 * rows, 2 * columns]]
         picture = Picture(png(5, width, height), "", 0, rows, columns)
-        pixels, grids = sight.pixels([picture])
+        pixels, grids = image_processor.pixels([picture])
         assert torch.equal(pixels, expected["pixel_values"])
         assert torch.equal(grids, expected["image_grid_thw"])
-    assert sight.shrinks(300, 500)
-    assert sight.limited(1024).grid(300, 500) == (2, 1)
+    assert image_processor.shrinks(300, 500)
+    assert image_processor.limited(1024).grid(300, 500) == (2, 1)
 
 
 def test_a_text_model_refuses_pictures_by_name() -> None:

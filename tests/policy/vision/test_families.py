@@ -18,16 +18,15 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from gspo_lightning.errors import UserError
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.pictures import Picture
-from gspo_lightning.policy.checks import choose_layout
+from gspo_lightning.policy.checks import PictureProbe, choose_layout
 from gspo_lightning.policy.loading import load_policy, load_tokenizer
 from gspo_lightning.policy.lora import LoRA
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import TINY_MODELS, character_tokenizer, tiny_config
-from gspo_lightning.policy.vision.gemma import GemmaSight
-from gspo_lightning.policy.vision.probe import PictureProbe
-from gspo_lightning.policy.vision.sight import sight_of
-from gspo_lightning.policy.vision.tiles import TileSight
+from gspo_lightning.policy.vision.gemma import GemmaImageProcessor
+from gspo_lightning.policy.vision.image_processor import image_processor_of
+from gspo_lightning.policy.vision.tiles import TileImageProcessor
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import GroupedSampler
 from gspo_lightning.rollouts.drawing import Draws
@@ -36,9 +35,9 @@ from tests.policy.vision.test_exact import alone, prompts_of, rollouts_of
 from tests.support.pictures import gemma_with_pooling, idefics3_folder, opened, png
 
 
-def tiles_of(policy: Policy) -> TileSight:
-    assert isinstance(policy.sight, TileSight)
-    return policy.sight
+def tiles_of(policy: Policy) -> TileImageProcessor:
+    assert isinstance(policy.image_processor, TileImageProcessor)
+    return policy.image_processor
 
 
 def test_an_unknown_family_is_refused_by_name(tmp_path: Path) -> None:
@@ -52,7 +51,7 @@ def test_a_text_model_names_the_families_that_read_pictures() -> None:
     policy: Policy = load_policy(ModelSettings("tiny-qwen3"))
     media = prompts_of(load_policy(ModelSettings("tiny-qwen3-vl")))[0].media
     with pytest.raises(UserError, match=r"(?s)reads text only.*Qwen2.5-VL, Qwen3-VL, Qwen3-VL-MoE"):
-        policy.look([media], 8)
+        policy.vision_inputs([media], 8)
 
 
 def test_gemma_reads_pictures_in_both_directions_and_a_causal_mask_would_be_noticed(
@@ -61,10 +60,10 @@ def test_gemma_reads_pictures_in_both_directions_and_a_causal_mask_would_be_noti
     policy = load_policy(ModelSettings("tiny-gemma3", seed=3)).eval()
     choose_layout(policy, "auto", 64)
     assert policy.packed
-    assert policy.sight is not None
-    assert PictureProbe(policy, policy.sight).why_not_exact(1e-6) is None
-    monkeypatch.setattr(GemmaSight, "mutual", False)
-    found = PictureProbe(policy, policy.sight).why_not_exact(1e-4)
+    assert policy.image_processor is not None
+    assert PictureProbe(policy, policy.image_processor).why_not_exact(1e-6) is None
+    monkeypatch.setattr(GemmaImageProcessor, "mutual", False)
+    found = PictureProbe(policy, policy.image_processor).why_not_exact(1e-4)
     assert found is not None
     assert "nats off those of the row alone" in found
     with pytest.raises(UserError, match="nats off those of the row alone"):
@@ -109,15 +108,15 @@ def test_tiles_are_those_of_the_processor_also_under_another_limit(
 ) -> None:
     policy = load_policy(ModelSettings("tiny-smolvlm"))
     larger = dataclasses.replace(tiles_of(policy), processor=_processor(128))
-    sight = larger.limited(max_pixels)
+    image_processor = larger.limited(max_pixels)
     edge = {None: 128, 1024: 32, 5000: 64}[max_pixels]
     expected = _processor(edge)(images=[opened(png(5, *size))], return_tensors="pt")["pixel_values"][0]
-    shown = sight.shown(*size, policy.tokenizer)
+    shown = image_processor.shown(*size, policy.tokenizer)
     assert shown.text.count("<image>") == len(expected)
-    assert sight.most_pixels == {None: 17, 1024: 1, 5000: 5}[max_pixels] * 1024
-    assert sight.shrinks(*size) == (max(size) > edge)
+    assert image_processor.most_pixels == {None: 17, 1024: 1, 5000: 5}[max_pixels] * 1024
+    assert image_processor.shrinks(*size) == (max(size) > edge)
     picture = Picture(png(5, *size), "", 1, 1, 4, tuple(range(9, 9 + 8 * (len(expected) - 1), 8)))
-    for other in (sight, larger, larger.limited(1024)):  # a prompt decides, whatever the limit has become
+    for other in (image_processor, larger, larger.limited(1024)):  # a prompt decides, whatever the limit has become
         assert torch.equal(other.pixels([picture]), expected)
 
 
@@ -133,11 +132,11 @@ def test_limits_that_a_family_cannot_keep_are_refused() -> None:
         ("tiny-smolvlm", 1000, "32 x 32 pixels of every picture, at least"),
         ("tiny-gemma3", 1000, "32 x 32 pixels of every picture"),
     ):
-        sight = sight_of(load_tokenizer(ModelSettings(name)))
-        assert sight is not None
+        image_processor = image_processor_of(load_tokenizer(ModelSettings(name)))
+        assert image_processor is not None
         with pytest.raises(UserError, match=rf"data\.pictures\.max_pixels.*{message}"):
-            sight.limited(limit)
-        assert sight.limited(32 * 32 * 4).most_pixels == sight.most_pixels
+            image_processor.limited(limit)
+        assert image_processor.limited(32 * 32 * 4).most_pixels == image_processor.most_pixels
 
 
 def _saved(folder: Path, name: str, processor: Any) -> str:
@@ -166,9 +165,9 @@ def test_an_export_is_read_again_with_its_processor(tmp_path: Path, name: str) -
     before, after = (load_policy(ModelSettings(n)) for n in (name, folder))
     picture = prompts_of(before)[1].media[0]
     for policy in (before, after):
-        assert isinstance(policy.sight, TileSight | GemmaSight)
-    assert torch.equal(before.sight.pixels([picture]), after.sight.pixels([picture]))
-    assert before.sight.smallest == after.sight.smallest
+        assert isinstance(policy.image_processor, TileImageProcessor | GemmaImageProcessor)
+    assert torch.equal(before.image_processor.pixels([picture]), after.image_processor.pixels([picture]))
+    assert before.image_processor.smallest == after.image_processor.smallest
 
 
 def test_processors_that_are_not_the_models_are_refused(tmp_path: Path) -> None:

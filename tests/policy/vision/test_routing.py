@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gspo_lightning.old_policy.recompute import with_logprobs
+from gspo_lightning.old_policy.frozen import with_logprobs
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import Replay, Routing, hook_routers

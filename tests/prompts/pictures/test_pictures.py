@@ -18,14 +18,13 @@ from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.loading import load_policy, load_tokenizer
-from gspo_lightning.policy.settings import ModelSettings
-from gspo_lightning.policy.vision.sight import sight_of
-from gspo_lightning.prompts.base import Record
+from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.policy.vision.image_processor import image_processor_of
 from gspo_lightning.prompts.encode import EncodedPrompts, Encoder
 from gspo_lightning.prompts.files import PromptFile, read_prompts
 from gspo_lightning.prompts.pictures.columns import parts_of
-from gspo_lightning.prompts.pictures.reading import BadPictureError, picture_file
-from gspo_lightning.prompts.pictures.settings import Pictures
+from gspo_lightning.prompts.pictures.reading import BadPictureError, Pictures, picture_file
+from gspo_lightning.prompts.prompt_set import Record
 from gspo_lightning.types import Prompt
 from tests.support.pictures import SEEING, png, seeing_prompt
 from tests.support.unreadable import unreadable
@@ -112,15 +111,16 @@ def test_messages_with_parts_and_a_template() -> None:
 def test_tokens_and_places_are_those_of_transformers_processor(name: str, plain: bool) -> None:
     """Pictures of one tile, of three and of five, and line breaks beside them."""
     policy = load_policy(ModelSettings(name))
-    tokenizer, sight = policy.tokenizer, policy.sight
-    assert sight is not None
+    tokenizer, image_processor = policy.tokenizer, policy.image_processor
+    assert image_processor is not None
     line = "" if name.startswith("tiny-qwen") else "\n"
     files = [png(1, 16, 16), png(2, 64, 20)]
     tokenizer.chat_template = (
         None
         if plain
         else TEMPLATE.replace(
-            "<|vision_start|><|image_pad|><|vision_end|>", "".join(tokenizer.convert_ids_to_tokens(list(sight.around)))
+            "<|vision_start|><|image_pad|><|vision_end|>",
+            "".join(tokenizer.convert_ids_to_tokens(list(image_processor.around))),
         )
     )
     records = [
@@ -236,7 +236,7 @@ def test_parts_of_another_kind_are_refused() -> None:
 
 
 def test_the_tokenizer_of_a_text_model_knows_nothing_of_pictures() -> None:
-    assert sight_of(tokenizer_of(name="tiny-qwen3")) is None
+    assert image_processor_of(tokenizer_of(name="tiny-qwen3")) is None
     assert "<|image_pad|>" not in tokenizer_of(name="tiny-qwen3").get_vocab()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gspo_lightning.rewards import CodeExecutor
-from gspo_lightning.rewards.code import packed as packed_tests
+from gspo_lightning.rewards.code import shapes
 from gspo_lightning.rewards.code.answer import BadAnswerError, read_answer
 from gspo_lightning.rewards.code.compare import Comparison
 
@@ -89,10 +89,10 @@ def test_private_tests_that_are_none_are_refused(private: str, reason: str) -> N
 
 
 def test_private_tests_that_unpack_to_too_much_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_tests, "MOST_BYTES", 1 << 20)
-    assert packed_tests.unpack_tests(packed("[" + " " * (1 << 19) + "]")) == []
+    monkeypatch.setattr(shapes, "MOST_BYTES", 1 << 20)
+    assert shapes.unpack_tests(packed("[" + " " * (1 << 19) + "]")) == []
     with pytest.raises(ValueError, match="larger than 1048576 bytes"):
-        packed_tests.unpack_tests(packed("[" + " " * (1 << 21) + "]"))
+        shapes.unpack_tests(packed("[" + " " * (1 << 21) + "]"))
 
 
 def test_the_name_of_a_method_comes_from_the_metadata_or_the_starter_code() -> None:

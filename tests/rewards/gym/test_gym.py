@@ -22,7 +22,7 @@ from gspo_lightning.rewards import ReasoningGym, RewardRunner, Sample
 from gspo_lightning.rewards.gym import families
 from gspo_lightning.rewards.gym.families import EXACT, FORMS, REFUSED, check_families
 from gspo_lightning.rewards.gym.generate import items
-from gspo_lightning.rewards.gym.items import judged, known_families, open_source, read_entry
+from gspo_lightning.rewards.gym.items import graded, known_families, open_source, read_entry
 
 FEW = ["chain_sum", "gsm_symbolic", "maze", "quantum_lock", "letter_jumble", "complex_arithmetic", "syllogism"]
 JUDGED = [family for family in known_families() if family not in REFUSED]
@@ -84,13 +84,13 @@ def check_family(family: str, size: int) -> None:
     wrong: list[tuple[str, str]] = []
     for record in records:
         answer, entry = record["answer"], read_entry(record["entry"])
-        assert judged(source, family, answer, entry), answer
-        assert judged(source, family, f" **{answer}**\n", entry) or "*" in answer or family in FORMS, answer
+        assert graded(source, family, answer, entry), answer
+        assert graded(source, family, f" **{answer}**\n", entry) or "*" in answer or family in FORMS, answer
         other = next((a for a in answers if a != answer), "7")
         with compiled() as texts:
             before = time.process_time()
             for kind, text in paddings(answer, other, record["question"]).items():
-                if judged(source, family, text, entry):
+                if graded(source, family, text, entry):
                     wrong.append((kind, text[:200]))
             assert time.process_time() - before < ReasoningGym.deadline_s  # all thirty together
         assert not [text for text in texts if "getpid" in text]

@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.support.loopback import LoopbackServer
 
 Reply = str | tuple[int, Any] | None
 """The judge's words, or a status with a body (bytes are sent as they are), or a connection that is closed."""
@@ -43,8 +45,8 @@ class Asked:
 
 
 @dataclass
-class JudgeServer:
-    """Serves on a port of its own, in threads of this process."""
+class JudgeServer(LoopbackServer):
+    """Hands every request to a judge."""
 
     judge: Callable[[Asked], Reply]
     delay_s: float = 0.0
@@ -52,20 +54,8 @@ class JudgeServer:
     active: int = 0
     most_active: int = 0
 
-    def __enter__(self) -> JudgeServer:
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def _reply(self, path: str, headers: dict[str, str], content: bytes) -> Reply:
         if path != "/v1/chat/completions":

@@ -15,7 +15,7 @@ from gspo_lightning.cli import main
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.metrics.rollouts import measure_rollouts
 from gspo_lightning.rewards import ExactMatch, LLMJudge, RewardRunner, Sample, Score
-from gspo_lightning.rewards.judge.asking import Question, defused
+from gspo_lightning.rewards.judge.request import Question, defused
 from gspo_lightning.rewards.judge.server import KEY
 from gspo_lightning.types import FinishReason, Prompt, Rollout
 from tests.rewards.judge.served import Asked, JudgeServer, Reply
@@ -126,6 +126,15 @@ def test_replies_may_be_wrapped(serve: Serve) -> None:
     server = serve(lambda asked: next(replies).format(asked.verdict(right=7, short=7.0).replace('"so"', latex)))
     found = [judged(server, sample(f"answer {i}"))[0].reward for i in range(len(wraps))]
     assert found == pytest.approx([0.7] * len(wraps))
+
+
+def test_a_reply_may_come_in_parts(serve: Serve) -> None:
+    def parts(asked: Asked) -> Reply:
+        said = asked.verdict(right=10, short=4)
+        content = [{"type": "text", "text": said[:20]}, {"type": "text", "text": said[20:]}]
+        return 200, {"choices": [{"message": {"content": content}, "finish_reason": "stop"}]}
+
+    assert [score.reward for score in judged(serve(parts), sample("42"))] == [0.7]
 
 
 UNREADABLE: dict[str, Callable[[Asked], Reply]] = {
@@ -349,6 +358,7 @@ def test_a_key_is_not_sent_where_others_can_read_it(
         ({"weights": {"rihgt": 1.0}}, "'rihgt' is not a criterion; did you mean right"),
         ({"weights": {"right": -1.0}}, "right has -1.0"),
         ({"weights": {"right": 0.0, "short": 0.0}}, "are all 0"),
+        ({"weights": {"right": 1e308, "short": 1e308}}, "LLMJudge.weights: add up to infinity"),
         ({"mode": "both"}, "LLMJudge.mode: is 'both'"),
         ({"mode": "pairwise"}, "LLMJudge.reference: is needed by mode: pairwise"),
         ({"response_format": "xml"}, "LLMJudge.response_format"),

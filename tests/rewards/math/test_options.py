@@ -28,7 +28,8 @@ def test_evaluated_does_not_take_the_task_for_its_answer() -> None:
     assert not paid(verifier, "x+1", r"\frac{x^2-1}{x-1}", prompt=r"Simplify $\frac{x^2-1}{x-1}$.")
     assert paid(verifier, "x+1", "1+x", prompt=r"Simplify $\frac{x^2-1}{x-1}$.")
     assert paid(verifier, "2^{10}", "2^{10}")  # the record itself is not evaluated
-    assert paid(MathVerifier(), "391", r"17 \times 23")
+    assert not paid(verifier, "1024", "2^{10}")
+    assert paid(MathVerifier(), "1024", "2^{10}")  # by default only sums, differences, products and quotients
 
 
 def test_form() -> None:
@@ -67,14 +68,12 @@ def test_answer_types(kind: str, answer: str, right: list[str], wrong: list[str]
 
 def test_answer_types_by_column() -> None:
     verifier = MathVerifier(answer_type="column")
-    assert verifier.score(r"\boxed{6*7}", "42", answer_type="any").reward == 1.0
-    assert verifier.score(r"\boxed{6*7}", "42", answer_type="integer").reward == 0.0
+    assert verifier.score(r"\boxed{\sqrt{1764}}", "42", answer_type="any").reward == 1.0
+    assert verifier.score(r"\boxed{\sqrt{1764}}", "42", answer_type="integer").reward == 0.0
     score = verifier.score(r"\boxed{42}", "42", answer_type="Numerical")
     assert score.status == "missing"
     assert "'Numerical', none of any, integer" in score.detail
-    assert (
-        MathVerifier().score(r"\boxed{6*7}", "42", answer_type="integer").reward == 1.0
-    )  # the column is not asked for
+    assert MathVerifier().score(r"\boxed{\sqrt{1764}}", "42", answer_type="integer").reward == 1.0  # not asked for
 
 
 @pytest.mark.parametrize("settings", [{"form": "prime"}, {"answer_type": "integers"}])
@@ -164,6 +163,47 @@ def test_score_pays_no_withdrawn_answer_and_every_honest_spelling(tmp_path: Path
     assert rewards == [reward for _, _, reward in cases]
 
 
+@pytest.mark.parametrize("kind", ["any", "integer", "number"])
+def test_a_calculation_is_no_answer_whatever_the_type(kind: str) -> None:
+    verifier = MathVerifier(answer_type=kind)  # type: ignore[arg-type]
+    for text in ("17 + 39", "112/2", r"\frac{112}{2}"):
+        assert not paid(verifier, "56", text)
+    assert paid(verifier, "56", "56.0")
+
+
+def test_evaluated_also_refuses_what_the_default_refuses() -> None:
+    for text in ("112/2", r"\frac{112}{2}", "56/1"):
+        assert not paid(MathVerifier(), "56", text)
+        assert not paid(MathVerifier(evaluated=True), "56", text)
+
+
+def test_score_pays_no_repeated_question(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The policy repeats "What is 17 + 39?"; the table is in ``cases/rules.jsonl``, class ``left to compute``."""
+    cases = [
+        ("17 + 39", "56", 0.0),
+        (r"\boxed{17 + 39}", "56", 0.0),
+        (r"\boxed{8 \times 7}", "56", 0.0),
+        (r"\boxed{112/2}", "56", 0.0),
+        (r"\boxed{60 - 4}", "56", 0.0),
+        (r"\boxed{0.2 + 0.3}", "0.5", 0.0),
+        (r"\boxed{17 + 39 = 56}", "56", 1.0),
+        (r"\boxed{56 \text{ cm}}", "56", 1.0),
+        (r"\boxed{5.6 \times 10^1}", "56", 1.0),
+        (r"\boxed{2^3 \cdot 7}", "56", 1.0),
+        (r"\boxed{4!}", "24", 1.0),
+        (r"\boxed{2/4}", "0.5", 1.0),
+        (r"\boxed{2/4}", "1/2", 1.0),
+        (r"\boxed{39 + 17}", "17 + 39", 1.0),
+    ]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [{"id": str(i), "completion": text, "answer": gold} for i, (text, gold, _) in enumerate(cases)]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    assert main(["score", "--reward", "MathVerifier", "--input", str(source), "--output", str(target)]) == 0
+    rewards = [json.loads(line)["reward"] for line in target.read_text(encoding="utf-8").splitlines()]
+    assert rewards == [reward for _, _, reward in cases]
+    assert "mean reward 0.5714; 14 ok" in capsys.readouterr().out
+
+
 def test_what_computer_algebra_raises_is_the_models_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     from gspo_lightning.rewards.math import library
 
@@ -179,3 +219,10 @@ def test_samples_are_judged_in_a_worker_with_their_prompt() -> None:
     samples = [Sample("a", "What is 17*23?", r"\boxed{17*23}", (), {"answer": "391", "answer_type": "number"})]
     with RewardRunner({"math": MathVerifier(evaluated=True, answer_type="column")}, num_workers=1) as runner:
         assert runner.score(samples)[0].reward == 0.0
+
+
+def test_a_letter_that_is_called_wrong_may_be_what_was_asked_for() -> None:
+    """Which statement is wrong? A number that is called wrong is taken back."""
+    verifier = MathVerifier(require_box=False)
+    assert verifier.score("The answer is B: this is wrong.", "B").reward == 1.0
+    assert verifier.score("The answer is 7: this is wrong.", "7").reward == 0.0

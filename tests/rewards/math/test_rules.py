@@ -8,7 +8,7 @@ import pytest
 
 from gspo_lightning.rewards import MathVerifier
 from gspo_lightning.rewards.math.bases import based
-from gspo_lightning.rewards.math.intervals import as_interval
+from gspo_lightning.rewards.math.comparison import as_interval
 from gspo_lightning.rewards.math.numbers import literal
 from gspo_lightning.rewards.math.times import clock
 from gspo_lightning.rewards.math.units import quantity

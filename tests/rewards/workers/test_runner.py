@@ -28,7 +28,7 @@ from gspo_lightning.rewards import (
     SampleScore,
 )
 from gspo_lightning.rewards.workers.process import Usage, _session
-from gspo_lightning.rewards.workers.settings import default_workers
+from gspo_lightning.rewards.workers.runner_settings import default_workers
 from tests import ROOT
 from tests.rewards import misbehaving as bad
 

@@ -150,6 +150,16 @@ def test_recorded_rewards_come_with_their_parts(
         ({"sampling": {"temperature": 1.0, "top_p": 0.9}}, "sampled with top_p 0.9"),
         ({"prompt_ids": [4, 5]}, "has no responses to prompt 10 ('7+5*3-4:') for iteration 0"),
         ({"iteration": 5}, "for iteration 0"),
+        (
+            {"row_ends": [1, 2], "contexts": [[4], [5]]},
+            "row_ends is [1, 2], but must be rising positions that end at 3",
+        ),
+        ({"row_ends": [2, 2, 3], "contexts": [[4]] * 3}, "row_ends is [2, 2, 3]"),
+        ({"row_ends": "13"}, "row_ends is '13'"),
+        ({"row_ends": [1, 3], "contexts": [[4]]}, "contexts is [[4]], but must be a list of token ids for each of"),
+        ({"row_ends": [1, 3], "contexts": [[4], []]}, "contexts is [[4], []]"),
+        ({"row_ends": [1, 3], "contexts": [[4], [4000]]}, "token id 4000, but the model's vocabulary has"),
+        ({"row_ends": [1, 3], "contexts": [[4], [5] * 40]}, "more than data.max_response_tokens = 8"),
     ],
 )
 def test_what_cannot_be_trained_on_is_refused_by_name(
@@ -157,6 +167,8 @@ def test_what_cannot_be_trained_on_is_refused_by_name(
 ) -> None:
     row = {"id": "10/0", "prompt_ids": list(prompts[0].token_ids), "completion_ids": [3, 4, 1], "logprobs": [-1.0] * 3}
     file = write(tmp_path / "one.jsonl", [row])
+    assert ids(replay(file, policy, prompts[:1], group_size=1)) == [[3, 4, 1]]
+    write(file, [row | {"contexts": ["a column of the prompt"]}])
     assert ids(replay(file, policy, prompts[:1], group_size=1)) == [[3, 4, 1]]
     write(file, [row | change])
     with pytest.raises(UserError) as error:

@@ -14,12 +14,12 @@ from gspo_lightning.policy.attention import GroupCache, cache, closed_up
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import routers_of
 from gspo_lightning.randomness import Purpose
-from gspo_lightning.rollouts import Beginning, Draws, GroupedSampler
-from gspo_lightning.rollouts.sampler import memory, waiting
+from gspo_lightning.rollouts import Draws, GroupedSampler, ResponsePrefix
+from gspo_lightning.rollouts.sampler import admission_queue, memory
 from gspo_lightning.rollouts.sampler import sampler as samplers
+from gspo_lightning.rollouts.sampler.decode_batch import DecodeBatch
 from gspo_lightning.rollouts.sampler.decoding import Decoder, PaddedDecoder, SharedDecoder
 from gspo_lightning.rollouts.sampler.memory import Costs
-from gspo_lightning.rollouts.sampler.wave import Wave
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 from tests.support import model_families
 
@@ -117,7 +117,7 @@ def test_the_limit_recovers_by_an_eighth_with_every_call_that_it_has_bound(monke
     """24 rows with a prompt each: at first 8 are too many for a step, from the third call on no number is."""
     policy, sampling = build("llama"), SamplingParams(8, stop_token_ids=())
     policy.model.generation_config.eos_token_id = None
-    rows = [Beginning(p, 0, p.token_ids, 0, 8) for p in prompts_of(policy, 24)]
+    rows = [ResponsePrefix(p, 0, p.token_ids, 0, 8) for p in prompts_of(policy, 24)]
 
     def ask(sampler: GroupedSampler, count: int) -> list[Rollout]:
         return sampler.extend(policy, rows[:count], sampling=sampling, draws=DRAWS)
@@ -168,7 +168,7 @@ def test_a_token_whose_end_was_not_seen_is_drawn_again(at: int, monkeypatch: pyt
 def test_partial_responses_go_on_too(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = build("qwen3")
     beginnings = [
-        Beginning(p, k, (*p.token_ids, *range(3, 3 + k)), k, 20 + k, tuple(range(3, 3 + k)))
+        ResponsePrefix(p, k, (*p.token_ids, *range(3, 3 + k)), k, 20 + k, tuple(range(3, 3 + k)))
         for p in prompts_of(policy) for k in range(3)
     ]  # fmt: skip
     wanted = GroupedSampler().extend(policy, beginnings, sampling=SAMPLING, draws=DRAWS)
@@ -195,7 +195,7 @@ def test_one_row_that_does_not_fit_is_an_error(monkeypatch: pytest.MonkeyPatch) 
     assert seen[0] == 24
     assert all(more >= 2 * fewer for more, fewer in itertools.pairwise(seen))
     assert seen[-1] == 1
-    assert sampler.use_less_memory() == 0
+    assert sampler.reduce_batch() == 0
 
 
 def test_groups_are_handed_out_once_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,13 +228,13 @@ def test_waves_are_chosen_from_free_memory_and_change_nothing(
     size = rows * (costs.row(40) + costs.context(8))
     monkeypatch.setattr(memory, "free_memory", lambda device: int(size / memory.SHARES["cpu"]) + 1)
     most: list[int] = []
-    join = Wave.join
+    join = DecodeBatch.join
 
-    def joining(self: Wave, blocks: Sequence[waiting.Block]) -> None:
+    def joining(self: DecodeBatch, blocks: Sequence[admission_queue.Block]) -> None:
         join(self, blocks)
         most.append(len(self))
 
-    monkeypatch.setattr(Wave, "join", joining)
+    monkeypatch.setattr(DecodeBatch, "join", joining)
     assert_equal(answers(policy, GroupedSampler()), wanted)
     assert (rows if rows < GROUP else rows - GROUP) < max(most) + 1 <= rows + 3  # whole groups, which share a context
     assert len(most) > 1

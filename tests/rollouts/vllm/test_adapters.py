@@ -74,7 +74,7 @@ def test_servers_get_adapters_alone_after_one_copy_of_the_frozen_weights(
         assert toy.received[0] == pytest.approx(whole, rel=0.2)
         assert max(toy.received[1:]) < trained + 20_000  # and names
         assert len(toy.adapters) == 1  # servers forget those of before
-        root = source.hand_over.folders.root
+        root = source.weight_sync.folders.root
         assert root is not None
         assert sorted(p.name.split("-")[0] for p in root.iterdir()) == ["adapters", "weights"]
 
@@ -140,12 +140,12 @@ def test_started_servers_take_adapters_where_they_are_told_to(
     adapted: Policy, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = VLLMServer(options={"enable_lora": True})
-    options, environment = source.hand_over.options(adapted, source.servers.local.options)
+    options, environment = source.weight_sync.options(adapted, source.servers.local.options)
     assert options == {"max_lora_rank": 8}  # the smallest that vLLM takes and that fits
     assert environment == {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
-    assert source.hand_over.adapters
+    assert source.weight_sync.adapters
     assert not caplog.records
     plain = VLLMServer()
-    assert plain.hand_over.options(adapted, plain.servers.local.options) == ({}, {})
-    assert not plain.hand_over.adapters
+    assert plain.weight_sync.options(adapted, plain.servers.local.options) == ({}, {})
+    assert not plain.weight_sync.adapters
     assert "enable_lora: true" in caplog.text

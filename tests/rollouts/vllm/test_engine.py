@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.lora import LoRA, add_adapters
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.rollouts import VLLMEngine
 from gspo_lightning.rollouts.serving.weights import in_checkpoint_format
 from gspo_lightning.rollouts.vllm import engine

@@ -29,9 +29,9 @@ from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.pool import UNFINISHED, Faults, Pool, Server, Weights
 from gspo_lightning.rollouts.serving.weights import WeightFolders
 from gspo_lightning.rollouts.vllm import server
-from gspo_lightning.rollouts.vllm.handover import HandOver
 from gspo_lightning.rollouts.vllm.protocol import parse
 from gspo_lightning.rollouts.vllm.transfer import Sender
+from gspo_lightning.rollouts.vllm.weight_sync import WeightSync
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 from tests.rollouts.toy_server import Reply, ToyServer
 from tests.runs import runs
@@ -72,14 +72,15 @@ class Asked(threading.Thread):
             self.error = error
 
     def during(self, toy: ToyServer, act: Callable[[], None]) -> list[list[Rollout]]:
-        """What it brings, if something happens in the middle."""
+        """What it brings, if something happens when every group has two tokens of its longest response."""
+        toy.holds = 2
         self.start()
         deadline = time.monotonic() + 20
-        while toy.asked < 1 + len(self.prompts) and time.monotonic() < deadline:  # the probe and all groups
+        while toy.held < len(self.prompts) and time.monotonic() < deadline:
             time.sleep(0.01)
-        time.sleep(0.2)
-        assert self.is_alive()
+        assert toy.held == len(self.prompts)
         act()
+        toy.release()
         self.join(30)
         assert not self.is_alive()
         if self.error is not None:
@@ -112,13 +113,13 @@ def gap(policy: Policy, found: list[tuple[Rollout, torch.Tensor]]) -> float:
 def test_every_token_says_which_weights_sampled_it(
     toy: ToyServer, policy: Policy, newer: Policy, prompts: list[Prompt]
 ) -> None:
-    toy.pace_s = 0.02
     with closing(VLLMServer([toy.url], **FAST)) as source:
-        groups = Asked(source, policy, prompts).during(toy, lambda: source.renew(newer, 7))
+        groups = Asked(source, policy, prompts).during(toy, lambda: source.update_weights_in_flight(newer, 7))
         assert [len(group) for group in groups] == [3] * len(prompts)
         old, new = by_weights(groups, 3), by_weights(groups, 7)
         both = [r for r, _ in old if r.versions is not None]
-        assert both  # in the middle
+        assert both
+        assert all(r.versions.tolist()[:3] == [3, 3, 7] for r in both if r.versions is not None)
         assert sum(int(mask.sum()) for _, mask in old + new) == sum(r.length for g in groups for r in g)
         assert gap(policy, old) < 1e-5
         assert gap(newer, new) < 1e-5
@@ -137,10 +138,8 @@ def test_every_token_says_which_weights_sampled_it(
 def test_a_rollout_that_was_submitted_earlier_does_not_bring_older_weights_back(
     toy: ToyServer, policy: Policy, newer: Policy, prompts: list[Prompt]
 ) -> None:
-    toy.pace_s = 0.02
     with closing(VLLMServer([toy.url], **FAST)) as source:
-        Asked(source, policy, prompts).during(toy, lambda: source.renew(newer, 7))
-        toy.pace_s = 0.0
+        Asked(source, policy, prompts).during(toy, lambda: source.update_weights_in_flight(newer, 7))
         source.sync_weights(policy, 5)
         groups = source.generate(policy, prompts, group_size=3, sampling=SAMPLING, draws=DRAWS, version=5)
         assert {r.policy_version for group in groups for r in group} == {7}
@@ -153,14 +152,13 @@ def test_a_rollout_that_was_submitted_earlier_does_not_bring_older_weights_back(
 def test_weights_that_do_not_arrive_leave_the_rollout_what_it_has(
     toy: ToyServer, policy: Policy, newer: Policy, prompts: list[Prompt], caplog: pytest.LogCaptureFixture
 ) -> None:
-    toy.pace_s = 0.02
 
     def refuses(route: str, body: dict[str, Any], reply: Reply) -> Reply:
         return (500, {"error": "out of memory"}) if route == "/pause?mode=keep&clear_cache=false" else reply
 
     def act() -> None:
         toy.fault = refuses
-        source.renew(newer, 7)
+        source.update_weights_in_flight(newer, 7)
         toy._going.set()
         toy.fault = None
 
@@ -177,14 +175,13 @@ def test_what_was_sampled_while_weights_were_replaced_by_halves_is_asked_again(
     toy: ToyServer, policy: Policy, newer: Policy, prompts: list[Prompt]
 ) -> None:
     """The weights are read, and then their tag does not arrive: the server goes on with weights that nobody knows."""
-    toy.pace_s = 0.02
 
     def breaks(route: str, body: dict[str, Any], reply: Reply) -> Reply:
         return (500, {"error": "boom"}) if route.startswith("/reset_prefix_cache") else reply
 
     def act() -> None:
         toy.fault = breaks
-        source.renew(newer, 7)
+        source.update_weights_in_flight(newer, 7)
         assert toy.tag == "unfinished"
         toy.fault = None
 
@@ -204,12 +201,11 @@ def test_weights_for_which_there_is_no_room_leave_the_rollout_what_it_has(
     def full(*_: object, **__: object) -> Path:
         raise OSError(28, "No space left on device")
 
-    toy.pace_s = 0.02
     with closing(VLLMServer([toy.url], **FAST)) as source, monkeypatch.context() as patch:
 
         def act() -> None:
-            patch.setattr(source.hand_over.folders, "write", full)
-            source.renew(newer, 7)
+            patch.setattr(source.weight_sync.folders, "write", full)
+            source.update_weights_in_flight(newer, 7)
 
         groups = Asked(source, policy, prompts).during(toy, act)
         assert not by_weights(groups, 7)
@@ -221,7 +217,6 @@ def test_newer_weights_that_are_others_on_the_server_stop_the_run(
     toy: ToyServer, policy: Policy, newer: Policy, prompts: list[Prompt]
 ) -> None:
     """What requests in flight have got is no rollout of anybody; no warning would take it out of what is trained on."""
-    toy.pace_s = 0.02
     other = Policy(build_tiny_model("tiny-qwen3", seed=6), policy.tokenizer).eval()
 
     def wrong(route: str, body: dict[str, Any], reply: Reply) -> Reply:
@@ -232,7 +227,7 @@ def test_newer_weights_that_are_others_on_the_server_stop_the_run(
     def act() -> None:
         toy.fault = wrong
         with pytest.raises(InfrastructureError, match="differ from the trainer's"):
-            source.renew(newer, 7)
+            source.update_weights_in_flight(newer, 7)
 
     with closing(VLLMServer([toy.url], **FAST)) as source:
         Asked(source, policy, prompts).during(toy, act)
@@ -284,7 +279,7 @@ def test_older_weights_are_let_go(toy: ToyServer, policy: Policy, newer: Policy)
     with closing(VLLMServer([toy.url], **FAST)) as source:
         source.sync_weights(policy, 3)
         renewed = copy.deepcopy(newer)
-        source.renew(renewed, 7)
+        source.update_weights_in_flight(renewed, 7)
         known = weakref.ref(renewed)
         del renewed
         source.sync_weights(newer, 9)
@@ -356,7 +351,7 @@ def test_a_server_goes_on_when_who_has_paused_it_closes(toy: ToyServer, policy: 
     toy.fault = slow
     with closing(VLLMServer([toy.url], **FAST)) as source:
         source.open(64)
-        source.servers.pool.weights = Weights(source.hand_over.folders.write(policy), "a1-0-1")
+        source.servers.pool.weights = Weights(source.weight_sync.folders.write(policy), "a1-0-1")
         work = source.servers.loop.submit(source.servers.pool.ask(lambda known: known.client.weights()))
         assert at_it.wait(10)
         work.cancel()
@@ -373,14 +368,14 @@ def test_what_is_sent_from_gpu_to_gpu_has_its_own_name(
         sent.append(policy)
 
     monkeypatch.setattr(Sender, "send", send)
-    hand_over = HandOver(WeightFolders(str(tmp_path), in_memory=False), "a1", 10.0, in_flight=True)
-    hand_over.way = "nccl"
-    older, new = (hand_over.prepare(p, torch.float32, v) for p, v in ((policy, 3), (newer, 7)))
+    weight_sync = WeightSync(WeightFolders(str(tmp_path), in_memory=False), "a1", 10.0, in_flight=True)
+    weight_sync.transport = "nccl"
+    older, new = (weight_sync.prepare(p, torch.float32, v) for p, v in ((policy, 3), (newer, 7)))
 
     async def deliver(weights: Weights) -> None:
         known = Server(Client(Endpoint(toy.url), 5.0, 5.0))
         try:
-            await hand_over.deliver(known, weights)
+            await weight_sync.deliver(known, weights)
         finally:
             await known.client.close()
 

@@ -15,16 +15,16 @@ from PIL import Image
 
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.randomness import Purpose
-from gspo_lightning.rollouts import Beginning, Draws, GroupedSampler, VLLMServer
+from gspo_lightning.rollouts import Draws, GroupedSampler, ResponsePrefix, VLLMServer
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.teacher import ServedTeacher
 from gspo_lightning.rollouts.serving.weights import WeightFolders
 from gspo_lightning.rollouts.vllm import local
-from gspo_lightning.rollouts.vllm.handover import HandOver
 from gspo_lightning.rollouts.vllm.local import LocalVLLM, command
+from gspo_lightning.rollouts.vllm.weight_sync import WeightSync
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 from tests.rollouts.toy_server import Reply, ToyServer
 from tests.runs import runs
@@ -67,8 +67,8 @@ def test_a_request_has_one_placeholder_a_picture_and_the_pixels_that_the_trainer
     toy: ToyServer, policy: Policy
 ) -> None:
     """20 x 70 pixels become 1 x 4 tokens of 16 x 16 pixels: what is sent has nothing left to scale."""
-    sight = policy.sight
-    assert sight is not None
+    image_processor = policy.image_processor
+    assert image_processor is not None
     prompt = seeing_prompt(policy, 0, ["1+", png(1, 32, 32), "A", png(2, 70, 20)])
     with closing(VLLMServer([toy.url], **FAST)) as source:
         source.sync_weights(policy, 0)
@@ -77,10 +77,13 @@ def test_a_request_has_one_placeholder_a_picture_and_the_pixels_that_the_trainer
     bodies = {len(body["token_ids"]): body for route, body in asked if route == GENERATE}
     assert {route for route, _ in asked} == {GENERATE, "/weight_info"}
     one, plus, letter = policy.tokenizer("1+A")["input_ids"]
-    start, image, end = sight.start, sight.image, sight.end
+    start, image, end = image_processor.start, image_processor.image, image_processor.end
     body = bodies[9]
     assert body["token_ids"] == [one, plus, start, image, end, letter, start, image, end]
-    assert body["sampling_params"]["logit_bias"] == {str(sight.image): -10_000, str(sight.video): -10_000}
+    assert body["sampling_params"]["logit_bias"] == {
+        str(image_processor.image): -10_000,
+        str(image_processor.video): -10_000,
+    }
     for part, original, size in zip(body["content_parts"], [png(1), png(2, 70, 20)], [(32, 32), (64, 16)], strict=True):
         with Image.open(io.BytesIO(base64.b64decode(part["url"].removeprefix("data:image/png;base64,")))) as found:
             assert (found.format, found.mode, found.size) == ("PNG", "RGB", size)
@@ -184,8 +187,8 @@ def test_a_server_that_shows_another_picture_is_found_out_at_once(toy: ToyServer
         def darker(folder: str) -> None:
             ToyServer.load(toy, folder)
             assert toy._policy is not None
-            assert toy._policy.sight is not None
-            toy._policy.sight.processor.image_mean = [0.9] * 3
+            assert toy._policy.image_processor is not None
+            toy._policy.image_processor.processor.image_mean = [0.9] * 3
 
         toy.load = darker  # type: ignore[method-assign]
         with pytest.raises(InfrastructureError, match="an image processor with other settings"):
@@ -199,10 +202,10 @@ def test_a_response_goes_on_after_its_picture_and_one_that_is_cut_keeps_its_toke
     greedy = SamplingParams(60, temperature=0.0)
     with closing(VLLMServer([toy.url], **FAST)) as source:
         source.sync_weights(policy, 0)
-        rows = [Beginning(p, 0, p.token_ids, 0, 30 if i == 0 else 60) for i, p in enumerate(prompts)]
+        rows = [ResponsePrefix(p, 0, p.token_ids, 0, 30 if i == 0 else 60) for i, p in enumerate(prompts)]
         whole = GroupedSampler().extend(policy, rows, sampling=greedy, draws=DRAWS)
         begun = tuple(whole[1].token_ids[:9].tolist())
-        row = Beginning(prompts[1], 0, (*prompts[1].token_ids, *begun), 9, 51, begun)
+        row = ResponsePrefix(prompts[1], 0, (*prompts[1].token_ids, *begun), 9, 51, begun)
         (rest,) = source.extend(policy, [row], sampling=greedy, draws=DRAWS)
         assert torch.equal(rest.token_ids, whole[1].token_ids[9:])
         toy.pace_s = 0.05
@@ -236,11 +239,11 @@ def test_a_server_of_our_own_has_the_route_for_pictures(
     lines: list[list[str]] = []
     monkeypatch.setattr(local, "LocalServer", lambda line, environment, remove: lines.append(line))
     ours = LocalVLLM("python", None, None, {}, {})
-    hand_over = HandOver(WeightFolders(str(tmp_path), in_memory=False), "run", 10.0)
+    weight_sync = WeightSync(WeightFolders(str(tmp_path), in_memory=False), "run", 10.0)
     for one in (load_policy(ModelSettings("tiny-qwen3")), policy):
         ours.start(
             tmp_path, Endpoint("unix:/nowhere", "key"), tmp_path, number=0, device="cpu", dtype="float32",
-            also=hand_over.options(one, {}),
+            also=weight_sync.options(one, {}),
         )  # fmt: skip
     assert [line.count("--enable-scale-out") for line in lines] == [0, 1]
 

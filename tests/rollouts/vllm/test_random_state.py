@@ -7,7 +7,7 @@ import random
 import numpy as np
 import torch
 
-from gspo_lightning.rollouts.vllm.random_state import RandomState
+from gspo_lightning.rollouts.vllm.process_state import RandomState
 
 
 def draw() -> list[float]:

@@ -25,15 +25,16 @@ from transformers import PreTrainedTokenizerFast
 
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import hook_routers
-from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import build_tiny_model
 from gspo_lightning.randomness import Purpose
-from gspo_lightning.rollouts import Beginning, Draws, GroupedSampler, VLLMEngine, VLLMServer
-from gspo_lightning.rollouts.serving import guard
+from gspo_lightning.rollouts import Draws, GroupedSampler, ResponsePrefix, VLLMEngine, VLLMServer
+from gspo_lightning.rollouts.serving import watchdog
 from gspo_lightning.rollouts.serving.weights import in_checkpoint_format, untie
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
+from tests import ROOT
 from tests.rollouts.toy_server import Fault, Reply, ToyServer
 
 DRAWS = Draws.of(0, Purpose.TRAIN_SAMPLING, 2)
@@ -221,7 +222,7 @@ def test_what_is_cut_keeps_its_tokens_where_the_server_can_end_a_request(
     """Four responses of 10, 60, 60 and 60 tokens, 100 ms a token; one slot less than responses."""
     sampling = SamplingParams(60)
     prompts = [Prompt(i, "", (3 + i, 4, 5)) for i in range(4)]
-    rows = [Beginning(p, 0, p.token_ids, 0, 10 if p.id == 0 else 60) for p in prompts]
+    rows = [ResponsePrefix(p, 0, p.token_ids, 0, 10 if p.id == 0 else 60) for p in prompts]
     with closing(VLLMServer([toy.url], **FAST, concurrency=3)) as source:
         source.sync_weights(policy, 0)
         whole = source.extend(policy, rows, sampling=sampling, draws=DRAWS)
@@ -314,7 +315,7 @@ def test_servers_have_the_new_weights_and_no_others(toy: ToyServer, policy: Poli
         assert toy.loads == 2
         assert ids(after) != ids(before)
         assert {r.policy_version for g in after for r in g} == {4}
-        assert len(list(Path(source.hand_over.folders.root or "").iterdir())) == 1
+        assert len(list(Path(source.weight_sync.folders.root or "").iterdir())) == 1
 
         def forget(route: str, body: dict[str, Any], reply: Reply) -> Reply:
             toy.tag = "default"  # as after a restart by somebody else
@@ -416,7 +417,8 @@ def test_responses_go_on_where_they_were_cut(toy: ToyServer, policy: Policy, pro
         whole = [g[0] for g in source.generate(policy, prompts, group_size=1, sampling=greedy, draws=DRAWS)]
         taken = [tuple(r.token_ids.tolist()[:n]) for n, r in enumerate(whole)]
         rows = [
-            Beginning(p, 0, (*p.token_ids, *t), len(t), 12 - 2 * len(t), t) for p, t in zip(prompts, taken, strict=True)
+            ResponsePrefix(p, 0, (*p.token_ids, *t), len(t), 12 - 2 * len(t), t)
+            for p, t in zip(prompts, taken, strict=True)
         ]
         found = source.extend(policy, rows, sampling=greedy, draws=DRAWS)
         for n, (new, old) in enumerate(zip(found, whole, strict=True)):
@@ -435,8 +437,8 @@ def test_responses_go_on_where_they_were_cut(toy: ToyServer, policy: Policy, pro
 def interpreter(tmp_path: Path) -> str:
     """Stands for one that has vLLM: whatever module it is told to run, it serves like the toy."""
     script = tmp_path / "python"
-    toy = Path(__file__).parents[1] / "toy_server.py"
-    script.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit 0\nshift 2\nexec {sys.executable} {toy} "$@"\n')
+    toy = f"env PYTHONPATH={ROOT} {sys.executable} -m tests.rollouts.toy_server"
+    script.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit 0\nshift 2\nexec {toy} "$@"\n')
     script.chmod(0o755)
     return str(script)
 
@@ -454,15 +456,15 @@ def test_a_server_of_our_own_is_started_anew_and_ends_with_us(
         wanted = ids(ask(source, policy, prompts))
         (server,) = source.servers.pool.servers
         assert server.process is not None
-        guarded = guard._descendants(server.process.process.pid)
-        os.kill(guarded[0], signal.SIGKILL)
+        watched = watchdog._descendants(server.process.process.pid)
+        os.kill(watched[0], signal.SIGKILL)
         assert ids(ask(source, policy, prompts)) == wanted
-        assert guard._descendants(server.process.process.pid) != guarded
+        assert watchdog._descendants(server.process.process.pid) != watched
         last = server.process.process.pid
-        folder, private, log = source.hand_over.folders.root, source.servers.private.root, server.process.log
+        folder, private, log = source.weight_sync.folders.root, source.servers.private.root, server.process.log
     (kept,) = tmp_path.glob("gspo-server-*.log")  # of the one that was killed
     assert kept != log
-    assert not Path(f"/proc/{last}").exists() or guard._descendants(last) == []
+    assert not Path(f"/proc/{last}").exists() or watchdog._descendants(last) == []
     assert folder is not None is not private
     assert not folder.exists()
     assert not private.exists()
@@ -481,13 +483,13 @@ def test_the_guard_ends_everything_when_its_owner_is_gone(tmp_path: Path, end: s
         "stdin=subprocess.PIPE, start_new_session=True); print(p.pid, flush=True); time.sleep(1000)"
     )
     owner = subprocess.Popen(
-        [sys.executable, "-c", code, guard.__file__, str(folder), guard.END, "/bin/sh", "-c", server],
+        [sys.executable, "-c", code, watchdog.__file__, str(folder), watchdog.END, "/bin/sh", "-c", server],
         stdout=subprocess.PIPE,
     )
     assert owner.stdout is not None
     pid = int(owner.stdout.readline())
     wait_for(lambda: (tmp_path / "flag").exists())
-    children = guard._descendants(pid)
+    children = watchdog._descendants(pid)
     assert len(children) == 3
     owner.send_signal(end)
     owner.wait()
@@ -515,7 +517,7 @@ def test_a_notebooks_own_event_loop_does_not_disturb(toy: ToyServer, policy: Pol
 
 
 def test_what_servers_share_knows_nothing_of_vllm() -> None:
-    for file in Path(guard.__file__).parent.glob("*.py"):
+    for file in Path(watchdog.__file__).parent.glob("*.py"):
         lines = file.read_text(encoding="utf-8").splitlines()
         assert not [line for line in lines if "import" in line and "vllm" in line], file.name
 
@@ -532,7 +534,7 @@ def test_servers_compute_in_the_dtype_of_training(
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             source.sync_weights(policy, 0)
             started = source._dtype_of(policy)
-        (folder,) = Path(source.hand_over.folders.root or "").iterdir()
+        (folder,) = Path(source.weight_sync.folders.root or "").iterdir()
         written = load_file(folder / "model.safetensors")
         assert {tensor.dtype for tensor in written.values()} == {dtype}
         assert started == dtype

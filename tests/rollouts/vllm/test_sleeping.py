@@ -101,13 +101,13 @@ def test_engines_on_a_gpu_sleep_unless_they_are_told_not_to(monkeypatch: pytest.
 def test_the_same_weights_are_copied_again_after_a_rest(
     calls: Calls, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(VLLMEngine, "_hand_over", lambda self, given: self._engine.load(given))
+    monkeypatch.setattr(VLLMEngine, "_weight_sync", lambda self, given: self._engine.load(given))
     with closing(VLLMEngine()) as source:
-        source.rest()  # nothing has started
+        source.sleep()  # nothing has started
         source._engine = InProcessEngine(policy, {"enable_sleep_mode": True})
         source.sync_weights(policy, 3)
         source.sync_weights(policy, 3)
-        source.rest()
+        source.sleep()
         source.sync_weights(policy, 3)
     assert names(calls) == [
         "start", "reload_weights", "reset", ("sleep", 2), ("wake", "weights"), "reload_weights", ("wake", "kv_cache"),
@@ -118,11 +118,11 @@ def test_the_same_weights_are_copied_again_after_a_rest(
 def test_an_engine_that_stays_awake_keeps_its_weights(
     calls: Calls, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(VLLMEngine, "_hand_over", lambda self, given: self._engine.load(given))
+    monkeypatch.setattr(VLLMEngine, "_weight_sync", lambda self, given: self._engine.load(given))
     with closing(VLLMEngine()) as source:
         source._engine = InProcessEngine(policy, {})
         source.sync_weights(policy, 3)
-        source.rest()
+        source.sleep()
         source.sync_weights(policy, 3)
     assert names(calls) == ["start", "reload_weights", "reset", "end"]
 

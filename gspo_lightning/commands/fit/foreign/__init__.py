@@ -2,27 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
-from gspo_lightning.commands.fit.foreign.word import Table, Word, read_words
+from gspo_lightning.parsing import read_table
 
-__all__ = ["BEGINNINGS", "OPENRLHF", "TRANSFORMERS", "TRL", "VERL", "Word", "foreign", "translation"]
 
-TRL: Table = read_words("trl")
-TRANSFORMERS: Table = read_words("transformers")
-VERL: Table = read_words("verl")
-_OTHER = read_words("other")
-OPENRLHF = _OTHER["OpenRLHF"]
-"""Settings of OpenRLHF, slime and :class:`~gspo_lightning.GSPOConfig`."""
-BEGINNINGS = _OTHER["verl"]
-"""Prefix of a dotted name -> its meaning here, for settings not in :data:`VERL`; the longest prefix counts."""
+@dataclass(frozen=True, slots=True)
+class Word:
+    """Equivalent of another framework's setting.
+
+    ``ours`` are settings of a config (``data.group_size``), the preferred one first; empty if there is no equivalent.
+    ``note`` says how the value changes and what differs, or why there is no equivalent.
+    """
+
+    ours: tuple[str, ...]
+    note: str = ""
+
+    @property
+    def called(self) -> str:
+        """Name here.
+
+        >>> Word(("data.group_size",)).called, Word((), "there is no cache").called
+        ('data.group_size', 'no equivalent')
+        """
+        return " and ".join(self.ours) or "no equivalent"
+
+    def __str__(self) -> str:
+        """Name here, and the note.
+
+        >>> str(Word(("data.columns",), "a mapping")), str(Word((), "there is no cache"))
+        ('data.columns: a mapping', 'no equivalent: there is no cache')
+        """
+        return self.called + (f": {self.note}" if self.note else "")
+
+
+Table = Mapping[str, Mapping[str, Word]]
+"""Subject -> name in the other framework -> equivalent here."""
+
+
+@cache
+def read_words(name: str) -> dict[str, dict[str, Word]]:
+    """Read the settings of one YAML file of this folder, by subject.
+
+    Only messages about unknown settings and the documentation need them, so no import reads them. In ``other``, the
+    subject ``verl`` maps the beginning of a dotted name to its meaning, for settings not in the file of verl; the
+    longest beginning counts.
+    """
+    written = read_table(Path(__file__).with_name(f"{name}.yaml"))
+    return {subject: {word: _word(**said) for word, said in part.items()} for subject, part in written.items()}
+
+
+def _word(*, here: str | Sequence[str] = (), note: str = "", none: str = "") -> Word:
+    return Word((here,) if isinstance(here, str) else tuple(here), note or none)
+
+
+__all__ = ["Word", "foreign", "translation"]
+
 _VERL_ROOMS = {"actor_rollout_ref", "algorithm", "critic", "custom_reward_function", "global_profiler", "ray_kwargs",
                "reward_model"}  # fmt: skip
 
 
 @cache
 def _dotted() -> dict[str, Word]:
-    return {name: word for words in VERL.values() for name, word in words.items()}
+    return {name: word for words in read_words("verl").values() for name, word in words.items()}
 
 
 @cache
@@ -32,10 +77,9 @@ def _flat() -> dict[str, tuple[str, Word]]:
     for name in _dotted():
         last.setdefault(name.rpartition(".")[2], set()).add(name)
     found = {short: ("verl", _dotted()[next(iter(names))]) for short, names in last.items() if len(names) == 1}
-    found |= {name: ("OpenRLHF", word) for name, word in OPENRLHF.items()}
-    found |= {
-        name: ("TRL", word) for table in (TRANSFORMERS, TRL) for part in table.values() for name, word in part.items()
-    }
+    found |= {name: ("OpenRLHF", word) for name, word in read_words("other")["OpenRLHF"].items()}
+    for table in (read_words("transformers"), read_words("trl")):
+        found |= {name: ("TRL", word) for part in table.values() for name, word in part.items()}
     return found
 
 
@@ -53,7 +97,8 @@ def foreign(key: str) -> tuple[str, Word] | None:
     if key.partition(".")[0] in _VERL_ROOMS:
         parts = key.split(".")
         beginnings = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
-        return next((("verl", BEGINNINGS[b]) for b in beginnings if b in BEGINNINGS), None)
+        known = read_words("other")["verl"]
+        return next((("verl", known[b]) for b in beginnings if b in known), None)
     return _flat().get(key.rpartition(".")[2])
 
 

@@ -11,8 +11,6 @@ import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-__all__ = ["KEY", "RequireKey"]
-
 KEY = "VLLM_API_KEY"
 """Environment variable that holds the key: neither a command line nor a log shows it."""
 

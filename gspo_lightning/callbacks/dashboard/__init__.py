@@ -1,1 +1,0 @@
-"""TensorBoard dashboard of a run: histograms, texts, and a layout of charts."""

@@ -1,0 +1,150 @@
+"""``gspo init``: write a config, a reward with its test, example records and a README into a new folder."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gspo_lightning.errors import InfrastructureError, UserError
+from gspo_lightning.escape import say
+from gspo_lightning.faults import DISK
+
+TEMPLATES = Path(__file__).parent / "templates"
+TASKS = {
+    "own": "your own reward and data, on a tiny model: offline, under two minutes on a CPU",
+    "math": "mathematics with a verifier, on a real model",
+    "code": "programs that are run against tests, on a tiny model",
+    "logic": "knights and knaves, on a tiny model",
+}
+_UNCOLLECTED = ".txt"
+"""Suffix of Python files in templates, so that no tool takes them for modules of this package."""
+COUNT = 20
+"""Number of records in a file of examples."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write a project; existing files are not touched.
+
+    Raises:
+        UserError: the folder exists and is not empty, or cannot be written.
+    """
+    parser = argparse.ArgumentParser(
+        "gspo init",
+        description="Write a project: train.yaml, a reward with its test, example records and a README.",
+        epilog="\n".join(["tasks:", *(f"  {name:<7}{text}" for name, text in TASKS.items())]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, help="a new or an empty folder")
+    parser.add_argument("--task", choices=TASKS, default="own", help="kind of project (default: own)")
+    options = parser.parse_args(list(argv))
+    write_project(options.folder, options.task)
+    shown = options.folder / "train.yaml"
+    say(f"written: {options.folder} ({', '.join(sorted(p.name for p in options.folder.iterdir()))})")
+    say(f"next: gspo fit --config {shlex.quote(str(shown))}")
+    return 0
+
+
+def write_project(folder: Path, task: str) -> None:
+    """Write the files of a task.
+
+    Args:
+        folder: created, or an existing empty folder.
+        task: one of ``TASKS``.
+
+    Raises:
+        UserError: see :func:`main`.
+        InfrastructureError: the disk is full; files already written are removed.
+    """
+    if not str(folder).isprintable():
+        raise UserError("gspo init", f"{str(folder)!r} has characters that cannot be shown", fix="name another folder")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError("gspo init", f"{str(folder)!r} exists and is not an empty folder", fix="name a new folder")
+    files = {
+        file.name.removesuffix(_UNCOLLECTED): _named(file, folder)
+        for file in sorted((TEMPLATES / task).iterdir())
+        if file.is_file()
+    }
+    files |= RECORDS[task]()
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    written: list[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            with open(folder / name, "x", encoding="utf-8") as file:  # "x": never overwrite a file created meanwhile
+                written.append(folder / name)
+                file.write(text)
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # half a project would block the next try
+            for path in written:
+                path.unlink(missing_ok=True)
+            for path in new:
+                path.rmdir()
+        if not isinstance(error, OSError):
+            raise
+        said = f"{str(folder)!r} cannot be written: {os.strerror(error.errno) if error.errno else error}"
+        if error.errno in DISK:
+            raise InfrastructureError(f"{said}; nothing of it is left.\n  fix: make room, and repeat it") from error
+        raise UserError("gspo init", said, fix="name another folder") from error
+
+
+def _named(file: Path, folder: Path) -> str:
+    """Return the text of a template with the new folder, shell-quoted, in its commands and comments."""
+    config, name = (shlex.quote(str(path)) for path in (folder / "train.yaml", folder))
+    if file.name.endswith(f".py{_UNCOLLECTED}"):  # inside a Python string
+        config, name = (text.replace("\\", "\\\\").replace('"', '\\"') for text in (config, name))
+    return file.read_text(encoding="utf-8").replace("FOLDER/train.yaml", config).replace("FOLDER", name)
+
+
+def _lines(records: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(dict(record)) + "\n" for record in records)
+
+
+def _own() -> dict[str, str]:
+    """Return digits to sort; two in five demonstrations are correct, the others repeat the prompt."""
+    draw = random.Random(7)
+    digits = [f"{n:04d}" for n in draw.sample(range(10_000), 2 * COUNT + 1000)]
+    examples = [{"prompt": f"{d}:", "answer": "".join(sorted(d))} for d in digits[: 2 * COUNT]]
+    demonstrations = [
+        {"prompt": f"{d}:", "completion": "".join(sorted(d)) if draw.random() < 0.4 else d} for d in digits[2 * COUNT :]
+    ]
+    return {
+        "train.jsonl": _lines(examples[:COUNT]),
+        "held_out.jsonl": _lines(examples[COUNT:]),
+        "demos.jsonl": _lines(demonstrations),
+    }
+
+
+def _math() -> dict[str, str]:
+    """Return two-step word problems."""
+    draw = random.Random(7)
+    records = []
+    for _ in range(COUNT):
+        boxes, pens, given = draw.randint(3, 12), draw.randint(4, 15), draw.randint(2, 11)
+        question = f"A shop has {boxes} boxes of {pens} pens and sells {given} pens. How many pens are left?"
+        records.append({"prompt": question, "answer": str(boxes * pens - given)})
+    return {"train.jsonl": _lines(records)}
+
+
+def _code() -> dict[str, str]:
+    from gspo_lightning.prompts.tasks.code import CodeTask
+
+    return {"train.jsonl": _lines(CodeTask(split="train", size=COUNT).records())}
+
+
+def _logic() -> dict[str, str]:
+    """Return ``10 * COUNT`` puzzles: with only 20, a model memorises their answers and unlearns how to solve others."""
+    from gspo_lightning.prompts.tasks.logic import LogicTask
+
+    puzzles = LogicTask(family="knights", split="train", size=10 * COUNT, style="compact")
+    return {"train.jsonl": _lines(puzzles.records())}
+
+
+RECORDS: dict[str, Callable[[], dict[str, str]]] = {"own": _own, "math": _math, "code": _code, "logic": _logic}
+"""Task -> function that returns its record files: name -> text."""

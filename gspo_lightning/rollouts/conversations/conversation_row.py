@@ -1,0 +1,102 @@
+"""Tokens of one conversation: the policy's turns and the environment's messages between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from gspo_lightning.environments import Messages, Step
+from gspo_lightning.environments.conversation import Conversation
+from gspo_lightning.prompts.dialogue import Dialogue
+from gspo_lightning.rollouts.source import ResponsePrefix
+from gspo_lightning.types import FinishReason, Message, Prompt, Rollout
+
+
+@dataclass(slots=True)
+class ConversationRow:
+    """Sample ``sample`` of the conversations about a prompt; ``token_budget`` is what is left to both sides."""
+
+    conversation: Conversation
+    prompt: Prompt
+    sample: int
+    token_budget: int
+    tokens: list[int] = field(default_factory=list)
+    mask: list[bool] = field(default_factory=list)
+    logprobs: list[float] | None = field(default_factory=list)
+    turn_ends: list[int] = field(default_factory=list)
+    turn_rewards: list[float] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    finish: FinishReason | None = None
+    lost: str = ""
+
+    def open(self, prompt: Prompt) -> None:
+        """Replace the data's prompt; its additional tokens are taken from the room."""
+        self.token_budget -= max(0, len(prompt.token_ids) - len(self.prompt.token_ids))
+        self.prompt = prompt
+
+    def beginning(self) -> ResponsePrefix:
+        """Return the start for the next turn. Random numbers count the policy's own tokens."""
+        context = (*self.prompt.token_ids, *self.tokens)
+        return ResponsePrefix(self.prompt, self.sample, context, drawn=sum(self.mask), token_budget=self.token_budget)
+
+    def say(self, turn: Rollout) -> None:
+        """Append a turn of the policy. A truncated turn is unfinished and is not passed to the environment."""
+        self._append(turn.token_ids.tolist(), chosen=True)
+        if turn.logprobs is None:
+            self.logprobs = None
+        elif self.logprobs is not None:
+            self.logprobs += turn.logprobs.tolist()
+        self.turn_ends.append(len(self.tokens))
+        self.turn_rewards.append(0.0)
+        self.messages.append({"role": "assistant", "content": turn.text})
+        self.conversation.said.append(turn.text)
+        if turn.truncated:
+            self.finish = FinishReason.LENGTH
+
+    def hear(self, dialogue: Dialogue, max_turns: int) -> None:
+        """Append the environment's answer to the newest turn; it is tokenized only if the policy has another turn."""
+        step: Step = self.conversation.steps[-1]
+        messages, self.turn_rewards[-1], done = step
+        self.messages += messages
+        if done or len(self.turn_ends) >= max_turns:
+            self.finish = FinishReason.DONE if done else FinishReason.TURNS
+            return
+        self._go_on(messages, dialogue)
+
+    def lose(self, why: str) -> None:
+        """Mark the conversation as lost after a failure of its environment."""
+        self.lost, self.finish = why, FinishReason.LOST
+
+    def rollout(self, version: int) -> Rollout:
+        """Return the whole conversation as a rollout; a lost one may have no token, but a row needs one."""
+        tokens, mask = self.tokens or [self.prompt.token_ids[-1]], self.mask or [False]
+        assert self.finish is not None
+        return Rollout(
+            prompt=self.prompt,
+            sample=self.sample,
+            token_ids=torch.tensor(tokens, dtype=torch.int64),
+            logprobs=None if self.logprobs is None else torch.tensor(self.logprobs or [0.0], dtype=torch.float32),
+            response_mask=torch.tensor(mask, dtype=torch.bool),
+            finish_reason=self.finish,
+            policy_version=version,
+            text="\n".join(self.conversation.said),
+            messages=tuple(self.messages),
+            turn_ends=tuple(self.turn_ends),
+            turn_rewards=tuple(self.turn_rewards),
+            lost=self.lost,
+        )
+
+    def _go_on(self, messages: Messages, dialogue: Dialogue) -> None:
+        ids = dialogue.reply(messages, self.tokens[-1])
+        if len(ids) >= self.token_budget:
+            self.finish = FinishReason.LENGTH
+            return
+        self._append(ids, chosen=False)
+        if self.logprobs is not None:
+            self.logprobs += [0.0] * len(ids)
+
+    def _append(self, ids: list[int], *, chosen: bool) -> None:
+        self.tokens += ids
+        self.mask += [chosen] * len(ids)
+        self.token_budget -= len(ids)

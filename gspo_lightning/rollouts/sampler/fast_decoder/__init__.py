@@ -1,0 +1,18 @@
+"""Decode step without modules: the same numbers with fewer small operations.
+
+The rest of the package uses two names: ``fast_decoder_layers`` (a decode step, or None for an unsupported policy), and
+``LARGEST_COPY``, the limit in bytes of weights copied on a CPU, for memory planning.
+"""
+
+from __future__ import annotations
+
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.rollouts.sampler.fast_decoder.direct import DirectDecoderLayers
+from gspo_lightning.rollouts.sampler.fast_decoder.layers import LARGEST_COPY, FastDecoderLayers
+
+__all__ = ["LARGEST_COPY", "DirectDecoderLayers", "FastDecoderLayers", "fast_decoder_layers"]
+
+
+def fast_decoder_layers(policy: Policy) -> FastDecoderLayers | DirectDecoderLayers | None:
+    """Return a decode step for the policy's current weights, on its device, or None."""
+    return FastDecoderLayers.of(policy) or DirectDecoderLayers.of(policy)

@@ -1,0 +1,256 @@
+"""Decode step of Llama-family models on a CPU, in as few operators as possible.
+
+On a CPU a step of a small model is bounded by its number of operators and by products of few rows with weights in the
+wrong memory layout. Here the weights are copied once for a rollout: transposed, multiplied by the scale of the
+preceding norm, and concatenated if they read the same input. A norm is four operators and a rotation three. The result
+equals that of the model's own modules up to rounding; the decoder compares the two on a few tokens before it relies on
+it (:mod:`gspo_lightning.rollouts.sampler.decoding`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gspo_lightning.policy.attention import GroupCache, windows
+from gspo_lightning.policy.policy import Policy
+
+SPARSE_BLOCK = "Qwen3MoeSparseMoeBlock"
+LARGEST_COPY = 256 << 20
+"""Limit in bytes of copied weights: larger models spend their time in products, and memory is short."""
+BLOCKED, BLOCK = 1 << 18, 256
+"""Number of weights above which a product of few rows is faster in blocks, and columns of a block."""
+FAMILIES = {f"{family}DecoderLayer" for family in ("Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe")}
+
+
+class FastExperts:
+    """Experts with transposed copies of the weights; the router is the model's own module, for hooks on it.
+
+    Args:
+        block: a ``Qwen3MoeSparseMoeBlock`` of transformers.
+    """
+
+    def __init__(self, block: Any) -> None:
+        self.router: nn.Module = block.gate
+        self.act: nn.Module = block.experts.act_fn
+        weights = block.experts.gate_up_proj, block.experts.down_proj
+        self.gate_up, self.down = (w.transpose(1, 2).contiguous().unbind() for w in weights)
+
+    @staticmethod
+    def fit(block: nn.Module) -> bool:
+        """True if the block is supported."""
+        return type(block).__name__ == SPARSE_BLOCK
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map [R, D] to [R, D]."""
+        _, weights, chosen = self.router(x)
+        experts, order = chosen.flatten().sort(stable=True)
+        counts = torch.bincount(experts, minlength=len(self.gate_up)).tolist()
+        rows = order // chosen.shape[1]
+        found = []
+        for part, gate_up, down in zip(x.index_select(0, rows).split(counts), self.gate_up, self.down, strict=True):
+            if len(part):
+                gate, up = torch.mm(part, gate_up).chunk(2, dim=-1)
+                found.append(torch.mm(self.act(gate).mul_(up), down))
+        outs = torch.cat(found).mul_(weights.flatten().index_select(0, order).unsqueeze(1))
+        return torch.zeros_like(x).index_add_(0, rows, outs)
+
+
+@dataclass(slots=True)
+class _Product:
+    """``x @ weight + bias`` for ``weight`` [in, out], or [blocks, in, BLOCK] if it is large."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.weight.dim() == 3:
+            blocks = torch.bmm(x.expand(len(self.weight), -1, -1), self.weight)
+            out = blocks.transpose(0, 1).reshape(len(x), -1)
+        else:
+            out = torch.mm(x, self.weight)
+        return out if self.bias is None else out.add_(self.bias)
+
+    def onto(self, residual: Tensor, x: Tensor) -> Tensor:
+        """Return ``residual`` plus the product."""
+        if self.weight.dim() == 3:
+            return self(x).add_(residual)
+        out = torch.addmm(residual, x, self.weight)
+        return out if self.bias is None else out.add_(self.bias)
+
+
+@dataclass(slots=True)
+class _Dense:
+    """Gated MLP."""
+
+    gate_up: _Product
+    down: _Product
+    act: nn.Module
+
+    def onto(self, residual: Tensor, x: Tensor) -> Tensor:
+        """Return ``residual`` plus the MLP of ``x``."""
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down.onto(residual, self.act(gate).mul_(up))
+
+
+@dataclass(slots=True)
+class _Other:
+    """MLP computed by ``run`` from its normed input; ``scale`` is that of the preceding norm."""
+
+    run: Callable[[Tensor], Tensor]
+    scale: Tensor
+
+    def onto(self, residual: Tensor, x: Tensor) -> Tensor:
+        """Return ``residual`` plus the MLP of ``x``."""
+        return residual + self.run(x * self.scale)
+
+
+@dataclass(slots=True)
+class _Layer:
+    """One layer; ``scale`` [H + K, d] of the query and key norms includes the scaling of attention."""
+
+    index: int
+    qkv: _Product
+    heads: tuple[int, int]
+    scale: Tensor
+    head_eps: Tensor | None
+    out: _Product
+    mlp: _Dense | _Other
+    eps: tuple[Tensor, Tensor]
+
+
+class FastDecoderLayers:
+    """Layers and head of a policy, with copies of its current weights."""
+
+    def __init__(self, policy: Policy) -> None:
+        backbone: Any = policy.backbone
+        self.policy, self.backbone = policy, backbone
+        self.layers = [_layer(layer) for layer in backbone.layers]
+        self.eps = _eps(backbone.norm)
+        self.head = _product([policy.model.get_output_embeddings()], backbone.norm.weight)
+
+    @classmethod
+    def of(cls, policy: Policy) -> FastDecoderLayers | None:
+        """Return a decode step, or None for another family, device, precision or size, adapters or hooks."""
+        return cls(policy) if _known(policy) and _plain(policy) else None
+
+    def __call__(self, tokens: Tensor, positions: Tensor, cache: GroupCache) -> Tensor:
+        """Return logits [R, V] after one token [R] per row at positions [R]; see :meth:`GroupCache.write`."""
+        x: Tensor = self.backbone.embed_tokens(tokens)
+        cos, sin = (table.squeeze(0).unsqueeze(1) for table in self.backbone.rotary_emb(x, positions.unsqueeze(0)))
+        half = sin.shape[-1] // 2
+        sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
+        for layer in self.layers:
+            x = layer.out.onto(x, self._attention(layer, _normed(x, layer.eps[0]), cos, sin, cache))
+            x = layer.mlp.onto(x, _normed(x, layer.eps[1]))
+        return self.policy.finish_logits(self.head(_normed(x, self.eps)))
+
+    @staticmethod
+    def _attention(layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, cache: GroupCache) -> Tensor:
+        queries, keys = layer.heads
+        qkv = layer.qkv(x).view(len(x), queries + 2 * keys, -1)
+        value, qk = qkv[:, queries + keys :], qkv[:, : queries + keys]
+        qk = (qk if layer.head_eps is None else _normed(qk, layer.head_eps)) * layer.scale
+        qk = torch.addcmul(qk * cos, qk.roll(cos.shape[-1] // 2, -1), sin)
+        return cache.attend(layer.index, qk[:, :queries], qk[:, queries:], value, 1.0).flatten(1)
+
+
+def _known(policy: Policy) -> bool:
+    layers = getattr(policy.backbone, "layers", ())
+    cpu = policy.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+    known = len(layers) > 0 and all(type(layer).__name__ in FAMILIES for layer in layers)
+    return cpu and known and not policy.in_lockstep and not windows(policy.backbone)
+
+
+def _plain(policy: Policy) -> bool:
+    """True if every bypassed module is plain float32 without hooks or patches, ``LARGEST_COPY`` bytes in all."""
+    if any(type(linear) is not nn.Linear for linear in linears(policy)):
+        return False
+    size = 0
+    for module in passed_over(policy):
+        weights = list(module.parameters(recurse=False))
+        if any(type(w) is not nn.Parameter or w.dtype != torch.float32 for w in weights):
+            return False
+        size += sum(w.nbytes for w in weights)
+        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+            return False
+    return size <= LARGEST_COPY
+
+
+def linears(policy: Policy) -> Iterator[nn.Module]:
+    """Yield the linear layers of a decoder of a supported family."""
+    backbone: Any = policy.backbone
+    yield policy.model.get_output_embeddings()
+    for layer in backbone.layers:
+        yield from (getattr(layer.self_attn, f"{name}_proj") for name in "qkvo")
+        if hasattr(layer.mlp, "gate_proj"):
+            yield from (layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj)
+
+
+def passed_over(policy: Policy) -> Iterator[nn.Module]:
+    """Yield the modules that the decode step bypasses."""
+    backbone: Any = policy.backbone
+    yield from (backbone, backbone.norm, policy.model.get_output_embeddings())
+    for layer in backbone.layers:
+        yield from (layer, layer.input_layernorm, layer.post_attention_layernorm)
+        yield from layer.self_attn.modules()
+        if hasattr(layer.mlp, "gate_proj"):
+            yield from layer.mlp.modules()
+        elif FastExperts.fit(layer.mlp):
+            yield from (layer.mlp, layer.mlp.experts)
+
+
+def _normed(x: Tensor, eps: Tensor) -> Tensor:
+    """Divide ``x`` by its root mean square, without a scale."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x * torch.addcmul(eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
+
+
+def _layer(layer: Any) -> _Layer:
+    attention = layer.self_attn
+    size = attention.head_dim
+    heads = attention.q_proj.out_features // size, attention.k_proj.out_features // size
+    normed = hasattr(attention, "q_norm")
+    own = [attention.q_norm.weight, attention.k_norm.weight] if normed else [attention.q_proj.weight.new_ones(size)] * 2
+    return _Layer(
+        index=attention.layer_idx,
+        qkv=_product([attention.q_proj, attention.k_proj, attention.v_proj], layer.input_layernorm.weight),
+        heads=heads,
+        scale=torch.cat([(own[0] * attention.scaling).expand(heads[0], -1), own[1].expand(heads[1], -1)]),
+        head_eps=_eps(attention.q_norm) if normed else None,
+        out=_product([attention.o_proj]),
+        mlp=_mlp(layer.mlp, layer.post_attention_layernorm.weight),
+        eps=(_eps(layer.input_layernorm), _eps(layer.post_attention_layernorm)),
+    )
+
+
+def _mlp(mlp: Any, scale: Tensor) -> _Dense | _Other:
+    if hasattr(mlp, "gate_proj"):
+        return _Dense(_product([mlp.gate_proj, mlp.up_proj], scale), _product([mlp.down_proj]), mlp.act_fn)
+    if FastExperts.fit(mlp):
+        return _Other(FastExperts(mlp), scale)
+    return _Other(lambda x: mlp(x.unsqueeze(0)).squeeze(0), scale)
+
+
+def _product(linears: list[Any], scale: Tensor | None = None) -> _Product:
+    """Concatenate linear layers of the same input, with ``scale`` of that input multiplied in."""
+    weight = torch.cat([linear.weight for linear in linears]).t()
+    if weight.numel() > BLOCKED and weight.shape[1] % BLOCK == 0:
+        weight = weight.unflatten(1, (-1, BLOCK)).transpose(0, 1)
+    weight = weight.clone(memory_format=torch.contiguous_format)
+    if scale is not None:
+        weight *= scale.unsqueeze(1)
+    if all(linear.bias is None for linear in linears):
+        return _Product(weight, None)
+    biases = (
+        linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias for linear in linears
+    )
+    return _Product(weight, torch.cat(list(biases)))
+
+
+def _eps(norm: Any) -> Tensor:
+    return norm.weight.new_full((), norm.variance_epsilon)

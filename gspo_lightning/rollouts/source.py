@@ -1,0 +1,267 @@
+"""Interface of rollout sources: the in-process sampler, transformers ``generate`` and inference servers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gspo_lightning.errors import UserError, say_renamed
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.vision.families import FAMILIES
+from gspo_lightning.rollouts.drawing import Draws
+from gspo_lightning.types import Prompt, Rollout, SamplingParams, WeightsOn
+
+Progress = Callable[[int, int], None]
+"""Progress callback: called with (finished responses, all responses)."""
+OnGroup = Callable[[Sequence[Rollout]], None]
+Enough = Callable[[Collection[int]], bool]
+"""Stop condition: called now and then with the indices of finished responses; True cuts all others where they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsePrefix:
+    """A partial or new response to continue: its context and the position of its random numbers.
+
+    ``context`` is everything the policy reads, the prompt and all tokens after it; ``drawn`` counts the tokens drawn
+    for this response before, and is the position of the next draw; ``token_budget`` is the number of tokens it may
+    still take (at least 1); ``written`` are the policy's last tokens of the same message, in which a stop string
+    may have begun.
+    """
+
+    prompt: Prompt
+    sample: int
+    context: tuple[int, ...]
+    drawn: int
+    token_budget: int
+    written: tuple[int, ...] = ()
+
+    @property
+    def room(self) -> int:
+        """Former name of ``token_budget``."""
+        say_renamed("Beginning.room", "ResponsePrefix.token_budget")
+        return self.token_budget
+
+    @classmethod
+    def groups(cls, prompts: Sequence[Prompt], group_size: int, token_budget: int) -> list[ResponsePrefix]:
+        """Return ``group_size`` new responses to each prompt, prompt by prompt."""
+        return [cls(p, k, p.token_ids, 0, p.token_budget(token_budget)) for p in prompts for k in range(group_size)]
+
+
+_RENAMED = {
+    "renew": "update_weights_in_flight",
+    "renews": "updates_in_flight",
+    "rest": "sleep",
+    "use_less_memory": "reduce_batch",
+}
+"""Former names of what a source may override -> their names now."""
+
+
+class Generator(Protocol):
+    """Interface through which the training loop asks for groups: a source, or a wrapper of one."""
+
+    on_group: OnGroup | None
+
+    @property
+    def weights_on(self) -> WeightsOn:
+        """Ranks that hold the weights."""
+
+    def generate(
+        self,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        sampling: SamplingParams,
+        draws: Draws,
+        version: int = 0,
+        progress: Progress | None = None,
+    ) -> list[list[Rollout]]:
+        """Generate a group of responses to each prompt."""
+
+    @property
+    def updates_in_flight(self) -> bool:
+        """True if the source takes new weights in the middle of a call."""
+
+    def sync_weights(self, policy: Policy, version: int) -> None:
+        """Make the weights those that are sampled from."""
+
+    def update_weights_in_flight(self, policy: Policy, version: int) -> None:
+        """Send new weights in the middle of a call."""
+
+    def sleep(self) -> None:
+        """Release memory for training."""
+
+    def measured(self) -> dict[str, float]:
+        """Return measurements since the last call."""
+
+
+class RolloutSource(ABC):
+    """Generator of response groups for prompts, token ids in, token ids out.
+
+    Every source keeps one contract (``tests/rollouts/test_contract.py``): groups come back in the order of the prompts,
+    each with exactly ``group_size`` rollouts; ids are never re-tokenized; the end token is part of the response; a
+    response that is cut at the limit has the finish reason for it.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Take what a plug-in wrote under former names."""
+        super().__init_subclass__(**kwargs)
+        for old, new in _RENAMED.items():
+            if old in vars(cls) and new not in vars(cls):
+                say_renamed(f"{cls.__name__}.{old}", new)
+                setattr(cls, new, vars(cls)[old])
+
+    on_group: OnGroup | None = None
+    """Callback for the G responses to a prompt, called as soon as a group is complete, in any order, for early scoring.
+
+    A source that learns of complete groups only at the end need not call it.
+    """
+
+    records_routes: bool = False
+    """True if rollouts carry the experts they were sampled with (``Rollout.routes``), for Routing Replay."""
+
+    extends_routes: bool = False
+    """True if the pieces of :meth:`extend`, cut ones included, carry them from the first token of the context on."""
+
+    reads_pictures: bool = False
+    """True if the source shows the pictures of a prompt to the policy and never samples their placeholders."""
+
+    picture_families: Collection[str] = tuple(FAMILIES)
+    """Model types (``model_type``) for which the source supports pictures."""
+
+    updates_in_flight: bool = False
+    """True if the source takes new weights in the middle of a call, through :meth:`renew`."""
+
+    @property
+    def weights_on(self) -> WeightsOn:
+        """Ranks that hold the weights of the policies passed to this source.
+
+        The others get a policy without weights (on the meta device): its config, tokenizer and shapes only.
+        """
+        return WeightsOn.EVERY_RANK
+
+    @abstractmethod
+    def generate(
+        self,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        sampling: SamplingParams,
+        draws: Draws,
+        version: int = 0,
+        progress: Progress | None = None,
+    ) -> list[list[Rollout]]:
+        """Sample ``group_size`` responses for each prompt.
+
+        Args:
+            policy: the weights to sample from, in eval mode, gathered on this rank.
+            prompts: P prompts.
+            group_size: G.
+            sampling: temperature, limits and stops.
+            draws: the randomness of this call.
+            version: recorded as ``policy_version``.
+            progress: progress callback.
+        """
+
+    def extend(
+        self,
+        policy: Policy,
+        beginnings: Sequence[ResponsePrefix],
+        *,
+        sampling: SamplingParams,
+        draws: Draws,
+        version: int = 0,
+        enough: Enough | None = None,
+    ) -> list[Rollout]:
+        """Continue partial responses.
+
+        The draw of a token depends on the prompt, the sample and ``drawn`` only: a response sampled in two pieces
+        equals the response sampled in one.
+
+        Args:
+            policy: the weights to sample from, in eval mode, gathered on this rank.
+            beginnings: N responses; their ``token_budget`` limits them, not ``sampling.max_response_tokens``.
+            sampling: temperature and stops.
+            draws: the randomness of this call.
+            version: recorded as ``policy_version``.
+            enough: may end the call before all responses are complete.
+
+        Returns:
+            One rollout per beginning, in order, with the *new* tokens only. A response cut by ``enough`` has the finish
+            reason ``CUT``, and perhaps no token at all. ``routes`` [context + T - 1, L, k], if recorded.
+
+        Raises:
+            UserError: this source cannot continue responses.
+        """
+        raise UserError(
+            "data.rollouts",
+            f"is {type(self).__name__}, which cannot continue a partial response",
+            fix="use GroupedSampler or TransformersGenerate, or write extend() for this source",
+        )
+
+    def local(self) -> RolloutSource | None:
+        """Return the in-process decoder, or None if the source has none.
+
+        It is compared with the training forward before the first rollout, and can :meth:`extend`.
+        """
+        return None
+
+    def open(self, longest: int) -> None:  # noqa: B027 (most sources have nothing to open)
+        """Prepare the source before the model is built: report a missing file or server now. May be called again.
+
+        Args:
+            longest: tokens of the longest sequence, prompt and response, that will be requested; 0: unknown.
+        """
+
+    def reduce_batch(self) -> int:
+        """Reduce the number of responses in flight after an out-of-memory error.
+
+        Returns:
+            The new number; 0 if it cannot be reduced.
+        """
+        return 0
+
+    def for_evaluation(self) -> RolloutSource:
+        """Return the source for held-out prompts."""
+        return self
+
+    def sync_weights(self, policy: Policy, version: int) -> None:  # noqa: B027 (in-process sources read the live weights)
+        """Send new weights to a source with its own copy; called before every :meth:`generate`.
+
+        Args:
+            policy: the weights, gathered on this rank if :attr:`weights_on` says so.
+            version: the ``version`` of the calls that follow.
+        """
+
+    def update_weights_in_flight(self, policy: Policy, version: int) -> None:  # noqa: B027 (only where renews is true)
+        """Take newer weights during a :meth:`generate` in another thread; called on all ranks together.
+
+        Rollouts then record the weights of each token (``Rollout.versions``). If the update fails, requests in flight
+        continue with the previous weights.
+
+        Args:
+            policy: the weights, which are no longer modified.
+            version: optimizer steps.
+
+        Raises:
+            InfrastructureError: the responses in flight cannot be used.
+        """
+
+    def sleep(self) -> None:  # noqa: B027 (in-process sources hold nothing of their own)
+        """Release memory for training: nothing is sampled before the next :meth:`sync_weights`.
+
+        Not called if sampling and training overlap.
+        """
+
+    def measured(self) -> dict[str, float]:
+        """Return measurements since the last call, under tags of docs/metrics.md; the same tags on every rank.
+
+        The smallest of the ranks' values is logged.
+        """
+        return {}
+
+    def close(self) -> None:  # noqa: B027
+        """Release servers and processes."""

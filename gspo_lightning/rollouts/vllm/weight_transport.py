@@ -1,0 +1,143 @@
+"""Weight transports to servers: files, CUDA IPC on one GPU, or NCCL between GPUs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import torch
+
+from gspo_lightning.addresses import UNIX, is_loopback
+from gspo_lightning.errors import UserError
+from gspo_lightning.rollouts.vllm.local import parallelism
+
+Transport = Literal["files", "ipc", "nccl"]
+TransportOrAuto = Literal["auto", "files", "ipc", "nccl"]
+FIELD = "data.rollouts.transfer"
+
+
+@dataclass(frozen=True)
+class TransportContext:
+    """Inputs for choosing a weight transport."""
+
+    cuda: bool
+    """True if the policy is on a CUDA device."""
+    ranks: int = 1
+    """Number of ranks of the trainer."""
+    trusted: bool = True
+    """True if no server is on another host, or nobody else can use the network (``plain_http``)."""
+    pictures: bool = False
+    """True if servers started here read pictures: without weights at startup, their tower would keep random buffers."""
+    own: str = ""
+    """GPU of the first rank."""
+    theirs: Sequence[Sequence[str]] = ()
+    """GPUs of each server that is started here."""
+    configured: Sequence[str | None] = ()
+    """``weight_transfer_config.backend`` of each running server; None if it has none or does not report it."""
+
+    @property
+    def suited(self) -> Transport:
+        """Fastest transport that these servers support."""
+        if self.configured:
+            known = set(self.configured)
+            return "ipc" if known == {"ipc"} else "nccl" if known == {"nccl"} else "files"
+        if not self.own or not all(self.theirs) or any(not _alike(self.own, gpu) for s in self.theirs for gpu in s):
+            return "files"
+        if all(list(server) == [self.own] for server in self.theirs):
+            return "ipc"
+        return "files" if any(self.own in server for server in self.theirs) else "nccl"
+
+
+def choose(requested: TransportOrAuto, found: TransportContext) -> Transport:
+    """Return the requested transport; ``auto`` is the fastest possible one.
+
+    Raises:
+        UserError: the requested transport is not possible.
+    """
+    if requested == "files":
+        return "files"
+    transport = found.suited if requested == "auto" else requested
+    problem = None if transport == "files" else _obstacle(transport, found, requested)
+    if problem is None:
+        return transport
+    if requested == "auto":
+        return "files"
+    raise UserError(FIELD, f"is {requested}, but {problem[0]}", fix=problem[1])
+
+
+def options_for(transport: Transport) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return options and environment variables of a server started for this transport."""
+    if transport == "files":
+        return {}, {}
+    options = {"weight_transfer_config": json.dumps({"backend": transport}), "load_format": "dummy"}
+    return options, {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"} if transport == "ipc" else {}
+
+
+def devices(
+    device: torch.device,
+    gpus: Sequence[str] | None,
+    count: int,
+    options: Mapping[str, Any],
+    environment: Mapping[str, str] = os.environ,
+) -> tuple[str, list[list[str]]]:
+    """Return the policy's GPU, and those of each server that is started here; '' on a CPU.
+
+    Args:
+        device: device of the policy.
+        gpus: ``CUDA_VISIBLE_DEVICES`` of each server; None: this process's.
+        count: number of servers.
+        options: options of the servers, with their parallelism.
+        environment: environment of this process.
+    """
+    if device.type != "cuda":
+        return "", [[]] * count
+    listed = environment.get("CUDA_VISIBLE_DEVICES")
+    visible = _listed(listed) if listed else [str(i) for i in range(torch.cuda.device_count())]
+    size, index = parallelism(options), device.index or 0
+    own = visible[index] if index < len(visible) else ""
+    return own, [(_listed(gpus[i]) if gpus is not None else visible)[:size] for i in range(count)]
+
+
+def _obstacle(transport: Transport, found: TransportContext, requested: TransportOrAuto) -> tuple[str, str] | None:
+    """Return why a transport is not possible, and the fix."""
+    if not found.cuda:
+        return "the policy is not on a CUDA device", "use transfer: files"
+    if importlib.util.find_spec("vllm") is None:
+        return (
+            "vLLM, which sends the weights, is not installed for the trainer's Python",
+            "pip install 'gspo_lightning[vllm]', or use transfer: files",
+        )
+    if other := [backend for backend in found.configured if backend != transport]:
+        return (
+            f"a server was started for {other[0] or 'files'}",
+            f"start it with --weight-transfer-config '{json.dumps({'backend': transport})}'",
+        )
+    if found.pictures:
+        return "servers that read pictures need their weights to start", "use transfer: files, or start them yourself"
+    if transport == "ipc" and found.ranks > 1:
+        return f"there are {found.ranks} ranks and only the first one sends", "use transfer: nccl or files"
+    if transport == "nccl" and not found.trusted:
+        return (
+            "a server is on another host: weights would go there unencrypted, from a port that trusts everybody",
+            "plain_http: true if nobody else can use that network, or use transfer: files",
+        )
+    return None
+
+
+def is_near(url: str) -> bool:
+    """Return True if a server is on this machine."""
+    return url.startswith(UNIX) or is_loopback(urlsplit(url).hostname or "")
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _alike(one: str, other: str) -> bool:
+    """Return True if both are numbers, or neither is: only then different names mean different GPUs."""
+    return one.isdigit() == other.isdigit()

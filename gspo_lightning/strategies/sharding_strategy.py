@@ -1,0 +1,91 @@
+"""Strategy interface: who shards weights, which ranks hold whole weights, and when gradients are reduced.
+
+Lightning's own strategies have no such interface; their answers are here, and no other module tests a strategy's class
+or name.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.resume import save_folder
+from gspo_lightning.strategies.sharding import without_sync
+
+
+class Sharding(Strategy):
+    """A strategy that shards the policy over ranks: no rank has all weights, and all ranks compute in step."""
+
+    reduces_each = True
+    """True if every backward pass reduces gradients: a rank then never holds more than its shard of them."""
+
+    loads_on_first_rank = False
+    """True if only rank 0 needs the whole weights before sharding. With FSDP1, every rank does."""
+
+    @abstractmethod
+    def shard(self, policy: Policy, offload: bool = False) -> Policy:
+        """Shard a policy; the result is called and read like the policy.
+
+        Args:
+            policy: whole, on every rank, or only on rank 0 with :attr:`loads_on_first_rank`.
+            offload: keep its shards in CPU memory, whatever the strategy does with others: they are moved to the device
+                layer by layer, while they compute.
+        """
+
+    @abstractmethod
+    def spread(self, module: nn.Module, layers: Sequence[nn.Module], offload: bool = False) -> nn.Module:
+        """Shard a module that is never gathered whole again: without what :meth:`shard` adds for rollouts.
+
+        Args:
+            module: whole, on every rank; gathering starts at its forward pass.
+            layers: its layers, gathered one at a time.
+            offload: see :meth:`shard`.
+        """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
+        """Write to a temporary folder, swap it in for the target, and write its manifest last.
+
+        Raises:
+            NonFiniteError: a weight or an optimizer state is not finite.
+            InfrastructureError: it cannot be written.
+        """
+        path = Path(self.broadcast(filepath))
+        write = functools.partial(super().save_checkpoint, checkpoint)
+        save_folder(path, checkpoint, write, (storage_options or {}).get("score"))
+
+
+def sharding_of(strategy: object) -> Sharding | None:
+    """Return the strategy itself if it shards the policy over ranks, else None."""
+    return strategy if isinstance(strategy, Sharding) else None
+
+
+def has_whole_weights(strategy: object) -> bool:
+    """True if every rank has all weights, so it can copy them without a collective. False for an unknown strategy."""
+    return isinstance(strategy, SingleDeviceStrategy | DDPStrategy)
+
+
+def ddp_of(strategy: Strategy) -> DistributedDataParallel | None:
+    """Return the DDP wrapper of the module, or None: it reduces gradients in the backward pass after its forward."""
+    return strategy.model if isinstance(strategy.model, DistributedDataParallel) else None
+
+
+def no_backward_sync(strategy: Strategy, policy: Policy) -> AbstractContextManager[None]:
+    """Keep gradients of a backward pass in this context on this rank, if possible.
+
+    The next backward pass outside reduces them, too. The context changes nothing for a strategy with
+    :attr:`~Sharding.reduces_each`, which has no room for whole gradients, or for a single process.
+    """
+    if (ddp := ddp_of(strategy)) is not None:
+        found: AbstractContextManager[None] = ddp.no_sync()
+        return found
+    sharding = sharding_of(strategy)
+    return nullcontext() if sharding is None or sharding.reduces_each else without_sync(policy)

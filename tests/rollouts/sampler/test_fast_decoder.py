@@ -1,0 +1,324 @@
+"""Decoding without the model's own modules: the same logits as theirs, and theirs wherever that is not certain."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+from transformers.models.llama import modeling_llama
+
+import gspo_lightning
+from gspo_lightning.policy.attention import padded_kv_cache as caches
+from gspo_lightning.policy.lora import LoRA, add_adapters
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
+from gspo_lightning.randomness import Purpose
+from gspo_lightning.rollouts import Draws, GroupedSampler
+from gspo_lightning.rollouts.sampler import decode_batch, decoding
+from gspo_lightning.rollouts.sampler.decoding import SharedDecoder, decoder_for
+from gspo_lightning.rollouts.sampler.fast_decoder import DirectDecoderLayers
+from gspo_lightning.rollouts.sampler.fast_decoder import layers as fast_decoder
+from gspo_lightning.types import Prompt, SamplingParams
+from tests.support.model_families import COMMON
+
+GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**COMMON | GROUPED)),
+    "qwen3, head of its own": lambda: Qwen3ForCausalLM(Qwen3Config(**COMMON | {"tie_word_embeddings": False})),
+    "qwen3-moe": lambda: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            **COMMON | GROUPED,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=16,
+            mlp_only_layers=[0],
+        )
+    ),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**COMMON | {"num_key_value_heads": 2})),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**COMMON | GROUPED)),
+    "llama with biases": lambda: LlamaForCausalLM(LlamaConfig(**COMMON, attention_bias=True, mlp_bias=True)),
+    "llama with gelu": lambda: LlamaForCausalLM(LlamaConfig(**COMMON, hidden_act="gelu")),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**COMMON | GROUPED, sliding_window=None)),
+}
+
+
+def build(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> Policy:
+    """Weights of which none is 0 or 1: a scale or a bias that is left out shows."""
+    draws = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=draws) * 0.3 + (1.0 if weight.dim() == 1 else 0.0))
+    policy = Policy(model.to(dtype).eval(), character_tokenizer())
+    policy.packed = True
+    return policy
+
+
+def answers(decoder: Any) -> list[Tensor]:
+    """Prompts that join at different times, rows that leave and change places, and more tokens than fit at first."""
+    tokens = torch.arange(1, 60)
+    found = [decoder.add([[3, 5, 7, 11], [2, 4]], [3, 2])]
+    positions = torch.tensor([4, 4, 4, 2, 2])
+    for step in range(3):
+        found.append(decoder.step(tokens[step : step + 5] % 20, positions + step))
+    decoder.keep(torch.tensor([4, 1, 2]))
+    found.append(decoder.add([[9, 8, 7, 6, 5, 4]], [2]))
+    positions = torch.tensor([5, 7, 7, 6, 6])
+    for step in range(caches.FIRST + 4):
+        found.append(decoder.step(tokens[step : step + 5] % 20, positions + step))
+    decoder.keep(torch.tensor([1]))
+    found.append(decoder.step(tokens[:1], positions[1:2] + caches.FIRST + 4))
+    return found
+
+
+def whole(policy: Policy) -> list[Tensor]:
+    """The same by full forwards, one row at a time."""
+    tokens = torch.arange(1, 60)
+    rows = [[3, 5, 7, 11], [3, 5, 7, 11], [3, 5, 7, 11], [2, 4], [2, 4]]
+
+    def logits(ids: Sequence[int]) -> Tensor:
+        with torch.no_grad():
+            return policy.model(torch.tensor([ids]), use_cache=False).logits[0, -1]
+
+    def each(rows: Sequence[Sequence[int]]) -> Tensor:
+        return torch.stack([logits(ids) for ids in rows])
+
+    found = [each(rows)]
+    for step in range(3):
+        rows = [[*ids, int(t)] for ids, t in zip(rows, tokens[step : step + 5] % 20, strict=True)]
+        found.append(each(rows))
+    rows = [rows[4], rows[1], rows[2], *([9, 8, 7, 6, 5, 4] for _ in range(2))]
+    found.append(each(rows[3:]))
+    for step in range(caches.FIRST + 4):
+        rows = [[*ids, int(t)] for ids, t in zip(rows, tokens[step : step + 5] % 20, strict=True)]
+        found.append(each(rows))
+    found.append(each([[*rows[1], 1]]))
+    return found
+
+
+@pytest.mark.parametrize("small", [0, 400, 1 << 30])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_its_logits_are_those_of_full_forwards(family: str, small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caches, "SMALL_PRODUCT", small)
+    policy = build(FAMILIES[family]())
+    decoder = decoder_for(policy)
+    assert isinstance(decoder, SharedDecoder)
+    assert decoder.fast_layers is not None
+    for ours, theirs in zip(answers(decoder), whole(policy), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_large_products_in_blocks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast_decoder, "BLOCKED", 0)
+    monkeypatch.setattr(fast_decoder, "BLOCK", 4)
+    policy = build(FAMILIES["llama with biases"]())
+    decoder = SharedDecoder(policy)
+    assert decoder.fast_layers is not None
+    assert decoder.fast_layers.layers[0].qkv.weight.dim() == decoder.fast_layers.layers[0].out.weight.dim() == 3
+    for ours, theirs in zip(answers(decoder), whole(policy), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_far_fewer_operators_than_in_the_models_own_modules() -> None:
+    """What it is for: operators bound a step of a small model on a CPU."""
+    policy = build(FAMILIES["qwen3"]())
+    counts = {}
+    for by in ("auto", "model"):
+        decoder = SharedDecoder(policy, by)  # type: ignore[arg-type]
+        decoder.add([[3, 5, 7]], [2])
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
+            decoder.step(torch.tensor([1, 2]), torch.tensor([3, 3]))
+        counts[by] = sum(e.count for e in trace.key_averages() if e.key.startswith("aten::"))
+    assert counts["auto"] < 0.6 * counts["model"]
+
+
+def test_weights_are_those_of_the_moment() -> None:
+    """They are copied for one rollout; the next one sees what training has made of them."""
+    policy = build(FAMILIES["qwen3"]())
+    prompts = [Prompt(i, "", (3 + i, 5, 7)) for i in range(3)]
+    job: dict[str, Any] = {
+        "group_size": 3,
+        "sampling": SamplingParams(12, temperature=0.7),
+        "draws": Draws.of(0, Purpose.TRAIN_SAMPLING, 0),
+    }
+    seen = []
+    for _ in range(2):
+        fast, slow = (
+            [r.token_ids.tolist() for g in GroupedSampler(decode=by).generate(policy, prompts, **job) for r in g]
+            for by in ("auto", "model")
+        )  # type: ignore[arg-type]
+        assert fast == slow
+        seen.append(fast)
+        with torch.no_grad():
+            for weight in policy.parameters():
+                weight.mul_(1.3).add_(0.05)
+    assert seen[0] != seen[1]
+
+
+def test_draws_ahead_are_the_draws_of_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows join, leave and change places in the middle of what was drawn ahead."""
+    policy = build(FAMILIES["qwen3"]())
+    prompts = [Prompt(i, "", (3 + i, 5, 7)) for i in range(5)]
+    found = []
+    for ahead in (1, 3, 100):
+        monkeypatch.setattr(decode_batch, "AHEAD", ahead)
+        groups = GroupedSampler(max_rows=6, compact_at=1e-9).generate(
+            policy,
+            prompts,
+            group_size=3,
+            sampling=SamplingParams(25, stop_token_ids=(1, 2, 3)),
+            draws=Draws.of(0, Purpose.TRAIN_SAMPLING, 0),
+        )
+        found.append([r.token_ids.tolist() for g in groups for r in g])
+    assert found[0] == found[1] == found[2]
+    assert len({len(row) for row in found[0]}) > 4
+
+
+def changed_class(policy: Policy) -> None:
+    class LlamaDecoderLayer(modeling_llama.LlamaDecoderLayer):  # of that name, and yet another model
+        def forward(self, *args: Any, **options: Any) -> Any:
+            return 1.1 * super().forward(*args, **options)
+
+    for layer in policy.backbone.layers:  # type: ignore[union-attr]
+        layer.__class__ = LlamaDecoderLayer
+
+
+def test_a_model_that_only_looks_known_is_asked_itself(caplog: pytest.LogCaptureFixture) -> None:
+    policy = build(FAMILIES["llama"]())
+    changed_class(policy)
+    with caplog.at_level(logging.WARNING):
+        decoder = SharedDecoder(policy)
+    assert decoder.fast_layers is None
+    assert "goes through the modules of LlamaForCausalLM: without them log-probabilities are off by" in caplog.text
+    for ours, theirs in zip(answers(decoder), whole(policy), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    caplog.clear()
+    assert SharedDecoder(policy).fast_layers is None
+    assert not caplog.text  # said once
+
+
+def wrapped(policy: Policy) -> None:
+    layer = policy.backbone.layers[0].mlp  # type: ignore[union-attr]
+    layer.down_proj = nn.Sequential(layer.down_proj)
+
+
+def test_a_model_whose_parts_have_other_names_is_asked_itself(caplog: pytest.LogCaptureFixture) -> None:
+    policy = build(FAMILIES["llama"]())
+    del policy.backbone.norm.variance_epsilon  # type: ignore[union-attr]
+    with caplog.at_level(logging.WARNING):
+        assert SharedDecoder(policy).fast_layers is None
+    assert "no attribute 'variance_epsilon'" in caplog.text
+
+
+def hook(policy: Policy) -> None:
+    policy.backbone.layers[1].self_attn.k_proj.register_forward_hook(lambda *_: None)  # type: ignore[union-attr]
+
+
+def replaced_forward(policy: Policy) -> None:
+    layer = policy.backbone.layers[0].mlp  # type: ignore[union-attr]
+    layer.forward = lambda x: x
+
+
+def half(policy: Policy) -> None:
+    policy.model.to(torch.bfloat16)
+
+
+def adapters(policy: Policy) -> None:
+    add_adapters(policy.model, LoRA(r=2), seed=0)
+
+
+@pytest.mark.parametrize("change", [hook, replaced_forward, half, adapters, wrapped])
+def test_what_listens_to_or_changes_a_module_is_not_passed_over(
+    change: Callable[[Policy], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = build(FAMILIES["llama"]())
+    change(policy)
+    with caplog.at_level(logging.WARNING):
+        assert SharedDecoder(policy).fast_layers is None
+    assert "decoding" not in caplog.text  # nothing is wrong
+
+
+def test_other_families_and_sizes_are_asked_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    gemma = Gemma3ForCausalLM(Gemma3TextConfig(**COMMON, query_pre_attn_scalar=8))
+    sliding = MistralForCausalLM(MistralConfig(**COMMON, sliding_window=100))
+    for model in (gemma, sliding):
+        assert SharedDecoder(build(model)).fast_layers is None
+    policy = build(FAMILIES["llama"]())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert SharedDecoder(policy).fast_layers is None
+    monkeypatch.setattr(fast_decoder, "LARGEST_COPY", sum(p.nbytes for p in policy.parameters()) // 2)
+    assert SharedDecoder(policy).fast_layers is None
+
+
+def test_the_router_of_a_mixture_is_still_called_as_a_module() -> None:
+    """Routing Replay and router metrics listen to it."""
+    policy = Policy(build_tiny_model("tiny-qwen3-moe", 0).eval(), character_tokenizer())
+    policy.packed = True
+    called = []
+    policy.backbone.layers[0].mlp.gate.register_forward_hook(lambda *_: called.append(1))  # type: ignore[union-attr]
+    decoder = SharedDecoder(policy)
+    assert decoder.fast_layers is not None
+    decoder.add([[3, 5, 7]], [2])
+    called.clear()
+    decoder.step(torch.tensor([1, 2]), torch.tensor([3, 3]))
+    assert called == [1]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_form_for_other_devices_gives_what_the_modules_give(family: str) -> None:
+    """It is never chosen on a CPU (tests/device has the choice), but it computes there, too."""
+    policy = build(FAMILIES[family]())
+    direct = SharedDecoder(policy, "model")
+    direct.fast_layers = DirectDecoderLayers(policy)
+    for mine, theirs in zip(answers(direct), answers(SharedDecoder(policy, "model")), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    assert DirectDecoderLayers.of(policy) is None
+
+
+def test_the_form_for_other_devices_rounds_under_autocast_as_the_modules_do() -> None:
+    policy = build(FAMILIES["qwen3"]())
+    direct = SharedDecoder(policy, "model")
+    with torch.autocast("cpu", torch.bfloat16):
+        direct.fast_layers = DirectDecoderLayers(policy)
+        mine, theirs = answers(direct), answers(SharedDecoder(policy, "model"))
+    gaps = [
+        (a.float().log_softmax(-1) - b.float().log_softmax(-1)).abs().mean() for a, b in zip(mine, theirs, strict=True)
+    ]
+    assert 0 < max(gaps) < decoding.ROUNDED
+
+
+def test_a_word_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="decode must be one of auto, model, got 'fast'"):
+        GroupedSampler(decode="fast")  # type: ignore[arg-type]
+    assert decoding.TOLERANCE < 1e-3
+
+
+def test_the_rest_of_the_package_knows_its_interface_only() -> None:
+    package = Path(gspo_lightning.__file__).parent
+    folder = package / "rollouts" / "sampler" / "fast_decoder"
+    outside = [f for f in package.rglob("*.py") if not f.is_relative_to(folder)]
+    assert not [f for f in outside if re.search(r"sampler\.fast_decoder\.\w", f.read_text(encoding="utf-8"))]
+    names = [
+        n for f in outside for n in re.findall(r"sampler\.fast_decoder import (.+)", f.read_text(encoding="utf-8"))
+    ]
+    assert sorted(names) == ["DirectDecoderLayers, FastDecoderLayers, fast_decoder_layers", "LARGEST_COPY"]
