@@ -8,6 +8,8 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import random
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,6 +47,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = shuffled(items, int(seed)) if seed else in_order(items, seconds)
     mark_slow(items, seconds)
     gc.freeze()  # a million objects of imported modules, which stay: not looked at again and again
+
+
+@pytest.fixture(autouse=True)
+def random_numbers_of_its_own() -> None:
+    """Every test draws the same numbers, whatever ran before it in its process."""
+    random.seed(0)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(0)
 
 
 @pytest.fixture(autouse=True)

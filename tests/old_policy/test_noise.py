@@ -42,6 +42,8 @@ def test_float32_weights_always_move() -> None:
 
 def test_warning_only_where_steps_are_rounded_away(caplog: pytest.LogCaptureFixture) -> None:
     layer = nn.Linear(8, 8).bfloat16()
+    nn.init.constant_(layer.weight, 0.25)
+    nn.init.constant_(layer.bias, 0.25)
     with caplog.at_level(logging.WARNING):
         warn_if_weights_stand_still(layer, torch.optim.AdamW(layer.parameters(), lr=1e-1))
         warn_if_weights_stand_still(layer, torch.optim.SGD(layer.parameters(), lr=1e-6))
