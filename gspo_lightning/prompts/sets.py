@@ -56,7 +56,7 @@ class Survey:
         """Yield at most three lines; ``gspo data report`` has the details.
 
         Raises:
-            UserError: the decontamination report (certificate) of the file cannot be read.
+            UserError: the decontamination report of the file cannot be read.
         """
         lengths, hashes = np.frombuffer(self._lengths, np.uint32), np.frombuffer(self._hashes, np.int64)
         low, median, high = (int(x) for x in np.percentile(lengths, [0, 50, 100]))

@@ -1,4 +1,4 @@
-"""``gspo data decontaminate``: drop prompts that leak a benchmark, and write a certificate."""
+"""``gspo data decontaminate``: drop prompts that leak a benchmark, and write a decontamination report."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gspo_lightning.escape import say
 from gspo_lightning.registry import installed_version
 
 DESCRIPTION = (
-    "Drop prompts that give away a prompt of a benchmark, and write a certificate with the hashes of all files."
+    "Drop prompts that give away a prompt of a benchmark, and write a report with the hashes of all files."
 )
 _BLOCK_CHARACTERS = 1 << 17
 _REASONS = {

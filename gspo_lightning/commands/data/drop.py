@@ -27,7 +27,7 @@ class Found:
     counts: Mapping[str, int]
     """Reason -> number of dropped records, for the table."""
     report: DecontaminationReport | None = None
-    """Certificate of the output; None keeps that of the inputs."""
+    """Decontamination report of the output; None keeps that of the inputs."""
 
 
 def drop(

@@ -133,11 +133,11 @@ def test_a_pass_rate_that_is_none_is_named(value: str, tmp_path: Path, capsys: p
     assert "error: a.jsonl:2: its 'pass_rate' is" in capsys.readouterr().err
 
 
-def test_a_damaged_certificate_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_decontamination_report_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write(tmp_path / "a.jsonl", [{"prompt": "x"}])
     (tmp_path / "a.jsonl.decontaminated.json").write_text("{")
     data("dedup", "--input", source, "--output", tmp_path / "b.jsonl", code=2)
-    assert "a.jsonl.decontaminated.json: is no certificate" in capsys.readouterr().err
+    assert "a.jsonl.decontaminated.json: is not a decontamination report" in capsys.readouterr().err
 
 
 def test_a_kill_leaves_no_output_and_the_next_one_sweeps(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def not_installed(name: str) -> str:
     raise importlib.metadata.PackageNotFoundError(name)
 
 
-def test_a_certificate_is_carried_on_while_it_holds(tmp_path: Path) -> None:
+def test_a_decontamination_report_is_carried_on_while_it_holds(tmp_path: Path) -> None:
     benchmark = write(tmp_path / "bench.jsonl", [{"prompt": LONG}])
     source = write(tmp_path / "a.jsonl", [{"prompt": OTHER}, {"prompt": OTHER}, {"prompt": "What is 3+4?"}])
     data("decontaminate", "--input", source, "--output", tmp_path / "b.jsonl", "--against", benchmark)

@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_certificate_is_shown_and_what_it_does_not_name(folder: Path) -> None:
+def test_the_decontamination_report_is_shown_and_what_it_does_not_name(folder: Path) -> None:
     checkpoint = str(folder / "run" / "version_0" / "checkpoints" / "last.ckpt")
     said = "trained on train.jsonl: decontaminated against aime2024.jsonl (1 prompts)"
     assert list(leak_lines([], checkpoint, ["aime2024"], folder / "data")) == [said]
