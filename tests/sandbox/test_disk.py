@@ -15,9 +15,9 @@ CHURN = """
 import os, time
 end = time.monotonic() + 20
 while time.monotonic() < end:
-    for n in range(20):
+    for n in range(60):
         open(f"file{n}", "w").close()
-    for n in range(20):
+    for n in range(60):
         os.unlink(f"file{n}")
 """
 
@@ -25,7 +25,7 @@ while time.monotonic() < end:
 def test_files_that_go_while_they_are_counted(tmp_path: Path) -> None:
     program = subprocess.Popen([sys.executable, "-S", "-c", CHURN], cwd=tmp_path)
     try:
-        found = {overfull(str(tmp_path), program.pid, LIMITS) for _ in range(3000)}
+        found = {overfull(str(tmp_path), program.pid, LIMITS) for _ in range(1000)}
     finally:
         program.kill()
         program.wait()
