@@ -62,7 +62,9 @@ def read_report(path: Path) -> DecontaminationReport | None:
         against = tuple(Benchmark(**one) for one in found["against"])
         return DecontaminationReport(**{**found, "against": against})
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(file.name, "is not a decontamination report of gspo data decontaminate", fix="remove it") from error
+        raise UserError(
+            file.name, "is not a decontamination report of gspo data decontaminate", fix="remove it"
+        ) from error
 
 
 def inherited(inputs: Sequence[Path]) -> DecontaminationReport | None:

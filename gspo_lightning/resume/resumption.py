@@ -47,7 +47,7 @@ class Resumption:
         """Resolve ``--ckpt_path``.
 
         Args:
-            given: a path, ``last``, or None.
+            given: a checkpoint, a run folder (its newest checkpoint), ``last``, or None.
             folder: folder with the runs of this config.
             writer: the writer of a run that continues: its folder is locked before its content is trusted. With
                 ``last``, a run that has no checkpoint yet (or no run at all) starts from the beginning, in the same
@@ -63,9 +63,11 @@ class Resumption:
             return cls()
         if given != "last":
             path = Path(given)
-            if writer is not None and path.exists() and (own := run_of(path)) is not None:
+            is_run = (path / "checkpoints").is_dir()
+            own = path if is_run else run_of(path)
+            if writer is not None and path.exists() and own is not None:
                 writer.enter(own)
-            return cls._at(path, reward_model)
+            return cls._newest(path, reward_model) if is_run else cls._at(path, reward_model)
         run = newest_run(folder)
         if writer is not None and run is not None:
             writer.enter(run)
@@ -89,6 +91,13 @@ class Resumption:
             except UserError:
                 if path.resolve() == whole:
                     raise
+
+    @classmethod
+    def _newest(cls, run: Path, reward_model: bool) -> Self:
+        found = cls._last(run, reward_model)
+        if found is None:
+            raise UserError("ckpt_path", f"the run {run} has no checkpoint yet", fix="give another run")
+        return found
 
     @classmethod
     def _last(cls, run: Path, reward_model: bool) -> Self | None:

@@ -126,6 +126,18 @@ def test_a_damaged_checkpoint_is_refused_by_path(
     assert "checksum" in capsys.readouterr().err
 
 
+def test_a_run_folder_stands_for_its_newest_checkpoint(
+    tmp_path: Path, three_iterations: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(three_iterations, tmp_path / "quickstart" / "version_0", symlinks=True)
+    more = [*OPTIONS, "--trainer.max_epochs=4"]
+    assert runs.fit(tmp_path, *more, f"--ckpt_path={run}") == run
+    assert runs.checkpoint(run)["global_step"] == 8
+    (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
+    runs.fit(tmp_path, *more, f"--ckpt_path={tmp_path / 'empty'}", code=2)
+    assert "has no checkpoint yet" in capsys.readouterr().err
+
+
 def test_a_checkpoint_loads_without_code_and_says_where_it_comes_from(three_iterations: Path) -> None:
     content = runs.checkpoint(three_iterations)  # weights_only=True
     origin = content["gspo_run"]

@@ -29,9 +29,7 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.escape import say
 from gspo_lightning.registry import installed_version
 
-DESCRIPTION = (
-    "Drop prompts that give away a prompt of a benchmark, and write a report with the hashes of all files."
-)
+DESCRIPTION = "Drop prompts that give away a prompt of a benchmark, and write a report with the hashes of all files."
 _BLOCK_CHARACTERS = 1 << 17
 _REASONS = {
     Rule.SHORT_GRAMS: f"half of a benchmark prompt's {SHORT}-grams",

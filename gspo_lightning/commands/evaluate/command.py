@@ -146,7 +146,9 @@ def _parser() -> argparse.ArgumentParser:
         help="of gspo fit: its model, rollout source and system prompt; other options work as in gspo fit",
     )
     parser.add_argument(
-        "--ckpt_path", metavar="FILE", help="a checkpoint of gspo fit; with --config also last: the newest of its runs"
+        "--ckpt_path",
+        metavar="PATH",
+        help="a checkpoint or run folder of gspo fit; with --config also last: its newest run",
     )
 
     parser.add_argument("--model", metavar="FOLDER_OR_HUB_ID", help="a model to sample from in this process")
@@ -201,4 +203,8 @@ def _source(options: argparse.Namespace, file: VerdictFile) -> Answers:
 
     if options.model is not None:
         return Sampled.of_model(options.model, options.revision, options.trust_remote_code)
-    return Sampled.of_checkpoint(Path(options.ckpt_path), options.trust_remote_code)
+    from gspo_lightning.resume.find import newest_of_run  # torch
+
+    path = Path(options.ckpt_path)
+    found = newest_of_run(path, "--ckpt_path")
+    return Sampled.of_checkpoint(path if found is None else found.checkpoint, options.trust_remote_code)

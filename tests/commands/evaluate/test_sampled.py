@@ -61,6 +61,7 @@ def test_every_way_to_the_model_gives_what_validate_gave(taught: Path, last: Pat
     config = ("--config", runs.QUICKSTART, f"--trainer.default_root_dir={taught}")
     ways: dict[str, tuple[object, ...]] = {
         "checkpoint": ("--ckpt_path", last),
+        "run": ("--ckpt_path", last.parents[1]),
         "folder": ("--model", tmp_path / "folder"),
         "config": (*config, "--ckpt_path=last"),
         "before": config,
@@ -69,7 +70,7 @@ def test_every_way_to_the_model_gives_what_validate_gave(taught: Path, last: Pat
         name: evaluate(tmp_path / name, suite, *words)["held_out"]["avg@1"]["value"] for name, words in ways.items()
     }
     told = runs.summary(taught / "quickstart" / "version_0")
-    assert found["checkpoint"] == found["folder"] == found["config"] == told["accuracy_after"]
+    assert found["checkpoint"] == found["run"] == found["folder"] == found["config"] == told["accuracy_after"]
     assert found["before"] == told["accuracy_before"]
     assert texts(tmp_path / "checkpoint") == texts(tmp_path / "folder") == texts(tmp_path / "config")
 
