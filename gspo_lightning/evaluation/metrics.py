@@ -104,6 +104,33 @@ class AverageAtK(PassAtK):
         super().__init__(k=1)
 
 
+class StandardErrorAtK(AverageAtK):
+    """Standard error of :class:`AverageAtK`: the spread of the prompts' shares, divided by the root of their number.
+
+    >>> metric = StandardErrorAtK()
+    >>> metric.update(torch.tensor([[True, True], [True, False], [False, False], [True, False]]))
+    >>> round(float(metric.compute()), 4)  # shares 1, 1/2, 0, 1/2: variance 1/8, of four prompts
+    0.1768
+    """
+
+    higher_is_better = False
+    squares: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("squares", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, correct: Tensor) -> None:
+        """Add prompts: [P, n] bool."""
+        super().update(correct)
+        self.squares = self.squares + correct.double().mean(1).square().sum()
+
+    def compute(self) -> Tensor:
+        """Return the standard error over all prompts of all ranks, float64."""
+        mean = self.total / self.prompts
+        return ((self.squares / self.prompts - mean.square()).clamp(min=0.0) / self.prompts).sqrt()
+
+
 class EvaluationMetrics(nn.Module):
     """torchmetrics of one evaluation; they reduce over ranks when computed."""
 
@@ -122,7 +149,7 @@ class EvaluationMetrics(nn.Module):
         for number in range(len(sources)):  # names may hold characters that keys may not
             self.by_source[f"accuracy {number}"], self.by_source[f"reward {number}"] = AverageAtK(), MeanMetric()
         self.by_source.to(device)
-        self.metrics = nn.ModuleDict({"accuracy": AverageAtK()})
+        self.metrics = nn.ModuleDict({"accuracy": AverageAtK(), "accuracy_standard_error": StandardErrorAtK()})
         for k in evaluation.pass_at:
             self.metrics[f"pass@{k}"] = PassAtK(k)
         self.metrics["lowest_score"], self.metrics["highest_score"] = MinMetric(), MaxMetric()
@@ -142,7 +169,7 @@ class EvaluationMetrics(nn.Module):
         if len(known) < len(parts):
             log.warning("evaluation: %d of %d prompts have a missing score", len(parts) - len(known), len(parts))
         for name, metric in self.metrics.items():
-            if known and (name == "accuracy" or name.startswith("pass@")):
+            if known and name.startswith(("accuracy", "pass@")):
                 metric.update(torch.tensor(known).to(str(metric.device)))  # type: ignore[operator]
         flat = [r for group in groups for r in group]
         scores = [value for row in parts for value in row if value is not None]

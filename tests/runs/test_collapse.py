@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from gspo_lightning.callbacks.collapse import SIGNATURES
 from gspo_lightning.cli import main
 from gspo_lightning.experience.iteration import Iteration
 from gspo_lightning.objectives import GSPO
@@ -175,6 +176,22 @@ def poison(monkeypatch: pytest.MonkeyPatch, at: int = 3) -> None:
         return out
 
     monkeypatch.setattr(GSPO, "__call__", poisoned)
+
+
+def test_a_fall_of_held_out_accuracy_goes_back_to_the_best_evaluation(
+    taught: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also if no checkpoint since then would be kept, and nothing else is suspicious."""
+    others = sorted(set(SIGNATURES) - {"held_out_fall"})
+    evaluated = ["--data.evaluation.limit=512", "--trainer.check_val_every_n_epoch=1", "--trainer.max_epochs=6"]
+    inject(monkeypatch, sure_and_wrong)
+    run = runs.fit(taught, "--model.optimizer.lr=1e-6", *evaluated, collapse(action="rollback", ignore=others))
+    (alarm,) = json.loads((run / "alarms.json").read_text())
+    accuracy = dict(runs.scalars(run)["val/accuracy"])
+    best = max(step for step in (0, 2, 4, 6) if accuracy[step] == max(accuracy[s] for s in (0, 2, 4, 6)))
+    assert (alarm["signature"], alarm["update"], alarm["since"], alarm["dump"]) == ("held_out_fall", 8, best + 1, "")
+    assert f"those of step-{best:08}.ckpt" in capfd.readouterr().err
+    assert accuracy[8] < 0.5 * accuracy[best] < accuracy[10]  # restored after update 10, before its evaluation
 
 
 def test_a_skipped_nan_is_an_alarm_and_stop_leaves_the_last_checkpoint(

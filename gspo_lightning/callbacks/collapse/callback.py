@@ -117,7 +117,24 @@ class Collapse(Callback):
             if self.watch.quiet:
                 self._quiet = [*self._quiet, trainer.global_step][-16:]
             due = keeper.every_n_iterations * module.data.settings.updates_per_iteration
-            keeper.protected = set([step for step in self._quiet if step % due == 0][-1:])
+            keeper.protected = set([step for step in self._quiet if step % due == 0][-1:]) | self._of_best_evaluation()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Check the held-out accuracy of an evaluation during training; a rollback waits for the end of an iteration.
+
+        Raises:
+            CollapseError: it has fallen, and the action is ``stop``.
+        """
+        module = gspo_module(pl_module)
+        repeated = trainer.sanity_checking and trainer.global_step > 0  # where a resumed run begins
+        if trainer.state.fn != "fit" or repeated or module.shown_by != "accuracy":
+            return
+        raised = self.watch.see_evaluation(module.evaluator.last, trainer.global_step)
+        self._raise(trainer, raised)
+
+    def _of_best_evaluation(self) -> set[int]:
+        best = self.watch.history.best_held_out
+        return set() if best is None else {best[2]}
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Record an alarm for a NaN that stops the run; its batch has been dumped already."""
@@ -153,11 +170,15 @@ class Collapse(Callback):
         raised = self.watch.see(look, update, last=loader.trained + 1 >= len(loader))
         values["collapse/alarms"] = float(len(self.watch.present))
         values["collapse/rollbacks"] = float(self.rollbacks)
+        self._raise(trainer, [replace(alarm, dump=self._dump(module, values)) for alarm in raised])
+
+    def _raise(self, trainer: Trainer, raised: Sequence[Alarm]) -> None:
+        """Record alarms; stop, or note the rollback that is due."""
         verb = {"warn": "warned", "stop": "stopped", "rollback": "rolled back"}[self.action]
         if self.action == "rollback" and self.rollbacks >= self.max_rollbacks:
             verb = "stopped"  # at the end of the iteration
         for alarm in raised:
-            self._record(trainer, replace(alarm, action=verb, dump=self._dump(module, values)))
+            self._record(trainer, replace(alarm, action=verb))
         if raised and self.action == "stop":
             raise _stopped(self.alarms[-1], self._folder)
         if raised and self.action == "rollback" and self._due is None:
@@ -187,7 +208,8 @@ class Collapse(Callback):
         if self.rollbacks >= self.max_rollbacks:
             times = "1 rollback" if self.rollbacks == 1 else f"{self.rollbacks} rollbacks"
             raise _stopped(alarm, self._folder, f" after {times}" if self.rollbacks else "")
-        path = good_checkpoint(self._folder / "checkpoints", self._quiet, alarm.since)
+        quiet = {*self._quiet, *self._of_best_evaluation()}
+        path = good_checkpoint(self._folder / "checkpoints", quiet, alarm.since)
         if path is None:
             self.alarms = [replace(a, action="stopped") if a.update >= alarm.update else a for a in self.alarms]
             _write(trainer, self._folder, self.alarms)

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, ClassVar, Literal
 
-Scope = Literal["update", "iteration"]
+Scope = Literal["update", "iteration", "evaluation"]
 Look = Mapping[str, float]
-"""Tag -> value of an update, or of an iteration (means over its updates)."""
+"""Tag -> value of an update, of an iteration (means over its updates), or of an evaluation."""
 
 KEPT = 8
 """Number of iterations in the median that a run is compared with."""
@@ -36,6 +36,8 @@ class History:
     highest_reward: float | None = None
     best: float | None = None
     """The highest median over three successive iterations' mean rewards."""
+    best_held_out: tuple[float, float, int] | None = None
+    """The highest held-out accuracy, its standard error, and the number of updates before it."""
 
     def usual(self, tag: str) -> float | None:
         """Return the median over the last iterations; None if there are fewer than :data:`START`."""
@@ -61,6 +63,12 @@ class History:
             self.lowest_reward = low if self.lowest_reward is None else min(self.lowest_reward, low)
             self.highest_reward = high if self.highest_reward is None else max(self.highest_reward, high)
 
+    def see_held_out(self, look: Look, updates: int) -> None:
+        """Update the best held-out accuracy; the later one of equals counts."""
+        now = look["val/accuracy"]
+        if self.best_held_out is None or now >= self.best_held_out[0]:
+            self.best_held_out = now, look["val/accuracy_standard_error"], updates
+
     def remember(self, look: Look) -> None:
         """Add a healthy iteration."""
         for tag in REMEMBERED:
@@ -79,13 +87,15 @@ class History:
             "recent": {tag: list(v) for tag, v in self.recent.items()},
             "first": {tag: list(v) for tag, v in self.first.items()},
             "rewards": [self.lowest_reward, self.highest_reward, self.best],
+            "best_held_out": self.best_held_out,
         }
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> History:
         """Build a history from :meth:`state_dict`."""
         recent, first = ({tag: list(v) for tag, v in state[name].items()} for name in ("recent", "first"))
-        return cls(recent, first, *state["rewards"])
+        held_out = state.get("best_held_out")  # older checkpoints have none
+        return cls(recent, first, *state["rewards"], best_held_out=held_out and tuple(held_out))
 
 
 @dataclass
@@ -195,6 +205,20 @@ class Watch:
         alarms += [a for s in self.signatures if s.scope == "iteration" and (a := self._judge(s, means, update, first))]
         if self.quiet:
             self.history.remember(means)
+        return alarms
+
+    def see_evaluation(self, look: Look, updates: int) -> list[Alarm]:
+        """Return the alarms that an evaluation raises; what it is compared with lies before the best one.
+
+        Args:
+            look: metrics of the evaluation, with ``val/accuracy`` and ``val/accuracy_standard_error``.
+            updates: number of updates before it.
+        """
+        best = self.history.best_held_out
+        first = updates if best is None else best[2] + 1
+        watching = (s for s in self.signatures if s.scope == "evaluation")
+        alarms = [a for s in watching if (a := self._judge(s, look, updates, first))]
+        self.history.see_held_out(look, updates)
         return alarms
 
     def _judge(self, signature: Signature, look: Look, update: int, first: int) -> Alarm | None:

@@ -117,6 +117,31 @@ class RewardCollapse(Signature):
 
 
 @dataclass
+class HeldOutFall(Signature):
+    """Held-out accuracy falls below its best by more than chance explains, whatever the training reward does."""
+
+    name: ClassVar[str] = "held_out_fall"
+    advice: ClassVar[str] = (
+        "lower the learning rate and go on from the checkpoint of the best evaluation (LastCheckpoint.keep_best, "
+        "best_by: val/accuracy); read held-out answers"
+    )
+    scope = "evaluation"
+    hits: ClassVar[int] = 1
+    window: ClassVar[int] = 1
+    errors: float = 3.0
+    """Standard errors of the difference, as of independent prompts, that the fall must exceed."""
+
+    @override
+    def suspicious(self, look: Look, history: History) -> str | None:
+        if history.best_held_out is None:
+            return None
+        (best, best_error, at), now = history.best_held_out, look["val/accuracy"]
+        if best - now <= self.errors * math.hypot(look["val/accuracy_standard_error"], best_error):
+            return None
+        return f"held-out accuracy {100 * now:.1f}%, {100 * best:.1f}% after update {at}"
+
+
+@dataclass
 class DeadGroupFlood(Signature):
     """Nearly all groups have equal rewards, though the prompts are not solved.
 
@@ -285,8 +310,8 @@ class BlindCritic(Signature):
 SIGNATURES: dict[str, type[Signature]] = {
     kind.name: kind
     for kind in (
-        NonFinite, GradientSpikes, RatioExplosion, RewardCollapse, EntropyCollapse, EntropyExplosion, LengthCollapse,
-        LengthRunaway, Repetition, DeadGroupFlood, BlindCritic,
+        NonFinite, GradientSpikes, RatioExplosion, RewardCollapse, HeldOutFall, EntropyCollapse, EntropyExplosion,
+        LengthCollapse, LengthRunaway, Repetition, DeadGroupFlood, BlindCritic,
     )
 }  # fmt: skip
 """Name -> class, in the order of the checks."""

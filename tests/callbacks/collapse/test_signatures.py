@@ -72,7 +72,7 @@ def test_a_huge_gradient_is_enough_at_once() -> None:
 
 
 def test_every_signature_has_a_case() -> None:
-    assert set(SICK) == set(SIGNATURES)
+    assert set(SICK) | {"held_out_fall"} == set(SIGNATURES)  # whose numbers are those of evaluations
 
 
 @pytest.mark.parametrize(
@@ -147,3 +147,35 @@ def test_state_goes_through_json_and_raises_the_same_alarms() -> None:
                 watch.load_state_dict(state)
         assert found == expected
         assert watch.state_dict() == whole.state_dict()
+
+
+def held_out(accuracy: float, error: float = 0.02) -> dict[str, float]:
+    return {"val/accuracy": accuracy, "val/accuracy_standard_error": error}
+
+
+def test_held_out_accuracy_falls_when_it_is_three_standard_errors_of_the_difference_below_its_best() -> None:
+    watch = Watch(kind() for kind in SIGNATURES.values())
+    assert watch.see_evaluation(held_out(0.5), 0) == []
+    assert watch.see_evaluation(held_out(0.6), 10) == []
+    assert watch.see_evaluation(held_out(0.52), 20) == []  # 0.08 is less than 3 x 0.02 x sqrt(2) = 0.085
+    assert watch.quiet
+    (alarm,) = watch.see_evaluation(held_out(0.51), 30)
+    assert (alarm.signature, alarm.since, alarm.update) == ("held_out_fall", 11, 30)
+    assert alarm.what == "held-out accuracy 51.0%, 60.0% after update 10"
+    assert watch.see_evaluation(held_out(0.4), 40) == []  # the same episode
+    assert not watch.quiet
+    assert watch.see_evaluation(held_out(0.6), 50) == []
+    assert watch.quiet
+    (again,) = watch.see_evaluation(held_out(0.4), 60)
+    assert again.since == 51  # the later one of two equal evaluations is the best
+
+
+def test_the_best_evaluation_is_part_of_the_state_and_older_states_have_none() -> None:
+    watch, resumed, older = (Watch(kind() for kind in SIGNATURES.values()) for _ in range(3))
+    watch.see_evaluation(held_out(0.6), 10)
+    state = json.loads(json.dumps(watch.state_dict()))
+    resumed.load_state_dict(state)
+    assert [a.signature for a in resumed.see_evaluation(held_out(0.3), 20)] == ["held_out_fall"]
+    del state["history"]["best_held_out"]
+    older.load_state_dict(state)
+    assert older.see_evaluation(held_out(0.3), 20) == []
