@@ -80,7 +80,7 @@ def changed(**fields: Any) -> Callable[[str, dict[str, Any], Reply], Reply]:
 FAULTS: dict[str, tuple[Callable[[str, dict[str, Any], Reply], Reply], str]] = {
     "too few": (
         changed(logprobs=lambda x: x | {"token_logprobs": x["token_logprobs"][1:]}),
-        r"it gives \d log-probabilities for the \d tokens of a row",
+        r"it gives \d+ log-probabilities for the \d+ tokens of a row",
     ),
     "of what it generated alone": (changed(logprobs={"token_logprobs": [-1.0]}), "gives 1 log-probabilities for the"),
     "none": (changed(logprobs=None), "it gives 0 log-probabilities"),
