@@ -20,15 +20,16 @@ SPELLED := $(wildcard *.md) .github docs gspo_lightning benchmarks configs examp
 USER_TESTS := $(SANDBOX_TESTS) tests/resume tests/commands/export tests/commands/init tests/runs/test_one_writer.py \
   tests/runs/test_checkpoints.py tests/runs/test_named_faults.py tests/rollouts/vllm/test_key.py
 
-.PHONY: help install sandbox bench-install bench gpu-check device-check docs links quickstart there test test-quick test-durations \
-  test-long \
+.PHONY: help install sandbox bench-install bench gpu-check device-check docs links quickstart there test test-quick test-thorough \
+  test-durations test-long \
   test-sandbox test-user test-trl test-newest test-wheel test-vllm \
   audit mutants defects check format lint types doctest constraints lock clean
 
 help:
 	@echo "make quickstart [SEED=2]   cold start, then GSPO, on a tiny model: about a minute on a CPU"
-	@echo "make test                  the whole test suite"
+	@echo "make test                  the test suite: under eight minutes on two cores"
 	@echo "make test-quick            in two minutes, without the files that take long (tests/durations.json)"
+	@echo "make test-thorough         what make test leaves out of its files (tests/thorough.json): as long again"
 	@echo "make test-durations        CPU time of the last GSPO_TEST_CPU=cpu.json make test: 15 % more than before is an error"
 	@echo "make test-long             the long forms: kills, damage, fuzzing, a soak, more seeds (30 CPU minutes)"
 	@echo "make test-sandbox          programs in bubblewrap, which is installed first; make test takes it or Landlock"
@@ -112,6 +113,9 @@ quickstart: install
 test: install
 	$(COMPILED) $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
+test-thorough: install
+	$(COMPILED) $(BIN)/python -m pytest --parts thorough -n $(TEST_PROCESSES) --dist loadfile
+
 test-quick: install
 	$(COMPILED) $(BIN)/python -m pytest -m "not slow and not long" -n $(TEST_PROCESSES) --dist loadfile
 
@@ -146,7 +150,7 @@ test-newest:
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -e '.[$(EXTRAS),bench]'
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --upgrade torch lightning transformers trl
 	$(NEWEST)/bin/python -m pip freeze --exclude-editable
-	$(NEWEST)/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+	$(NEWEST)/bin/python -m pytest --parts all -n $(TEST_PROCESSES) --dist loadfile
 
 test-wheel: install
 	dist=$$(mktemp -d) && trap 'rm -rf "$$dist"' EXIT && \

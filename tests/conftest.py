@@ -21,7 +21,7 @@ from tests import ROOT
 from tests.support.caller import forget_the_caller
 from tests.support.cpu_seconds import FILE_VARIABLE, CpuSeconds
 from tests.support.leftovers import describe, end_group_and_ranks, threads_left
-from tests.support.order import SEED_VARIABLE, in_order, mark_slow, measured, shuffled
+from tests.support.order import PARTS, SEED_VARIABLE, in_order, mark_slow, measured, parted, shuffled, thorough
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -36,13 +36,26 @@ os.environ["OMP_NUM_THREADS"] = "1"  # threads of several processes would wait f
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--parts", choices=PARTS, help="default without files and folders: suite; with them: all (tests/thorough.json)"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False  # or xdist deals the files by their number of tests
+    if config.option.parts is None:  # xdist's processes are given the answer
+        whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+        config.option.parts = "suite" if whole else "all"
     if os.environ.get(FILE_VARIABLE):
         config.pluginmanager.register(CpuSeconds(config), "cpu_seconds")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    chosen, others = parted(items, config.option.parts, thorough())
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = chosen
     seed, seconds = os.environ.get(SEED_VARIABLE), measured()
     items[:] = shuffled(items, int(seed)) if seed else in_order(items, seconds)
     mark_slow(items, seconds)

@@ -57,7 +57,7 @@ def test_every_step_of_the_script_has_a_job() -> None:
 
 def test_every_step_is_a_function_that_its_head_describes() -> None:
     text = SCRIPT.read_text()
-    assert re.findall(r"^(\w+)\(\) \{", text, flags=re.MULTILINE)[1:] == steps()
+    assert re.findall(r"^(\w+)\(\) \{", text, flags=re.MULTILINE)[2:] == steps()
     assert re.findall(r"^# (\w+)  +\w", text, flags=re.MULTILINE) == steps()
 
 
@@ -70,8 +70,9 @@ def test_a_step_that_is_not_there_ends_before_any_other() -> None:
 def test_the_whole_suite_runs_where_tools_are_hidden() -> None:
     text = SCRIPT.read_text()
     assert 'hidden="bwrap g++ c++ clang++ trl"' in text
-    for target in ("quickstart", "test"):
-        assert f'env PATH="${{newcomers%:}}" make {target}\n' in text
+    assert '  env PATH="${newcomers%:}" "$@"\n' in text
+    for target in ("quickstart", "test", "test-thorough"):
+        assert re.search(rf"\bas_a_newcomer make {target}(; }})?$", text, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("file", [*WORKFLOWS, SCRIPT], ids=lambda file: file.name)
@@ -88,8 +89,8 @@ def test_every_target_that_is_made_exists(file: Path) -> None:
 
 def test_the_script_makes_what_has_no_other_step() -> None:
     assert made(script()) == {
-        "quickstart", "test", "lint", "types", "docs", "test-sandbox", "test-user", "test-trl", "bench", "test-wheel",
-        "test-vllm",
+        "quickstart", "test", "test-thorough", "lint", "types", "docs", "test-sandbox", "test-user", "test-trl", "bench",
+        "test-wheel", "test-vllm",
     }  # fmt: skip
 
 

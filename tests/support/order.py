@@ -1,4 +1,4 @@
-"""Files of tests by their measured time: the longest first, and out of the quick suite; or shuffled.
+"""Files of tests by their measured time: the longest first, and out of the quick suite; or shuffled; and its two parts.
 
 No test may need what another one has left.
 """
@@ -14,7 +14,10 @@ import pytest
 
 from tests import ROOT
 
-__all__ = ["QUICK_S", "SEED_VARIABLE", "in_order", "mark_slow", "measured", "shuffled"]
+__all__ = [
+    "PARTS", "QUICK_S", "SEED_VARIABLE", "THOROUGH", "in_order", "mark_slow", "measured", "parted", "shuffled",
+    "thorough",
+]  # fmt: skip
 
 SEED_VARIABLE = "GSPO_TEST_ORDER_SEED"
 """Of the environment: a whole number. Every process of pytest-xdist has the same."""
@@ -22,6 +25,13 @@ SEED_VARIABLE = "GSPO_TEST_ORDER_SEED"
 
 TABLE = ROOT / "tests" / "durations.json"
 """CPU seconds of files, as ``tools/durations.py`` writes them."""
+
+
+THOROUGH = ROOT / "tests" / "thorough.json"
+"""File -> tests, or cases of them, that are not in the suite: their files test the same with what takes less time."""
+
+
+PARTS = ("suite", "thorough", "all")
 
 
 QUICK_S = 1.5
@@ -32,6 +42,31 @@ def measured() -> dict[str, float]:
     """CPU seconds of files, as they were when the table was written; none of new ones."""
     found: dict[str, float] = json.loads(TABLE.read_text(encoding="utf-8"))["files"]
     return found
+
+
+def thorough() -> dict[str, list[str]]:
+    """The content of :data:`THOROUGH`."""
+    found: dict[str, list[str]] = json.loads(THOROUGH.read_text(encoding="utf-8"))
+    return found
+
+
+def parted(
+    items: Sequence[pytest.Item], part: str, listed: Mapping[str, Sequence[str]]
+) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Split tests into those of a part and the others, both in their order.
+
+    Args:
+        items: tests.
+        part: one of :data:`PARTS`: what is not listed, what is, or everything.
+        listed: file -> names of functions, or of single cases ``test_name[case]``.
+    """
+
+    def chosen(item: pytest.Item) -> bool:
+        file, _, name = item.nodeid.partition("::")
+        names = listed.get(file, ())
+        return part == "all" or (name in names or name.partition("[")[0] in names) == (part == "thorough")
+
+    return [item for item in items if chosen(item)], [item for item in items if not chosen(item)]
 
 
 def in_order(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> list[pytest.Item]:

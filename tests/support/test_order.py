@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests import ROOT
-from tests.support.order import QUICK_S, in_order, mark_slow, measured, shuffled
+from tests.support.order import QUICK_S, in_order, mark_slow, measured, parted, shuffled, thorough
 
 ITEMS: list[Any] = [
     SimpleNamespace(path=Path(f"test_{file}.py"), name=f"{file}{i}") for file in "abcdef" for i in (2, 0, 1)
@@ -58,3 +59,20 @@ def test_files_of_many_seconds_are_not_for_the_quick_suite() -> None:
 
     mark_slow([item("tests/a.py"), item("tests/b.py")], {"tests/a.py": QUICK_S, "tests/b.py": QUICK_S + 0.1})
     assert marked == ["tests/b.py slow"]
+
+
+def test_the_parts_are_disjoint_and_together_everything() -> None:
+    listed = {"tests/a.py": ["test_one", "test_two[big]"]}
+    ids = ["a.py::test_one", "a.py::test_one[x]", "a.py::test_two[big]", "a.py::test_two[small]", "b.py::test_one"]
+    items: list[Any] = [SimpleNamespace(nodeid=f"tests/{name}") for name in ids]
+    found = {part: [item.nodeid for item in parted(items, part, listed)[0]] for part in ("suite", "thorough", "all")}
+    assert found["thorough"] == [f"tests/{name}" for name in ids[:3]]
+    assert found["suite"] == [f"tests/{name}" for name in ids[3:]]
+    assert found["all"] == [f"tests/{name}" for name in ids]
+    assert [item.nodeid for item in parted(items, "suite", listed)[1]] == found["thorough"]
+
+
+def test_the_committed_list_names_tests_that_are_there() -> None:
+    for file, names in thorough().items():
+        there = {node.name for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)}
+        assert {name.partition("[")[0] for name in names} <= there, file
