@@ -89,8 +89,8 @@ def test_every_target_that_is_made_exists(file: Path) -> None:
 
 def test_the_script_makes_what_has_no_other_step() -> None:
     assert made(script()) == {
-        "quickstart", "test", "test-thorough", "lint", "types", "docs", "test-sandbox", "test-user", "test-trl", "bench",
-        "test-wheel", "test-vllm",
+        "quickstart", "test", "test-thorough", "lint", "types", "docs", "test-sandbox", "test-user", "test-trl",
+        "bench", "test-wheel", "test-vllm",
     }  # fmt: skip
 
 

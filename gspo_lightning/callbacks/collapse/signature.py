@@ -94,8 +94,9 @@ class History:
     def from_state_dict(cls, state: Mapping[str, Any]) -> History:
         """Build a history from :meth:`state_dict`."""
         recent, first = ({tag: list(v) for tag, v in state[name].items()} for name in ("recent", "first"))
+        lowest, highest, best = state["rewards"]
         held_out = state.get("best_held_out")  # older checkpoints have none
-        return cls(recent, first, *state["rewards"], best_held_out=held_out and tuple(held_out))
+        return cls(recent, first, lowest, highest, best, None if held_out is None else tuple(held_out))
 
 
 @dataclass
