@@ -138,9 +138,9 @@ def _dispatch(arguments: list[str]) -> int:
 
         arguments = with_files(arguments)
     if name in (*TRAINING, "plan"):
-        from gspo_lightning.commands.fit.arguments import check_files
+        from gspo_lightning.commands.fit.absent import check_named
 
-        check_files(arguments[1:], hub=name != "plan")
+        check_named(arguments[1:], hub=name != "plan")
     if name in TRAINING:
         from gspo_lightning.commands.fit.unknown import refuse_unknown
 

@@ -18,9 +18,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gspo_lightning.errors import UserError, did_you_mean, place_of
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 KINDS: dict[str, tuple[str, str]] = {
     "objectives": ("gspo_lightning.objectives", "Objective"),
@@ -115,9 +118,7 @@ def import_plugins(paths: Iterable[str | Path], root: Path | None = None) -> lis
     if targets:
         see_folder(root)
     names = [_import_one(target, root) for target in targets]
-    from importlib.metadata import entry_points  # slow to import, and workers never use it
-
-    for entry in entry_points(group=ENTRY_POINT_GROUP):
+    for entry in entry_points():
         try:
             entry.load()
         except (Exception, SystemExit) as error:
@@ -127,6 +128,13 @@ def import_plugins(paths: Iterable[str | Path], root: Path | None = None) -> lis
             if KINDS[kind][0] in sys.modules:
                 components(kind)  # refuses clashes
     return names
+
+
+def entry_points() -> Sequence[EntryPoint]:
+    """Return the plug-ins of installed packages."""
+    from importlib import metadata  # slow to import, and workers never use it
+
+    return tuple(metadata.entry_points(group=ENTRY_POINT_GROUP))
 
 
 def installed_version(package: str) -> str:

@@ -1,10 +1,9 @@
-"""Arguments of a training command, read without a parser, and checks that the files they name exist."""
+"""Arguments of a training command, read without a parser."""
 
 from __future__ import annotations
 
 import copy
 import functools
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +11,9 @@ from typing import Any
 
 import yaml
 
-from gspo_lightning import registry
 from gspo_lightning.commands.fit.configs import config_file, located
 from gspo_lightning.errors import UserError
 from gspo_lightning.parsing import load_yaml
-from gspo_lightning.policy.hub import check_reachable
-
-_HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]*\w(?<!\.jsonl)(?<!\.json)(?<!\.csv)(?<!\.tsv)(?<!\.parquet)(?<!\.gz)")
-_OLD_HUB_ID = re.compile(r"(?!tiny-)[\w.-]+")  # gpt2
 
 
 @dataclass(frozen=True)
@@ -31,7 +25,8 @@ class Setting:
     flag: bool = True
 
 
-def _values(arguments: Sequence[str], *flags: str) -> Iterator[str]:
+def values_of(arguments: Sequence[str], *flags: str) -> Iterator[str]:
+    """Yield the values of flags, written as ``--flag value`` or ``--flag=value``."""
     for i, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")
         if flag in flags:
@@ -43,7 +38,7 @@ def _values(arguments: Sequence[str], *flags: str) -> Iterator[str]:
 
 def config_files(arguments: Sequence[str]) -> list[Path]:
     """Return the files given by ``--config``, in order."""
-    return [Path(value) for value in _values(arguments, "--config", "-c")]
+    return [Path(value) for value in values_of(arguments, "--config", "-c")]
 
 
 def plugin_paths(arguments: Sequence[str]) -> list[str]:
@@ -57,53 +52,10 @@ def plugin_paths(arguments: Sequence[str]) -> list[str]:
         content = _read_yaml(file)
         listed = content.get("plugins") or []
         found += [listed] if isinstance(listed, str) else [str(p) for p in listed]
-    for value in _values(arguments, "--plugins", "--plugins+"):
+    for value in values_of(arguments, "--plugins", "--plugins+"):
         listed = _as_list(value)
         found += [str(p) for p in listed] if isinstance(listed, list) else [value]
     return list(dict.fromkeys(found))
-
-
-def check_files(arguments: Sequence[str], *, hub: bool = True) -> None:
-    """Check that the configs, plug-ins and checkpoint of a command exist, before slow imports.
-
-    Args:
-        arguments: arguments of the command.
-        hub: check also that hub ids are reachable; ``gspo plan`` reads no prompts and knows many models offline.
-
-    Raises:
-        UserError: a file is missing or a hub id is not reachable.
-    """
-    for plugin in plugin_paths(arguments):
-        registry.check_plugin(plugin)
-    for value in _values(arguments, "--ckpt_path"):
-        if value not in ("last", "null", "") and "://" not in value and not Path(value).exists():
-            raise UserError("ckpt_path", f"{value!r} does not exist", fix="give a path, or last")
-    for field, name in _hub_ids(arguments).items() if hub else ():
-        check_reachable(field, name, "model" if field.startswith("model.") else "dataset")
-
-
-def _hub_ids(arguments: Sequence[str]) -> dict[str, str]:
-    """Return field -> value that can only be a hub id: ``owner/name``, or a one-word model that is not built in."""
-    fields = {("model", "name_or_path"), *(("data", word) for word in ("train", "val", "test", "predict"))}
-    found: dict[str, Any] = {}
-    try:
-        given = settings(arguments)
-    except UserError:  # the parser, which comes next, reports it too
-        return {}
-    for setting in given:
-        for section, word in fields:
-            inside = setting.value.get(section) if not setting.keys else None
-            if setting.keys == (section, word):
-                found[f"{section}.{word}"] = setting.value
-            elif isinstance(inside, dict) and word in inside:
-                found[f"{section}.{word}"] = inside[word]
-    names = {field: value.partition(":")[0] for field, value in found.items() if isinstance(value, str)}
-    return {
-        field: name
-        for field, name in names.items()
-        if (_HUB_ID.fullmatch(name) or (field.startswith("model.") and _OLD_HUB_ID.fullmatch(name)))
-        and not Path(name).exists()
-    }
 
 
 def _as_list(value: str) -> Any:

@@ -63,9 +63,10 @@ def main(argv: Sequence[str]) -> int:
         say(short_help(_ABOUT))
         return 0
     arguments = ["--help" if argument == "--help_all" else argument for argument in arguments]
-    from gspo_lightning.commands.fit.arguments import check_files, plugin_paths
+    from gspo_lightning.commands.fit.absent import check_named
+    from gspo_lightning.commands.fit.arguments import plugin_paths
 
-    check_files(arguments)
+    check_named(arguments)
     return _run(arguments, plugin_paths(arguments))
 
 

@@ -14,11 +14,13 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
+from gspo_lightning.commands.fit.absent import objective_names
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.hub import check_reachable
 from gspo_lightning.policy.loading import load_tokenizer
 from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.prompts import HubPrompts
+from gspo_lightning.registry import components
 
 CODE = """
 import contextlib, io, json, sys
@@ -38,6 +40,7 @@ def test_what_is_not_there_is_refused_before_torch_is_imported(tmp_path: Path) -
     config.write_text("plugins: [nowhere/plugin.py]\n")
     (tmp_path / "broken.yaml").write_text("data: {group_size: 4\n")
     (tmp_path / "out").mkdir()
+    (tmp_path / "records.jsonl").write_text("{}\n")
     hub = tmp_path / "hub.yaml"
     hub.write_text("model: {name_or_path: someone/thing}\n")
     cases = {
@@ -50,6 +53,14 @@ def test_what_is_not_there_is_refused_before_torch_is_imported(tmp_path: Path) -
         "'nowhere/plugin.py' does not exist": ["fit", f"--config={config}"],
         "'plugins/nope.py' does not exist": ["validate", "--plugins=plugins/nope.py"],
         "'nope/last.ckpt' does not exist": ["fit", "--ckpt_path=nope/last.ckpt"],
+        "model.name_or_path: the folder './nope' does not exist": ["fit", "--model.name_or_path=./nope"],
+        "model.name_or_path: the file 'nope.gguf' does not exist": ["fit", "--model.name_or_path", "nope.gguf"],
+        "data.val: the prompt file 'recrds.jsonl' does not exist; did you mean records.jsonl?": [
+            "fit",
+            "--config=quickstart",
+            "--data.val=recrds.jsonl",
+        ],
+        "model.objective: 'GSPOO' is not registered; did you mean GSPO?": ["fit", "--model.objective=GSPOO"],
         "model.name_or_path: 'someone/thing' is not here": ["fit", f"--config={hub}"],
         "model.name_or_path: 'gpt2' is not here": ["validate", "--model.name_or_path", "gpt2"],
         "data.train: 'someone/records' is not here": ["fit", "--data.train=someone/records:main:test"],
@@ -63,6 +74,11 @@ def test_what_is_not_there_is_refused_before_torch_is_imported(tmp_path: Path) -
         assert (code, torch) == (2, False), (words, error)
         assert words in error
         assert "Traceback" not in error
+
+
+def test_objectives_are_known_by_name_before_they_are_imported() -> None:
+    own = [name for name, cls in components("objectives").items() if cls.__module__.startswith("gspo_lightning.")]
+    assert objective_names() == own
 
 
 @pytest.fixture

@@ -310,7 +310,7 @@ def test_a_plan_asks_no_hub(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     def refuse(field: str, name: str, kind: str) -> None:
         raise UserError(field, f"{name} was asked for")
 
-    monkeypatch.setattr("gspo_lightning.commands.fit.arguments.check_reachable", refuse)
+    monkeypatch.setattr("gspo_lightning.commands.fit.absent.check_reachable", refuse)
     assert main(["plan", f"--config={QUICKSTART.parent / 'models' / 'r1_1.5b_80gb.yaml'}", "--device", "H200"]) == 0
     assert "1.78B parameters" in capsys.readouterr().out
 
