@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gspo_lightning.commands.fit.cli import TrainingCLI
 from gspo_lightning.commands.fit.command import run
@@ -30,7 +31,8 @@ def main(argv: Sequence[str]) -> int:
         epilog="Everything else is passed on as to gspo fit: --config FILE.yaml [--config OVERLAY.yaml] [--a.b VALUE]",
     )
     parser.add_argument(
-        "--device", help=f"memory of a device such as 80GB, or a card: {', '.join(CARDS)}; 80GB by default"
+        "--device",
+        help=f"memory of a device such as 80GB, cpu, or a card: {', '.join(CARDS)}; default: H100, or the config's cpu",
     )
     parser.add_argument("--time", action="store_true", help="print the time of each phase, and all assumptions")
     options, rest = parser.parse_known_args(list(argv))
@@ -63,6 +65,8 @@ def plan(cli: TrainingCLI, device_word: str | None, phases: bool = False) -> boo
     check_context(cli.datamodule.longest, _positions(job))
     memory = memory_of(job, device)
     fits = memory.peak <= device.memory
+    if device_word is None and not device.cpu:
+        device = replace(device, name=f"{device.name} (assumed; --device names another)")
     show(job, device, memory, [] if fits else options_that_fit(job, device), phases)
     return fits
 

@@ -53,15 +53,17 @@ def device_of(word: str | None, accelerator: str) -> Device:
     """Return the device to plan for.
 
     Args:
-        word: a size such as ``80GB``, or the name of a card; None is this machine if the config trains on a CPU, else
-            an H100 (80 GB).
+        word: a size such as ``80GB``, the name of a card, or ``cpu`` for this machine; None is this machine if the
+            config trains on a CPU, else an H100 (80 GB).
         accelerator: ``trainer.accelerator``.
 
     Raises:
         UserError: ``word`` is neither a size nor a card.
     """
     if word is None:
-        return _this_cpu() if accelerator == "cpu" else CARDS["H100"]
+        word = "cpu" if accelerator == "cpu" else "H100"
+    if word.lower() == "cpu":
+        return _this_cpu()
     for name, card in CARDS.items():
         if word.lower().replace(" ", "").replace("-", "") == name.lower().replace("-", ""):
             return card
@@ -71,7 +73,7 @@ def device_of(word: str | None, accelerator: str) -> Device:
         return Device(
             word, round(wanted * 0.985 * GIB), near.flops, near.bandwidth, near.link, cpu=accelerator == "cpu"
         )
-    raise UserError("--device", f"{word!r} is neither a size such as 80GB nor a card; {did_you_mean(word, CARDS)}")
+    raise UserError("--device", f"{word!r} is neither cpu, a size such as 80GB nor a card; {did_you_mean(word, CARDS)}")
 
 
 def _this_cpu() -> Device:

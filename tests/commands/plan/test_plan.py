@@ -245,6 +245,7 @@ def test_devices() -> None:
     assert device_of("h100", "gpu") is CARDS["H100"]
     assert 23 * GIB < device_of("24GB", "gpu").memory < 24 * GIB
     assert device_of(None, "cpu").cpu
+    assert device_of("CPU", "gpu").cpu
 
 
 def test_quickstart_fits(capsys: pytest.CaptureFixture[str]) -> None:
@@ -256,6 +257,14 @@ def test_quickstart_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert "(data.deal: stratified) = 2 ranks x 32" in printed
     assert "fits:" in printed
     assert "active per token" in printed
+
+
+def test_an_assumed_device_is_said_to_be_one(capsys: pytest.CaptureFixture[str]) -> None:
+    planned = ["plan", f"--config={QUICKSTART}", "--trainer.accelerator=auto"]
+    assert main(planned) == 0
+    assert "1 x H100 (assumed; --device names another), single" in capsys.readouterr().out
+    assert main([*planned, "--device=H100"]) == 0
+    assert "1 x H100, single" in capsys.readouterr().out
 
 
 def test_two_options_where_it_does_not_fit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -273,7 +282,7 @@ def test_two_options_where_it_does_not_fit(folder: Path, capsys: pytest.CaptureF
     [
         (["--model.name_or_path=nobody/knows-this-model"], "model.name_or_path", "config.json"),
         (["--data.max_response_tokens=4000", "--device=80GB"], "data.max_response_tokens", "512 positions"),
-        (["--device=huge"], "--device", "neither a size"),
+        (["--device=huge"], "--device", "neither cpu, a size"),
         (["--trainer.devices=3", "--trainer.strategy=ddp"], "data.prompts_per_rollout", "multiple of 12"),
         (["--model.optimizer=torch.optim.LBFGS"], "model.optimizer", "unknown"),
     ],
