@@ -82,11 +82,6 @@ class ExperienceSettings:
         return self.minibatches_per_rollout * self.epochs_per_rollout
 
     @property
-    def dead_groups(self) -> bool:
-        """True if some groups may give no signal, because their rewards are equal."""
-        return self.group_size > 1 and not self.advantages.per_token
-
-    @property
     def partial(self) -> bool:
         """True if responses are cut and continue in the next iteration."""
         return self.prompts_in_flight > self.prompts_per_rollout
