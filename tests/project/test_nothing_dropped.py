@@ -1,8 +1,10 @@
-"""What is computed is used: an attribute that the package sets on itself is read somewhere."""
+"""What is computed is used: attributes are read, and functions are called, by the package or from its documentation."""
 
 from __future__ import annotations
 
 import ast
+import re
+from collections import Counter
 
 from tests import ROOT
 
@@ -29,3 +31,20 @@ def test_every_attribute_that_is_set_is_read() -> None:
     read = {node.attr for node in attributes if isinstance(node.ctx, ast.Load)}
     named = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}  # getattr
     assert written - read - named == READ_ELSEWHERE.keys()
+
+
+def test_every_function_and_class_is_named_twice() -> None:
+    """Where it is defined and where it is used; docs and configs count, tests do not."""
+    folders = ("gspo_lightning", "plugins", "benchmarks", "experiments", "tools", "docs", "configs", "examples")
+    files = [
+        file for folder in folders for file in (ROOT / folder).rglob("*") if file.suffix in (".py", ".md", ".yaml")
+    ]
+    names = Counter(name for file in files for name in re.findall(r"[A-Za-z_]\w*", file.read_text(errors="ignore")))
+    defined = {
+        node.name
+        for file in files
+        if file.suffix == ".py" and file.is_relative_to(PACKAGE)
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+    assert {name for name in defined if names[name] < 2} == {"cut_micro_batches"}  # cuts whole rollouts, for tests

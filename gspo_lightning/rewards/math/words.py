@@ -62,11 +62,6 @@ def _is_word(token: str) -> bool:
     return not product
 
 
-def same_words(gold: str, given: str) -> bool:
-    """True if a text has the same words as the record's answer, given as returned by :func:`words`."""
-    return words(given) == gold
-
-
 def option(text: str) -> str | None:
     r"""Return the letter of the option that a text names, with or without the option's text; None if it names none.
 
