@@ -30,6 +30,7 @@ LIMIT_S = 1200.0
 def run(context: ForkServerContext, root: Path, patch: Patch | None, tests: Sequence[str]) -> Found:
     """Outcomes of tests in a copy of the tree, with a patch or as it is."""
     with tempfile.TemporaryDirectory(prefix="defects-") as scratch:
+        Path(scratch).chmod(0o755)  # programs in the sandbox run as another user
         copy, output = Path(scratch) / "tree", Path(scratch) / "found.json"
         shutil.copytree(root, copy, symlinks=True, ignore=partial(_left, root))
         try:
