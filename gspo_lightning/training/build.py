@@ -20,6 +20,7 @@ from gspo_lightning.policy.routing import Replay, routers_of
 from gspo_lightning.strategies.checks import check_optimizer
 from gspo_lightning.strategies.loading import made_by_first_rank
 from gspo_lightning.strategies.sharding_strategy import sharding_of
+from gspo_lightning.update.learning_rates import warn_if_rate_is_high
 from gspo_lightning.update.nonfinite import check_weights
 from gspo_lightning.update.optimizers import fuse, settings_of_optimizer, warn_if_weights_stand_still
 from gspo_lightning.update.schedules import schedule
@@ -127,6 +128,7 @@ def build_optimizers(
             fix="leave fused out, or use trainer.precision: bf16-mixed",
         )
     warn_if_weights_stand_still(policy, made)
+    warn_if_rate_is_high(policy, made)
     if scheduler is None:
         return made
     config = schedule(scheduler(made))
