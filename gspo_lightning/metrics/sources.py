@@ -49,14 +49,6 @@ def measure_sources(
     return found
 
 
-def source_rows(rollouts: Sequence[Rollout], names: Sequence[str]) -> Tensor | None:
-    """Return the source of each row, [N, S] bool; None without sources."""
-    if not names:
-        return None
-    of = torch.tensor([names.index(r.prompt.columns[_COLUMN]) for r in rollouts])
-    return of[:, None] == torch.arange(len(names))
-
-
 def clipped_by_source(clipped: Tensor, mask: Tensor, sources: Tensor) -> Tensor:
     """Count clipped tokens of each source, then all its tokens: [2 S] float64.
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.metrics.sources import source_rows
 from gspo_lightning.packing.rows import Row, rows_of, shares
 from gspo_lightning.types import MicroBatch, Rollout
 
@@ -151,7 +150,7 @@ def make_micro_batch(
     return MicroBatch(
         input_ids, contexts, responses, mask, advantages_of(rows, steps),
         behaviour_logprobs=behaviour, prompt_index=torch.tensor(_numbered(_shared(row) for row in rows)), stale=stale,
-        routes=_routes(rows, width - 1), sources=source_rows(of, sources), segments=_segments(rows, steps),
+        routes=_routes(rows, width - 1), sources=_sources(of, sources), segments=_segments(rows, steps),
         positive=torch.tensor([r.correct(accuracy_reward) for r in of]),
         media=tuple(r.prompt.media for r in of) if any(r.prompt.media for r in of) else None,
         group_index=group_index, row_weights=shares(rows) if weigh == "rollout" else None,
@@ -180,6 +179,14 @@ def _routes(rows: Sequence[Row], width: int) -> Tensor | None:
     for row, own in zip(routes, known, strict=True):
         row[: own.shape[0]] = own
     return routes
+
+
+def _sources(of: Sequence[Rollout], names: Sequence[str]) -> Tensor | None:
+    """Return the source of each row's rollout, [N, S] bool; None without sources."""
+    if not names:
+        return None
+    numbers = torch.tensor([names.index(rollout.prompt.columns["source"]) for rollout in of])
+    return numbers[:, None] == torch.arange(len(names))
 
 
 def _segments(rows: Sequence[Row], width: int) -> Tensor | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gspo_lightning.metrics.sources import clipped_by_source, clipped_scalars, measure_sources, source_rows
+from gspo_lightning.metrics.sources import clipped_by_source, clipped_scalars, measure_sources
 from gspo_lightning.packing.batches import filler, make_micro_batch
 from gspo_lightning.packing.memory import cut_rows
 from gspo_lightning.types import FinishReason, Prompt, Rollout
@@ -70,7 +70,6 @@ def test_clipped_tokens_of_each_source() -> None:
 
 
 def test_without_a_mixture_rows_have_no_source() -> None:
-    assert source_rows(GROUPS[0], ()) is None
     assert make_micro_batch(GROUPS[0]).sources is None
 
 
