@@ -20,13 +20,14 @@ SPELLED := $(wildcard *.md) .github docs gspo_lightning benchmarks configs examp
 USER_TESTS := $(SANDBOX_TESTS) tests/resume tests/commands/export tests/commands/init tests/runs/test_one_writer.py \
   tests/runs/test_checkpoints.py tests/runs/test_named_faults.py tests/rollouts/vllm/test_key.py
 
-.PHONY: help install sandbox bench-install bench gpu-check device-check docs links quickstart there test test-quick test-thorough \
-  test-durations test-long \
+.PHONY: help install sandbox bench-install bench gpu-check device-check docs links quickstart real-model there \
+  test test-quick test-thorough test-durations test-long \
   test-sandbox test-user test-trl test-newest test-wheel test-vllm \
   audit mutants defects check format lint types doctest constraints lock clean
 
 help:
 	@echo "make quickstart [SEED=2]   cold start, then GSPO, on a tiny model: about a minute on a CPU"
+	@echo "make real-model            fetch SmolLM2-135M-Instruct (93 MB, once) for gspo fit --config smollm2; trains nothing"
 	@echo "make test                  the test suite: under eight minutes on two cores"
 	@echo "make test-quick            in two minutes, without the files that take long (tests/durations.json)"
 	@echo "make test-thorough         what make test leaves out of its files (tests/thorough.json): as long again"
@@ -108,6 +109,9 @@ $(VENV)/.docs-installed: $(VENV)/.installed
 
 quickstart: install
 	$(BIN)/gspo fit --config configs/quickstart.yaml --seed_everything $(SEED)
+
+real-model: install
+	@$(BIN)/python tools/real_model.py $(PIP_ARGS)
 
 # files of tests in one process more than the two cores of CI, because some tests wait; every test is single-threaded
 test: install
