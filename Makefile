@@ -22,7 +22,7 @@ USER_TESTS := $(SANDBOX_TESTS) tests/resume tests/commands/export tests/commands
 
 .PHONY: help install sandbox bench-install bench gpu-check device-check docs links quickstart real-model there \
   test test-quick test-thorough test-durations test-long \
-  test-sandbox test-user test-trl test-newest test-wheel test-vllm \
+  test-sandbox test-user test-trl test-newest test-wheel test-vllm test-real-model \
   audit mutants defects check format lint types doctest constraints lock clean
 
 help:
@@ -37,6 +37,7 @@ help:
 	@echo "make test-user             tests of programs, files and permissions as an ordinary user, where root calls"
 	@echo "make test-trl              the comparisons with TRL, which is installed first; make test skips them without it"
 	@echo "make test-vllm             training through real vLLM; its environment is built once, in VLLM_HOME"
+	@echo "make test-real-model       four updates of the model of make real-model (skipped where that has not fetched it)"
 	@echo "make test-newest           the whole suite with the newest torch, transformers, lightning and TRL"
 	@echo "make docs                  the documentation as a site, in build/site"
 	@echo "make links                 whether the links of the documentation lead somewhere (needs the network)"
@@ -147,6 +148,9 @@ test-vllm:
 	@python="$(VLLM_PYTHON)"; \
 	  test -n "$$python" || python=$$($(PYTHON) tools/vllm_environment.py "$(VLLM_HOME)" $(PIP_ARGS)) || exit 1; \
 	  PYTHONPATH="$(CURDIR)" "$$python" -m pytest tests/real_vllm -m "vllm and not long"
+
+test-real-model: install  # two minutes; without the file of make real-model it is skipped, with the reason
+	$(BIN)/python -m pytest -m long -rs tests/runs/test_real_model.py
 
 # the newest releases, those beyond the bounds in pyproject.toml, too; in an environment of its own
 test-newest:
