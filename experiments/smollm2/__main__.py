@@ -1,42 +1,68 @@
-"""``python -m experiments.smollm2``: results.json and ten answers from evaluations (docs/real_model.md)."""
+"""``python -m experiments.smollm2``: results.json, figure and ten answers from evaluations (docs/real_model.md)."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from experiments.smollm2.answers import LIMIT, Answer, gain, read, shares
+from experiments.smollm2.picture import JUDGES, draw
+from gspo_lightning.report.read import read_run
+from gspo_lightning.report.style import save
+from gspo_lightning.resume.changes import versions
 
 HOME = Path(__file__).parent
+CURVES = ("val/accuracy", "val/terminated", "reward/mean", "reward/dead_groups", "policy/entropy", "response/truncated")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Read the evaluations and write both files."""
+    """Read evaluations and runs, and write the files."""
     parser = argparse.ArgumentParser("experiments.smollm2", description=__doc__)
     parser.add_argument(
         "--before", type=Path, required=True, metavar="FOLDER", help="evaluation of the untrained model"
     )
     parser.add_argument("--after", nargs="+", required=True, metavar="NAME=FOLDER", help="evaluation of each run")
+    parser.add_argument("--runs", nargs="+", default=[], type=Path, metavar="FOLDER", help="the runs, in this order")
+    parser.add_argument("--cpu_seconds", nargs="+", default=[], type=float, help="of the runs, in this order")
     parser.add_argument("--output", type=Path, default=HOME)
     options = parser.parse_args(list(argv))
     before = read(options.before)
     after = {name: read(Path(folder)) for name, folder in (run.split("=", 1) for run in options.after)}
-    results = {
+    results: dict[str, Any] = {
         "problems": len(before),
         "limit": LIMIT,
+        "machine": {"cores": os.cpu_count(), "threads": 1} | versions(),
         "before": shares(before),
         "runs": {name: shares(answers) | {"gain": gain(before, answers)} for name, answers in after.items()},
     }
+    for run, folder in zip(results["runs"].values(), options.runs, strict=False):
+        run["curves"] = _curves(folder)
+    for run, seconds in zip(results["runs"].values(), options.cpu_seconds, strict=False):
+        run["cpu_seconds"] = seconds
     (options.output / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     (options.output / "answers.md").write_text(_ten(before, next(iter(after.values()))), encoding="utf-8")
-    for judge in ("right", "lenient", "ended"):
-        values = [answers[judge]["value"] for answers in results["runs"].values()]  # type: ignore[attr-defined]
-        print(f"{judge}: {shares(before)[judge]['value']:.3f} -> {mean(values):.3f} {values}")
+    if options.runs:
+        save(draw(results), options.output / "report.png")
+    for judge in JUDGES:
+        values = [run[judge]["value"] for run in results["runs"].values()]
+        print(f"{judge}: {results['before'][judge]['value']:.3f} -> {mean(values):.3f} {values}")
     return 0
+
+
+def _curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Return tag -> (update, value) of a run."""
+    found = {tag: read_run(folder).get(tag) for tag in CURVES}
+    return {
+        tag: [(int(step), round(float(value), 4)) for step, value in zip(one.steps, one.values, strict=True)]
+        for tag, one in found.items()
+        if one is not None
+    }
 
 
 def _ten(before: Sequence[Answer], after: Sequence[Answer]) -> str:
