@@ -30,7 +30,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--after", nargs="+", required=True, metavar="NAME=FOLDER", help="evaluation of each run")
     parser.add_argument("--runs", nargs="+", default=[], type=Path, metavar="FOLDER", help="the runs, in this order")
     parser.add_argument("--cpu_seconds", nargs="+", default=[], type=float, help="of the runs, in this order")
-    parser.add_argument("--output", type=Path, default=HOME)
+    parser.add_argument("--output", type=Path, default=HOME, metavar="FOLDER", help="of results.json and answers.md")
+    parser.add_argument("--picture", type=Path, default=Path("docs/real_model.png"), metavar="FILE")
     options = parser.parse_args(list(argv))
     before = read(options.before)
     after = {name: read(Path(folder)) for name, folder in (run.split("=", 1) for run in options.after)}
@@ -48,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     (options.output / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     (options.output / "answers.md").write_text(_ten(before, next(iter(after.values()))), encoding="utf-8")
     if options.runs:
-        save(draw(results), options.output / "report.png")
+        save(draw(results), options.picture)
     for judge in JUDGES:
         values = [run[judge]["value"] for run in results["runs"].values()]
         print(f"{judge}: {results['before'][judge]['value']:.3f} -> {mean(values):.3f} {values}")

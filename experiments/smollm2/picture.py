@@ -20,7 +20,7 @@ def draw(results: dict[str, Any]) -> Figure:
             curve = run["curves"].get(tag, [])
             label = name if tag == "val/accuracy" else None
             left.plot(*zip(*curve, strict=True), look, color=COLOURS[number], lw=1.4, ms=4, label=label)
-    quiet(left, "While training: 64 held-out problems; dotted: reward", "fraction right")
+    quiet(left, "While training (dotted: reward)", "fraction right, 64 held-out")
     left.set_xlabel("updates", color=GREY, fontsize=9)
     left.set_ylim(bottom=0)
     left.legend(frameon=False, fontsize=8, loc="upper left")
