@@ -25,7 +25,7 @@ from gspo_lightning.packing.rows import Row, store
 from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.strategies.layers import decoder_layers
-from gspo_lightning.strategies.sharding import clip_norm, in_step, is_sharded, reshard, total_norm, without_sync
+from gspo_lightning.strategies.sharding import clip_gradients, in_step, is_sharded, reshard, total_norm, without_sync
 from gspo_lightning.strategies.sharding_strategy import Sharding
 from gspo_lightning.types import MicroBatch
 from gspo_lightning.update.micro_batches import in_number
@@ -280,7 +280,7 @@ class ValueModel:
                 f"were not changed\n  fix: lower model.critic.lr, or check the reward"
             )
         if self.gradient_clip is not None:
-            clip_norm([*self.head.parameters(), *self.trained_backbone()], norm, self.gradient_clip)
+            clip_gradients([*self.head.parameters(), *self.trained_backbone()], norm, self.gradient_clip)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

@@ -34,8 +34,7 @@ from gspo_lightning.reward_models.model import layers_of, load_reward_model
 from gspo_lightning.reward_models.pair_batches import PairBatch, alone_and_padded
 from gspo_lightning.reward_models.weights import check_frozen, trained_only
 from gspo_lightning.strategies.layers import compute_dtype
-from gspo_lightning.strategies.sharding import total_norm
-from gspo_lightning.update.clipping import clip_gradients
+from gspo_lightning.strategies.sharding import clip_gradients, total_norm
 from gspo_lightning.update.optimizers import fuse, settings_of_optimizer
 from gspo_lightning.update.schedules import schedule
 

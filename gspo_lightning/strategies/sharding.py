@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Shard
@@ -50,17 +51,21 @@ def total_norm(tensors: Iterable[Tensor], *, sharded: bool, device: torch.device
     return float(torch.linalg.vector_norm(gather_rows(own.to(device).double().reshape(1)), norm_type))
 
 
-def clip_norm(parameters: Iterable[nn.Parameter], norm: float, limit: float) -> None:
-    """Scale gradients of global norm ``norm`` down to ``limit``, in place, every rank its shards."""
+def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, limit: float, algorithm: str | None = None) -> None:
+    """Clip gradients in place, every rank its shards; Lightning clips plain ones only.
+
+    Args:
+        parameters: with gradients.
+        norm: norm of all gradients over all ranks.
+        limit: limit of that norm, or with ``value`` of each element's size.
+        algorithm: Lightning's name; None: ``norm``.
+    """
     gradients = [part for p in parameters if p.grad is not None and (part := local(p.grad)).numel()]
-    if gradients and limit / (norm + 1e-6) < 1.0:
+    if algorithm == GradClipAlgorithmType.VALUE:  # a str enum: str() is not its value
+        for gradient in gradients:
+            gradient.clamp_(-limit, limit)
+    elif gradients and limit / (norm + 1e-6) < 1.0:
         torch._foreach_mul_(gradients, limit / (norm + 1e-6))
-
-
-def clip_values(parameters: Iterable[nn.Parameter], limit: float) -> None:
-    """Clamp every element of the gradients to [-limit, limit], in place, every rank its shards."""
-    for gradient in (local(p.grad) for p in parameters if p.grad is not None):
-        gradient.clamp_(-limit, limit)
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ from gspo_lightning.policy.model_settings import DType, Layout, ModelSettings
 from gspo_lightning.policy.routing import replay_word
 from gspo_lightning.policy.row_isolation import probe, probe_length
 from gspo_lightning.resume import close_epoch, flush, reopen_epoch
-from gspo_lightning.strategies.sharding import is_sharded, total_norm
+from gspo_lightning.strategies.sharding import clip_gradients, is_sharded, total_norm
 from gspo_lightning.strategies.sharding_strategy import ddp_of, no_backward_sync, sharding_of
 from gspo_lightning.training.build import build_critic, build_optimizers, build_policy
 from gspo_lightning.training.checkpoint import RunRecord
@@ -45,7 +45,6 @@ from gspo_lightning.training.policy_module import PolicyModule
 from gspo_lightning.training.teacher import TeacherModel, load_teacher, taught_by
 from gspo_lightning.training.trainer_checks import check_accumulation, check_measured, check_monitor, iterations
 from gspo_lightning.types import MicroBatch, MiniBatch
-from gspo_lightning.update.clipping import clip_gradients
 from gspo_lightning.update.dump import make_dump
 from gspo_lightning.update.loss import LossTerms
 from gspo_lightning.update.loss_scale import Scale, overflows, scaler_of
