@@ -124,7 +124,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
     A file ending that both names have says nothing. Names of the same beginning may differ more.
 
-    >>> nearest("trian.jsonl", ["train.jsonl"]), nearest("nothere.jsonl", ["scores.jsonl"])
+    >>> nearest("traim.jsonl", ["train.jsonl"]), nearest("nothere.jsonl", ["scores.jsonl"])
     ('train.jsonl', None)
     """
     typed = name.lower()
