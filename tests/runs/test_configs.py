@@ -14,7 +14,7 @@ from gspo_lightning.policy.tiny import character_tokenizer
 from tests.runs import runs
 
 CONFIGS = runs.ROOT / "configs"
-SELF_CONTAINED = ("quickstart", "math", "logic", "code", "guess", "calculator", "reward_model", "vision")
+SELF_CONTAINED = ("quickstart", "math", "logic", "code", "guess", "calculator", "reward_model", "vision", "smollm2")
 OVERLAYS = sorted(p.stem for p in CONFIGS.glob("*.yaml") if p.stem not in SELF_CONTAINED)
 ONE_STEP = ["--trainer.max_epochs=1", "--data.minibatches_per_rollout=1", "--trainer.num_sanity_val_steps=0"]
 
@@ -133,7 +133,7 @@ def test_parquet_and_hub_folder_train_like_jsonl(tmp_path: Path) -> None:
     assert runs.largest_difference(trained[0], trained[2]) == 0.0
 
 
-@pytest.mark.parametrize("name", ["quickstart", "math", "logic", "code"])
+@pytest.mark.parametrize("name", ["quickstart", "math", "logic", "code", "smollm2"])
 def test_printed_config_fed_back_is_the_same(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = resolved([f"--config={CONFIGS / name}.yaml"], capsys)
     (tmp_path / "printed.yaml").write_text(first)
