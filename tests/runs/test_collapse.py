@@ -194,6 +194,17 @@ def test_a_fall_of_held_out_accuracy_goes_back_to_the_best_evaluation(
     assert accuracy[8] < 0.5 * accuracy[best] < accuracy[10]  # restored after update 10, before its evaluation
 
 
+def test_after_a_fall_in_the_last_evaluation_nothing_is_rolled_back(
+    taught: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = sorted(set(SIGNATURES) - {"held_out_fall"})
+    evaluated = ["--data.evaluation.limit=512", "--trainer.check_val_every_n_epoch=1", "--trainer.max_epochs=4"]
+    inject(monkeypatch, sure_and_wrong)
+    run = runs.fit(taught, "--model.optimizer.lr=1e-6", *evaluated, collapse(action="rollback", ignore=others))
+    (alarm,) = json.loads((run / "alarms.json").read_text())
+    assert (alarm["signature"], alarm["update"], alarm["action"]) == ("held_out_fall", 8, "warned")
+
+
 def test_a_skipped_nan_is_an_alarm_and_stop_leaves_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

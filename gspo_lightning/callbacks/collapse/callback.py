@@ -132,6 +132,13 @@ class Collapse(Callback):
         raised = self.watch.see_evaluation(module.evaluator.last, trainer.global_step)
         self._raise(trainer, raised)
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say of an alarm of the last evaluation that there was no iteration left to roll back after."""
+        if self._due is not None:
+            self.alarms = [replace(a, action="warned") if a is self._due else a for a in self.alarms]
+            self._due = None
+            _write(trainer, self._folder, self.alarms)
+
     def _of_best_evaluation(self) -> set[int]:
         best = self.watch.history.best_held_out
         return set() if best is None else {best[2]}
