@@ -72,7 +72,10 @@ def _given(arguments: Sequence[str]) -> dict[str, str]:
 def _check_local(field: str, name: str) -> None:
     """Refuse the path of a model folder or of a file of records that does not exist."""
     path = Path(name)
-    if "://" in name or path.exists():
+    try:
+        if "://" in name or path.exists():
+            return
+    except OSError:  # too long for a path; whoever reads it says what it is
         return
     if field.startswith("model."):
         if path.suffix.lower() == ".gguf":
