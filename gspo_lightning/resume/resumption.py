@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from gspo_lightning.errors import UserError
 from gspo_lightning.resume.changes import changes, forbidden
 from gspo_lightning.resume.files import sha256
-from gspo_lightning.resume.find import find_checkpoint, newest_run, read_checkpoint
+from gspo_lightning.resume.find import find_checkpoint, newest_of_run, newest_run, read_checkpoint
 from gspo_lightning.resume.writer import Writer
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,8 @@ class Resumption:
             own = path if is_run else run_of(path)
             if writer is not None and path.exists() and own is not None:
                 writer.enter(own)
-            return cls._newest(path, reward_model) if is_run else cls._at(path, reward_model)
+            newest = cls._last(path, reward_model, field="--ckpt_path") if is_run else None
+            return cls._at(path, reward_model) if newest is None else newest
         run = newest_run(folder)
         if writer is not None and run is not None:
             writer.enter(run)
@@ -93,19 +94,19 @@ class Resumption:
                     raise
 
     @classmethod
-    def _newest(cls, run: Path, reward_model: bool) -> Self:
-        found = cls._last(run, reward_model)
-        if found is None:
-            raise UserError("ckpt_path", f"the run {run} has no checkpoint yet", fix="give another run")
-        return found
+    def _last(cls, run: Path, reward_model: bool, field: str = "") -> Self | None:
+        """Load the newest intact checkpoint; retry if the running training removes old ones meanwhile.
 
-    @classmethod
-    def _last(cls, run: Path, reward_model: bool) -> Self | None:
-        """Load the newest intact checkpoint; retry if the running training removes old ones meanwhile."""
+        Args:
+            run: the run folder.
+            reward_model: see :meth:`of`.
+            field: name in messages of an argument that gave the folder itself; with ``last`` it is empty, and a run
+                without any checkpoint gives None.
+        """
         while True:
             before = _names(run)
             try:
-                found = find_checkpoint(run)
+                found = newest_of_run(run, field) if field else find_checkpoint(run)
                 resumption = None if found is None else cls._from(found.checkpoint, reward_model)
             except UserError:
                 if _names(run) == before:

@@ -133,6 +133,11 @@ def test_a_run_folder_stands_for_its_newest_checkpoint(
     more = [*OPTIONS, "--trainer.max_epochs=4"]
     assert runs.fit(tmp_path, *more, f"--ckpt_path={run}") == run
     assert runs.checkpoint(run)["global_step"] == 8
+    for file in (run / "checkpoints").glob("*.ckpt"):
+        if not file.is_symlink():
+            file.write_bytes(b"torn")
+    runs.fit(tmp_path, *more, f"--ckpt_path={run}", code=2)
+    assert "error: --ckpt_path: no checkpoint in" in capsys.readouterr().err  # nobody said 'last'
     (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
     runs.fit(tmp_path, *more, f"--ckpt_path={tmp_path / 'empty'}", code=2)
     assert "has no checkpoint yet" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
-from gspo_lightning.commands.fit.absent import objective_names
+from gspo_lightning.commands.fit.absent import check_named, objective_names
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.hub import check_reachable
 from gspo_lightning.policy.loading import load_tokenizer
@@ -74,6 +74,10 @@ def test_what_is_not_there_is_refused_before_torch_is_imported(tmp_path: Path) -
         assert (code, torch) == (2, False), (words, error)
         assert words in error
         assert "Traceback" not in error
+
+
+def test_a_text_that_is_too_long_for_a_path_is_no_path() -> None:
+    check_named([f"--data.train={'x' * 5000}.jsonl", f"--model.name_or_path=./{'x' * 5000}"])
 
 
 def test_objectives_are_known_by_name_before_they_are_imported() -> None:
