@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,10 @@ from gspo_lightning.corpus.lines import numbered, parse_line
 from gspo_lightning.corpus.text import prompt_text
 from gspo_lightning.errors import UserError, did_you_mean
 
+SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+"""Readable suffixes; all but Parquet may have ``.gz`` behind them."""
 FORMATS = (".jsonl", ".parquet")
+"""Suffixes of files that are copied record by record."""
 LONGEST_PROMPT = 1_000_000
 """Most characters of a prompt. A longer text is a file in one line."""
 _SHOWN_NAMES = 20
@@ -33,6 +37,39 @@ class Record(NamedTuple):
     raw: bytes
     """Original line with its end; empty for Parquet."""
     values: dict[str, Any]
+
+
+def suffix_of(path: str) -> str:
+    """Return the suffix that decides how a file is read; empty if it is unknown.
+
+    >>> suffix_of("a/b.CSV.gz"), suffix_of("b.jsonl"), suffix_of("b.parquet.gz"), suffix_of("b.txt")
+    ('.csv', '.jsonl', '', '')
+    """
+    name = Path(path).name.lower()
+    packed = name.endswith(".gz")
+    suffix = Path(name.removesuffix(".gz")).suffix
+    return suffix if suffix in SUFFIXES and not (packed and suffix == ".parquet") else ""
+
+
+def check_there(path: str, field: str) -> None:
+    """Refuse a file of records that does not exist; the message names a near one of the same folder.
+
+    Raises:
+        UserError: no such file, or no name of a file at all.
+    """
+    if os.path.isfile(path):  # False also for a text that is too long for a path
+        return
+    folder, name = os.path.split(path)
+    near = did_you_mean(name, [other for other in _listed(folder or ".") if suffix_of(other)])
+    hint = f"; {near.partition('?')[0]}?" if near.startswith("did you mean") else ""
+    raise UserError(field, f"the prompt file {name!r} does not exist{hint}", fix="give the whole path")
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def format_of(path: Path, option: str) -> str:

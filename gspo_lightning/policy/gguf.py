@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from gspo_lightning.errors import UserError, first_line
+from gspo_lightning.policy.hub import check_path
 from gspo_lightning.policy.loading_lock import LOADING
 from gspo_lightning.resume.cached_model import found_or_made
 
@@ -41,8 +42,7 @@ def loadable_name(name: str) -> str:
 def _gguf_file(name: str) -> Path | None:
     path = Path(name)
     if path.suffix.lower() == ".gguf":
-        if not path.is_file():
-            raise UserError(FIELD, f"the file {name!r} does not exist")
+        check_path(FIELD, name)
         return path.resolve()
     if not path.is_dir() or (path / "config.json").exists():
         return None

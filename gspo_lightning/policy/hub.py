@@ -18,6 +18,19 @@ TRUST = "then set model.trust_remote_code: true (gspo export and replay: --trust
 SECONDS = 3.0
 
 
+def check_path(field: str, name: str) -> None:
+    """Refuse the path of a model that does not exist; any other name may be a hub id or a built-in model.
+
+    Raises:
+        UserError: no such folder, or no such ``.gguf`` file.
+    """
+    if name.lower().endswith(".gguf"):
+        if not os.path.isfile(name):
+            raise UserError(field, f"the file {name!r} does not exist")
+    elif (name.startswith(("/", "./", "../", "~")) or name.count("/") > 1) and not os.path.isdir(name):
+        raise UserError(field, f"the folder {name!r} does not exist")
+
+
 @functools.cache
 def check_reachable(field: str, name: str, kind: Literal["model", "dataset"]) -> None:
     """Refuse a hub id if the hub does not answer. Loaders report what the hub says about the id.

@@ -18,7 +18,7 @@ from transformers import (
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.policy.freezing import freeze
 from gspo_lightning.policy.gguf import loadable_name
-from gspo_lightning.policy.hub import TRUST, check_no_kernel, check_reachable
+from gspo_lightning.policy.hub import TRUST, check_no_kernel, check_path, check_reachable
 from gspo_lightning.policy.loading_lock import LOADING
 from gspo_lightning.policy.lora import add_adapters
 from gspo_lightning.policy.model_settings import ModelSettings
@@ -82,8 +82,7 @@ def _check_name(name: str) -> None:
     """Refuse a model name that is neither a folder, a hub id nor a built-in, before anything is loaded."""
     if name in TINY_MODELS or Path(loadable_name(name)).is_dir():
         return
-    if name.startswith(("/", "./", "../", "~")) or name.count("/") > 1:
-        raise UserError("model.name_or_path", f"the folder {name!r} does not exist")
+    check_path("model.name_or_path", name)
     if name.startswith("tiny-"):
         raise UserError("model.name_or_path", f"{name!r} is not a built-in model; {did_you_mean(name, TINY_MODELS)}")
     check_reachable("model.name_or_path", name, "model")

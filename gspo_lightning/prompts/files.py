@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gspo_lightning.corpus.files import SUFFIXES, check_there, suffix_of
 from gspo_lightning.errors import PluginError, UserError, defined, did_you_mean, first_line, is_own
 from gspo_lightning.policy.hub import check_reachable
 from gspo_lightning.prompts.demonstrations import Demonstrations, read_demonstrations
-from gspo_lightning.prompts.formats import SUFFIXES, place_of, read_rows, suffix_of
+from gspo_lightning.prompts.formats import place_of, read_rows
 from gspo_lightning.prompts.on_demand import OnDemand
 from gspo_lightning.prompts.preferences import Preferences, read_preferences
 from gspo_lightning.prompts.prompt_set import Columns, PromptSet, Record, absent_columns, map_columns
@@ -37,10 +38,7 @@ class PromptFile(PromptSet):
     def __init__(self, path: str, columns: Columns | None = None) -> None:
         self.path, self.columns = path, dict(columns or {})
         name = Path(path).name
-        if not _is_file(path):
-            near = did_you_mean(name, _neighbours(path))
-            hint = f"; {near.partition('?')[0]}?" if near.startswith("did you mean") else ""
-            raise UserError("data", f"the prompt file {name!r} does not exist{hint}", fix="give the whole path")
+        check_there(path, "data")
         if not suffix_of(path):
             raise UserError("data", f"{name!r} is not a file of records", fix=f"give {_READABLE}")
 
@@ -247,14 +245,6 @@ def _is_file(path: str, *, folder: bool = False) -> bool:
         return Path(path).is_dir() if folder else Path(path).is_file()
     except (OSError, ValueError):  # too long, or with a null character
         return False
-
-
-def _neighbours(path: str) -> list[str]:
-    """Return the names of files of records in the same folder."""
-    try:
-        return [file.name for file in Path(path).parent.iterdir() if suffix_of(file.name)]
-    except OSError:
-        return []
 
 
 def _check_columns(rows: Sequence[Mapping[str, Any]], columns: Columns, where: str) -> None:

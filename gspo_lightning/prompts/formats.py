@@ -14,26 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from gspo_lightning.corpus.files import suffix_of
 from gspo_lightning.corpus.lines import no_json, no_text, numbered, parse_line
 from gspo_lightning.errors import UserError
 from gspo_lightning.parsing import load_json
 from gspo_lightning.prompts.on_demand import JsonLines, ParquetRows
 
 Row = dict[str, Any]
-SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
-"""Readable suffixes; all but Parquet may have ``.gz`` behind them."""
-
-
-def suffix_of(path: str) -> str:
-    """Return the suffix that decides how a file is read; empty if it is unknown.
-
-    >>> suffix_of("a/b.CSV.gz"), suffix_of("b.jsonl"), suffix_of("b.parquet.gz"), suffix_of("b.txt")
-    ('.csv', '.jsonl', '', '')
-    """
-    name = Path(path).name.lower()
-    packed = name.endswith(".gz")
-    suffix = Path(name.removesuffix(".gz")).suffix
-    return suffix if suffix in SUFFIXES and not (packed and suffix == ".parquet") else ""
 
 
 def read_rows(path: str) -> Sequence[Row]:

@@ -14,9 +14,9 @@ from typing import Any
 from jinja2 import StrictUndefined, Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from gspo_lightning.corpus.files import SUFFIXES
 from gspo_lightning.errors import UserError, first_line
 from gspo_lightning.prompts.files import open_prompts, read_prompts
-from gspo_lightning.prompts.formats import SUFFIXES
 from gspo_lightning.prompts.prompt_set import Record, map_columns
 from gspo_lightning.suites.suite import Suite
 

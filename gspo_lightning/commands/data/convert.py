@@ -116,7 +116,8 @@ def _columns(text: str) -> Mapping[str, Any]:
 
 
 def _records(paths: Sequence[Path], columns: Mapping[str, Any] | None, named: str | None) -> Iterator[Row]:
-    from gspo_lightning.prompts.formats import SUFFIXES, place_of, read_rows, suffix_of
+    from gspo_lightning.corpus.files import SUFFIXES, suffix_of
+    from gspo_lightning.prompts.formats import place_of, read_rows
     from gspo_lightning.prompts.prompt_set import absent_columns, map_columns  # torch
 
     for path in paths:

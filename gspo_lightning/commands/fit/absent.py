@@ -11,11 +11,11 @@ from typing import Any
 
 from gspo_lightning import registry
 from gspo_lightning.commands.fit.arguments import plugin_paths, settings, values_of
+from gspo_lightning.corpus.files import check_there, suffix_of
 from gspo_lightning.errors import UserError, did_you_mean
-from gspo_lightning.policy.hub import check_reachable
+from gspo_lightning.policy.hub import check_path, check_reachable
 
-_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz")
-_HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]*\w" + "".join(rf"(?<!\{suffix})" for suffix in _SUFFIXES))
+_HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]*\w(?<!\.jsonl)(?<!\.json)(?<!\.csv)(?<!\.tsv)(?<!\.parquet)(?<!\.gz)")
 _OLD_HUB_ID = re.compile(r"(?!tiny-)[\w.-]+")  # gpt2
 _PROMPTS = tuple(("data", name) for name in ("train", "val", "test", "predict"))
 _MODEL, _OBJECTIVE = ("model", "name_or_path"), ("model", "objective")
@@ -44,7 +44,10 @@ def check_named(arguments: Sequence[str], *, hub: bool = True) -> None:
     names = {field: value for field, value in given.items() if field != "model.objective"}
     printed = any(argument.startswith("--print_config") for argument in arguments)  # which opens nothing
     for field, name in names.items() if hub and not printed else ():
-        _check_local(field, name)
+        if field == "model.name_or_path":
+            check_path(field, name)
+        elif suffix_of(name) and "://" not in name:
+            check_there(name, field)
     for field, name in names.items() if hub else ():
         name = name.partition(":")[0]
         old = field.startswith("model.") and _OLD_HUB_ID.fullmatch(name)
@@ -67,25 +70,6 @@ def _given(arguments: Sequence[str]) -> dict[str, str]:
             elif isinstance(inside, Mapping) and word in inside:
                 found[f"{section}.{word}"] = inside[word]
     return {field: value for field, value in found.items() if isinstance(value, str)}
-
-
-def _check_local(field: str, name: str) -> None:
-    """Refuse the path of a model folder or of a file of records that does not exist."""
-    path = Path(name)
-    try:
-        if "://" in name or path.exists():
-            return
-    except OSError:  # too long for a path; whoever reads it says what it is
-        return
-    if field.startswith("model."):
-        if path.suffix.lower() == ".gguf":
-            raise UserError(field, f"the file {name!r} does not exist")
-        if name.startswith(("/", "./", "../", "~")):
-            raise UserError(field, f"the folder {name!r} does not exist")
-    elif path.suffix in _SUFFIXES:
-        near = did_you_mean(path.name, [file.name for file in path.parent.glob("*") if file.suffix in _SUFFIXES])
-        hint = f"; {near.partition('?')[0]}?" if near.startswith("did you mean") else ""
-        raise UserError(field, f"the prompt file {path.name!r} does not exist{hint}", fix="give the whole path")
 
 
 def _check_objective(name: str | None) -> None:

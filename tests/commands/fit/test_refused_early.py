@@ -76,8 +76,10 @@ def test_what_is_not_there_is_refused_before_torch_is_imported(tmp_path: Path) -
         assert "Traceback" not in error
 
 
-def test_a_text_that_is_too_long_for_a_path_is_no_path() -> None:
-    check_named([f"--data.train={'x' * 5000}.jsonl", f"--model.name_or_path=./{'x' * 5000}"])
+@pytest.mark.parametrize("argument", [f"--data.train={'x' * 5000}.jsonl", f"--model.name_or_path=./{'x' * 5000}"])
+def test_a_text_that_is_too_long_for_a_path_does_not_exist(argument: str) -> None:
+    with pytest.raises(UserError, match="does not exist"):
+        check_named([argument])
 
 
 def test_objectives_are_known_by_name_before_they_are_imported() -> None:
