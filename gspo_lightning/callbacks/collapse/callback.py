@@ -129,19 +129,13 @@ class Collapse(Callback):
         repeated = trainer.sanity_checking and trainer.global_step > 0  # where a resumed run begins
         if trainer.state.fn != "fit" or repeated or module.shown_by != "accuracy":
             return
-        raised = self.watch.see_evaluation(module.evaluator.last, trainer.global_step)
-        self._raise(trainer, raised)
+        self._raise(trainer, self.watch.see_evaluation(module.evaluator.last, trainer.global_step))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say of an alarm of the last evaluation that there was no iteration left to roll back after."""
+        """Correct alarms of the end, after which no iteration was left to roll back."""
         if self._due is not None:
-            self.alarms = [replace(a, action="warned") if a is self._due else a for a in self.alarms]
+            self._correct(trainer, self._due, "warned")
             self._due = None
-            _write(trainer, self._folder, self.alarms)
-
-    def _of_best_evaluation(self) -> set[int]:
-        best = self.watch.history.best_held_out
-        return set() if best is None else {best[2]}
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Record an alarm for a NaN that stops the run; its batch has been dumped already."""
@@ -210,6 +204,16 @@ class Collapse(Callback):
         batch = f"\n  batch: gspo replay {self._folder / alarm.dump}" if alarm.dump else ""
         _say(f"{_words(alarm)}\n  fix: {alarm.advice}{batch}")
 
+    def _correct(self, trainer: Trainer, alarm: Alarm, action: str) -> None:
+        """Replace the action of an alarm and of those since, which was not taken."""
+        self.alarms = [replace(a, action=action) if a.update >= alarm.update else a for a in self.alarms]
+        _write(trainer, self._folder, self.alarms)
+
+    def _of_best_evaluation(self) -> set[int]:
+        """Return the number of updates before the best evaluation, if there was one."""
+        best = self.watch.history.best_held_out
+        return set() if best is None else {best.updates}
+
     def _go_back(self, trainer: Trainer, module: GSPOModule, alarm: Alarm) -> None:
         self._due = None
         if self.rollbacks >= self.max_rollbacks:
@@ -218,8 +222,7 @@ class Collapse(Callback):
         quiet = {*self._quiet, *self._of_best_evaluation()}
         path = good_checkpoint(self._folder / "checkpoints", quiet, alarm.since)
         if path is None:
-            self.alarms = [replace(a, action="stopped") if a.update >= alarm.update else a for a in self.alarms]
-            _write(trainer, self._folder, self.alarms)
+            self._correct(trainer, alarm, "stopped")
             raise _stopped(replace(alarm, action="stopped"), self._folder, "; no checkpoint is from before it")
         state = roll_back(trainer, module, path, self.lr_factor)["callbacks"].get(self.state_key)
         if state is not None:

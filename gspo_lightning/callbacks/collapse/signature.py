@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 Scope = Literal["update", "iteration", "evaluation"]
 Look = Mapping[str, float]
@@ -23,6 +23,16 @@ START = 2
 """Number of iterations that count as the start of a run."""
 
 
+class BestEvaluation(NamedTuple):
+    """The evaluation with the highest held-out accuracy, the later one of equals."""
+
+    accuracy: float
+    error: float
+    """Standard error of the accuracy."""
+    updates: int
+    """Number of updates before it."""
+
+
 @dataclass
 class History:
     """Metrics of the healthy iterations of a run; suspicious iterations are not remembered."""
@@ -36,8 +46,7 @@ class History:
     highest_reward: float | None = None
     best: float | None = None
     """The highest median over three successive iterations' mean rewards."""
-    best_held_out: tuple[float, float, int] | None = None
-    """The highest held-out accuracy, its standard error, and the number of updates before it."""
+    best_held_out: BestEvaluation | None = None
 
     def usual(self, tag: str) -> float | None:
         """Return the median over the last iterations; None if there are fewer than :data:`START`."""
@@ -65,9 +74,9 @@ class History:
 
     def see_held_out(self, look: Look, updates: int) -> None:
         """Update the best held-out accuracy; the later one of equals counts."""
-        now = look["val/accuracy"]
-        if self.best_held_out is None or now >= self.best_held_out[0]:
-            self.best_held_out = now, look["val/accuracy_standard_error"], updates
+        now = BestEvaluation(look["val/accuracy"], look["val/accuracy_standard_error"], updates)
+        if self.best_held_out is None or now.accuracy >= self.best_held_out.accuracy:
+            self.best_held_out = now
 
     def remember(self, look: Look) -> None:
         """Add a healthy iteration."""
@@ -87,7 +96,7 @@ class History:
             "recent": {tag: list(v) for tag, v in self.recent.items()},
             "first": {tag: list(v) for tag, v in self.first.items()},
             "rewards": [self.lowest_reward, self.highest_reward, self.best],
-            "best_held_out": self.best_held_out,
+            "best_held_out": None if self.best_held_out is None else list(self.best_held_out),
         }
 
     @classmethod
@@ -96,7 +105,7 @@ class History:
         recent, first = ({tag: list(v) for tag, v in state[name].items()} for name in ("recent", "first"))
         lowest, highest, best = state["rewards"]
         held_out = state.get("best_held_out")  # older checkpoints have none
-        return cls(recent, first, lowest, highest, best, None if held_out is None else tuple(held_out))
+        return cls(recent, first, lowest, highest, best, None if held_out is None else BestEvaluation(*held_out))
 
 
 @dataclass
@@ -216,7 +225,7 @@ class Watch:
             updates: number of updates before it.
         """
         best = self.history.best_held_out
-        first = updates if best is None else best[2] + 1
+        first = updates if best is None else best.updates + 1
         watching = (s for s in self.signatures if s.scope == "evaluation")
         alarms = [a for s in watching if (a := self._judge(s, look, updates, first))]
         self.history.see_held_out(look, updates)

@@ -133,12 +133,12 @@ class HeldOutFall(Signature):
 
     @override
     def suspicious(self, look: Look, history: History) -> str | None:
-        if history.best_held_out is None:
+        best, now = history.best_held_out, look["val/accuracy"]
+        if best is None:
             return None
-        (best, best_error, at), now = history.best_held_out, look["val/accuracy"]
-        if best - now <= self.errors * math.hypot(look["val/accuracy_standard_error"], best_error):
+        if best.accuracy - now <= self.errors * math.hypot(look["val/accuracy_standard_error"], best.error):
             return None
-        return f"held-out accuracy {100 * now:.1f}%, {100 * best:.1f}% after update {at}"
+        return f"held-out accuracy {100 * now:.1f}%, {100 * best.accuracy:.1f}% after update {best.updates}"
 
 
 @dataclass
