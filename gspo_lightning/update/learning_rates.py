@@ -7,6 +7,8 @@ import logging
 import torch
 from torch import nn
 
+from gspo_lightning.update.optimizers import adam_rate
+
 log = logging.getLogger(__name__)
 
 FAR = 4.0
@@ -38,10 +40,10 @@ def warn_if_rate_is_high(policy: nn.Module, optimizer: torch.optim.Optimizer) ->
     """Warn if the learning rate of Adam is far above the usual one for a model of this size."""
     sizes = [(p.numel(), p.requires_grad) for p in policy.parameters()]
     total, trained = sum(size for size, _ in sizes), sum(size for size, needed in sizes if needed)
-    if total < SMALLEST or "adam" not in type(optimizer).__name__.lower():
+    rate, adapters = adam_rate(optimizer), trained < 0.2 * total
+    if total < SMALLEST or rate is None:
         return
-    adapters = trained < 0.2 * total
-    rate, usual = max(float(group["lr"]) for group in optimizer.param_groups), usual_rate(total, adapters=adapters)
+    usual = usual_rate(total, adapters=adapters)
     if rate > FAR * usual:
         log.warning(
             "model.optimizer.lr is %g; for %s a model of %.2gB parameters %.1g is usual, and far more makes it forget: "

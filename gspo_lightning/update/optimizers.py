@@ -109,14 +109,21 @@ def still_share(parameters: Sequence[Tensor], lr: float) -> float:
     return still / total if total else 0.0
 
 
+def adam_rate(optimizer: torch.optim.Optimizer) -> float | None:
+    """Return the largest learning rate of a kind of Adam; None for others, whose learning rate is no step size."""
+    if "adam" not in type(optimizer).__name__.lower():
+        return None
+    return max(float(group["lr"]) for group in optimizer.param_groups)
+
+
 def warn_if_weights_stand_still(policy: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Warn if weights are bfloat16 and an Adam step, about the learning rate, is below their resolution.
 
     May be called before or after the policy is sharded: each rank checks its own weights.
     """
-    if "adam" not in type(optimizer).__name__.lower():
-        return  # other optimizers' learning rate is no step size
-    lr = max(float(group["lr"]) for group in optimizer.param_groups)
+    lr = adam_rate(optimizer)
+    if lr is None:
+        return
     share = still_share([local(p) for p in policy.parameters() if p.requires_grad], lr)
     if share > SHARE:
         log.warning(
