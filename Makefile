@@ -149,7 +149,7 @@ test-vllm:
 	  test -n "$$python" || python=$$($(PYTHON) tools/vllm_environment.py "$(VLLM_HOME)" $(PIP_ARGS)) || exit 1; \
 	  PYTHONPATH="$(CURDIR)" "$$python" -m pytest tests/real_vllm -m "vllm and not long"
 
-test-real-model: install  # two minutes; without the file of make real-model it is skipped, with the reason
+test-real-model: install  # three minutes; without the file of make real-model it is skipped, with the reason
 	$(BIN)/python -m pytest -m long -rs tests/runs/test_real_model.py
 
 # the newest releases, those beyond the bounds in pyproject.toml, too; in an environment of its own

@@ -67,7 +67,7 @@ def gain(before: Sequence[Answer], after: Sequence[Answer]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in ("right", "lenient"):
         pairs = [[float(getattr(a, name)) for a in answers] for answers in (before, after)]
-        found[name] = _rounded(difference(*pairs)) | {"p": difference(*pairs).p}
+        found[name] = _rounded(paired := difference(*pairs)) | {"p": paired.p}
     changes = [(b.ended, a.ended, a.right - b.right) for b, a in zip(before, after, strict=True)]
     both = [change for b, a, change in changes if b and a]
     found["due_to_ending"] = round(sum(change for b, a, change in changes if a and not b) / len(changes), 4)

@@ -127,8 +127,8 @@ class StandardErrorAtK(AverageAtK):
 
     def compute(self) -> Tensor:
         """Return the standard error over all prompts of all ranks, float64."""
-        mean = self.total / self.prompts
-        return ((self.squares / self.prompts - mean.square()).clamp(min=0.0) / self.prompts).sqrt()
+        variance = self.squares / self.prompts - super().compute().square()
+        return (variance.clamp(min=0.0) / self.prompts).sqrt()
 
 
 class EvaluationMetrics(nn.Module):
