@@ -17,6 +17,7 @@ from gspo_lightning.prompts.on_demand import OnDemand
 from gspo_lightning.prompts.pictures.columns import has_pictures, join_texts
 from gspo_lightning.prompts.pictures.reading import BadPictureError
 from gspo_lightning.prompts.prompt_set import Record
+from gspo_lightning.types import SystemPrompt
 
 
 def of_config(files: Sequence[str], rest: Sequence[str]) -> Setting:
@@ -51,7 +52,7 @@ class _Batch(OnDemand[Record]):
 
 
 def lengths_in(
-    model: ModelSettings, system_prompt: str | None = None, template_kwargs: Mapping[str, Any] | None = None
+    model: ModelSettings, system_prompt: SystemPrompt | None = None, template_kwargs: Mapping[str, Any] | None = None
 ) -> Callable[[Sequence[tuple[str, Record]]], list[int]]:
     """Return a function that counts the tokens of prompts with system prompt and chat template.
 

@@ -36,11 +36,33 @@ KNOWN_SETS: Mapping[str, Columns] = {
     "aime2024": {"id": "id", "prompt": "problem", "answer": "answer"},
     "math500": {"id": "unique_id", "prompt": "problem", "answer": "answer"},
     "puzzles": {"prompt": "question", "answer": "answer"},
+    "verl": {"prompt": "prompt", "answer": "reward_model.ground_truth"},
+    "nemo_gym": {
+        "prompt": "responses_create_params.input", "answer": "expected_answer",
+        "tools": "responses_create_params.tools",
+    },
+    "verifiers": {"prompt": "question", "answer": "answer", "tools": "info.oai_tools"},
+    "verifiers_messages": {"prompt": "prompt", "answer": "answer", "tools": "info.oai_tools"},
+    "openrlhf": {"prompt": "input", "answer": "label"},
+    "openrlhf_messages": {"prompt": "context_messages", "answer": "label"},
+    "openrlhf_sft": {"prompt": "question", "completion": "response"},
+    "messages": {"messages": "messages"},
     "ours": {"prompt": "prompt"},
 }  # fmt: skip
-"""Our name -> theirs, as ``data.columns``. Sets with the same columns cannot be told apart: name the set."""
+"""Our name -> theirs, as ``data.columns``; ``verl`` and below are layouts of other frameworks (docs/data.md).
+
+Sets with the same columns cannot be told apart: name the set.
+"""
+_OPTIONAL = ("answer", "tools")
+"""Words that records of another framework may lack: verifiers of its own decide what they hold."""
 _TELLING: Mapping[str, Collection[str]] = {
-    "dapo17k": ("prompt", "reward_model", "data_source"),
+    "verl": ("prompt", "reward_model"),
+    "nemo_gym": ("responses_create_params",),
+    "verifiers": ("question", "answer", "info"),
+    "verifiers_messages": ("prompt", "answer", "info"),
+    "openrlhf_messages": ("context_messages",),
+    "openrlhf": ("input", "label"),
+    "openrlhf_sft": ("question", "response"),
     "livecodebench": ("question_content", "public_test_cases", "private_test_cases"),
     "taco": ("question", "input_output", "starter_code"),
     "codecontests": ("description", "public_tests", "generated_tests"),
@@ -50,6 +72,7 @@ _TELLING: Mapping[str, Collection[str]] = {
     "puzzles": ("question", "answer", "family"),
     "gsm8k": ("question", "answer"),
     "ours": ("prompt",),
+    "messages": ("messages",),
 }
 """Columns by which a set is recognised; the first match is taken, so more specific sets stand first."""
 DESCRIPTION = "Write records with the columns of ours (prompt, answer ...) from a file of a public set, or of your own."
@@ -128,14 +151,28 @@ def _records(paths: Sequence[Path], columns: Mapping[str, Any] | None, named: st
             raise UserError(path.name, "holds no records")
         names = list(rows[0])
         ours = columns or KNOWN_SETS[named or _set_of(path, names)]
-        for word, theirs in absent_columns(rows, ours):
+        absent = absent_columns(rows, ours)
+        if columns is None:
+            lacking = {word for word, _ in absent if word in _OPTIONAL}
+            ours = {word: theirs for word, theirs in ours.items() if word not in lacking}
+            absent = [pair for pair in absent if pair[0] not in lacking]
+        for word, theirs in absent:
             near = did_you_mean(theirs, names).partition("?")[0]
             hint = f" ({near}?)" if near.startswith("did you mean") else ""
             raise UserError(path.name, f"no record has the column {theirs!r} for {word!r}{hint}", fix="--columns JSON")
         for number, row in enumerate(rows):
             record, where = map_columns(row, ours), partial(place_of, rows, number, path.name)
-            checked_prompt(record, "prompt", where, "--columns JSON")
+            if "messages" in ours:
+                _check_conversation(record, where)
+            else:
+                checked_prompt(record, "prompt", where, "--columns JSON")
             yield where, record
+
+
+def _check_conversation(record: Mapping[str, Any], where: Callable[[], str]) -> None:
+    from gspo_lightning.prompts.demonstrations import read_demonstrations
+
+    read_demonstrations([record], lambda _: where())
 
 
 def _set_of(path: Path, names: Sequence[str]) -> str:

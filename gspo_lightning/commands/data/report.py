@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the verb."""
     parser.add_argument("input", nargs="+", type=Path, metavar="FILE", help="JSON lines or Parquet")
     parser.add_argument("--config", action="append", default=[], metavar="FILE", help="of gspo fit")
-    parser.add_argument("--model", metavar="NAME", help="whose tokens lengths are counted in (default: characters)")
+    parser.add_argument(
+        "--model", metavar="NAME", help="whose tokens lengths are counted in (default: the config's, or characters)"
+    )
     parser.add_argument(
         "--reward",
         metavar="NAME[:JSON]",
@@ -61,7 +63,8 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
     if options.config:
         from gspo_lightning.commands.data.configs import of_config  # torch
 
-        setting = of_config(options.config, rest)
+        named = [f"--model.name_or_path={options.model}"] if options.model else []
+        setting = of_config(options.config, [*rest, *named])
     else:
         setting = Setting({} if options.column == "prompt" else {"prompt": options.column})
         if options.model:
@@ -154,9 +157,10 @@ def draw(path: Path, lengths: np.ndarray, unit: str, limit: int | None, faults: 
     colour = style(0)[0]
     bins = np.unique(np.geomspace(max(1, lengths.min()), lengths.max() + 1, 40).astype(int))
     above.hist(lengths, bins=bins if len(bins) > 1 else 1, color=colour)
-    above.set_xscale("log")
-    above.xaxis.set_major_formatter(ScalarFormatter())
-    above.xaxis.set_minor_formatter(NullFormatter())
+    if max(lengths.max(), limit or 0) > 10 * lengths.min():  # otherwise a logarithmic axis has one label, or none
+        above.set_xscale("log")
+        above.xaxis.set_major_formatter(ScalarFormatter())
+        above.xaxis.set_minor_formatter(NullFormatter())
     above.set_xlabel(f"{unit} of a prompt", color=GREY, fontsize=8)
     above.set_ylabel("prompts", color=GREY, fontsize=8)
     if limit is not None:

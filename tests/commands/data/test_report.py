@@ -77,6 +77,8 @@ def test_lengths_are_those_that_training_sees(chatty: Path, tmp_path: Path, caps
     out = capsys.readouterr().out
     assert "length: 14 to 18 tokens" in out
     assert "longerthan15tokens:nevertrainedon│2" in "".join(out.split())
+    data("report", source, f"--config={config}", f"--model={chatty}", "--data.reward_workers=1")
+    assert "length: 7 to 11 tokens" in capsys.readouterr().out  # not in the tokens of the config's own model
 
 
 def test_a_template_that_refuses_a_prompt_names_its_line(
