@@ -2,35 +2,32 @@
 
 Adapters are injected into the model in place, so its class does not change: training, sampling and packed attention see
 no difference. Everything but the adapters is frozen. A checkpoint holds the adapters alone, the reference policy is the
-model with its adapters off, and an export has them merged into the weights.
+model with its adapters off (with ``start_from``, a copy of the adapters it began with), and an export has them merged
+into the weights or alone (:mod:`gspo_lightning.policy.adapter_files`).
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.policy.adapter_files import MARK, adapted_layers, adapter_config, adapter_folder, load_adapters
 from gspo_lightning.policy.four_bit import dequantise, quantise
 from gspo_lightning.policy.freezing import layers_left_out
 from gspo_lightning.policy.thread_state import without_autocast
 from gspo_lightning.randomness import Purpose, stream
-from gspo_lightning.temp_files import share
 
 if TYPE_CHECKING:
+    from peft import LoraConfig
     from transformers import PreTrainedModel
 
-MARK = ".lora_"
-"""Substring of the names of adapter weights."""
 _SECOND = re.compile(r"\.lora_(embedding_)?B\b")
 BASE_NORM = "gspo_base_norm"
 """Checkpoint key for the norm of the frozen weights that its adapters belong to."""
@@ -52,6 +49,9 @@ class LoRA:
     base: Literal["as_loaded", "4bit"] = "as_loaded"
     """``4bit`` stores the frozen weights in NF4 (QLoRA, arXiv 2305.14314): about 0.53 bytes per weight. A vision tower
     keeps its precision."""
+    start_from: str | None = None
+    """Adapters in PEFT's format to start from: a folder, or a hub id with an optional ``@REVISION``. They bring their
+    own ``r``, ``alpha`` and ``target_modules``, and a KL term is measured to them. None: new adapters."""
 
     def __post_init__(self) -> None:
         if self.r < 1:
@@ -62,6 +62,20 @@ class LoRA:
                 f"is {self.dropout}, but dropout moves sequence ratios by more than the clip range",
                 fix="leave it at 0; a smaller r or weight decay regularises, too",
             )
+
+    def agreed(self, config: LoraConfig) -> LoraConfig:
+        """Return the config of :attr:`start_from`, if nothing that is set here contradicts it.
+
+        Raises:
+            UserError: rank, scale or layers are set to other values than its own.
+        """
+        for name, own in (("r", config.r), ("alpha", config.lora_alpha), ("target_modules", config.target_modules)):
+            given = getattr(self, name)
+            same = set(given) == set(own) if isinstance(given, list) and not isinstance(own, str) else given == own
+            if not same and given != getattr(LoRA, name):
+                what = f"is {given}, but that of {self.start_from} is {sorted(own) if isinstance(own, set) else own}"
+                raise UserError(f"model.lora.{name}", what, fix="leave it out: the adapters bring their own")
+        return config
 
 
 def add_adapters(model: PreTrainedModel, lora: LoRA, seed: int, frozen: Sequence[str] | None = None) -> None:
@@ -80,12 +94,15 @@ def add_adapters(model: PreTrainedModel, lora: LoRA, seed: int, frozen: Sequence
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise UserError("model.lora", "needs peft", fix="pip install 'gspo_lightning[lora]'") from error
+    start = None if lora.start_from is None else adapter_folder(lora.start_from)
     model.requires_grad_(False)
     outside = layers_left_out(model, frozen)
     if lora.base == "4bit":
         quantise(model)
-    config = LoraConfig(
-        r=lora.r, lora_alpha=lora.alpha, target_modules=lora.target_modules, exclude_modules=outside or None
+    config = (
+        LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=lora.target_modules, exclude_modules=outside or None)
+        if start is None
+        else lora.agreed(adapter_config(start))
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(seed, Purpose.INITIALISATION) % (1 << 63))
@@ -100,31 +117,49 @@ def add_adapters(model: PreTrainedModel, lora: LoRA, seed: int, frozen: Sequence
                 + (" that model.freeze leaves to train" if outside else ""),
                 fix=f"use all-linear, or a list of: {', '.join(layers)}",
             ) from error
+    _check_layers(model)
+    if start is not None and not any(p.is_meta for p in model.parameters()):  # on the meta device only sizes count
+        load_adapters(model, start)
     if model.is_gradient_checkpointing:
         model.enable_input_require_grads()
 
 
+def _check_layers(model: PreTrainedModel) -> None:
+    """Refuse adapters of a head that is tied to the embedding, and those of other layers than linear ones."""
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    for name, layer in adapted_layers(model):
+        base = layer.get_base_layer()
+        if not layer.lora_A:
+            what, fix = f"{name} is a {type(base).__name__}, but only linear layers get adapters", "leave it out"
+        elif layer is head and base.weight is model.get_input_embeddings().weight:
+            what = f"{name} is tied to the embedding, which a merged export would change, too"
+            fix = "leave it out, or untie them (model.config_overrides: {tie_word_embeddings: false})"
+        else:
+            continue
+        raise UserError("model.lora.target_modules", what, fix=fix)
+
+
 def has_adapters(model: nn.Module) -> bool:
     """True if the model has adapters."""
-    return next(_adapted(model), None) is not None
+    return next(adapted_layers(model), None) is not None
 
 
 def adapts_from_base(model: nn.Module) -> bool:
     """True if the model with its adapters off is the start of its training.
 
     That is so if only adapters are trained and they do nothing yet: their second factors are 0. Adapters trained
-    earlier are part of the start. Weights on the meta device are those of adapters that were just made.
+    earlier are part of the start.
     """
     if not has_adapters(model) or any(MARK not in name for name, p in model.named_parameters() if p.requires_grad):
         return False
     second = [p for name, p in model.named_parameters() if _SECOND.search(name)]
-    return all(p.is_meta or not bool(p.any()) for p in second)
+    return not any(bool(p.any()) for p in second)
 
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
     """Turn adapters off inside the context."""
-    layers = [layer for _, layer in _adapted(model)]
+    layers = [layer for _, layer in adapted_layers(model)]
     for layer in layers:
         layer._disable_adapters = True
     try:
@@ -141,7 +176,7 @@ def merge_adapters(model: nn.Module) -> None:
     Products of factors have the factors' precision, even if weights are synchronized during a rollout.
     """
     dequantise(model)
-    for _, layer in _adapted(model):
+    for _, layer in adapted_layers(model):
         with without_autocast(layer.weight.device):
             layer.merge()
     _unwrap(model)
@@ -154,46 +189,35 @@ def remove_adapters(model: nn.Module) -> None:
     _unwrap(model)
 
 
+def is_plain_linear(module: nn.Module) -> bool:
+    """True if a module is a linear layer, or one with low-rank adapters that are no more than a product added to it."""
+    if type(module) is nn.Linear or not hasattr(module, "lora_A"):
+        return type(module) is nn.Linear
+    from peft.tuners.lora import Linear
+
+    plain: Any = module
+    special = plain.merged or plain.lora_variant or any(plain.lora_bias.values()) if type(module) is Linear else True
+    dropout = () if special else plain.lora_dropout.values()
+    return not special and type(plain.base_layer) is nn.Linear and all(type(d) is nn.Identity for d in dropout)
+
+
+def merged_weight(module: Any) -> torch.Tensor:
+    """Return the weight of a plain linear layer; if it has adapters that are on, a new tensor with them added."""
+    weight: torch.Tensor = module.weight
+    if type(module) is nn.Linear or module.disable_adapters:
+        return weight
+    for name in module.active_adapters:
+        weight = weight + module.get_delta_weight(name)
+    return weight
+
+
 def adapter_rank(model: nn.Module) -> int:
     """Return the largest rank of the adapters of a model."""
-    return max(max(layer.r.values()) for _, layer in _adapted(model))
-
-
-@torch.no_grad()
-def save_adapters(model: nn.Module, folder: Path, dtype: torch.dtype | None = None) -> int:
-    """Save the adapters alone in PEFT's format; return the bytes of their weights.
-
-    Args:
-        model: has adapters.
-        folder: is created.
-        dtype: of the weights in the file; None keeps their own.
-    """
-    weights: dict[str, torch.Tensor] = {}
-    for name, layer in _adapted(model):
-        for part, factors in (("lora_A", layer.lora_A), ("lora_B", layer.lora_B)):
-            (factor,) = factors.values()
-            weights[f"base_model.model.{name}.{part}.weight"] = factor.weight.detach().to("cpu", dtype).contiguous()
-    layers = dict(_adapted(model))
-    _, first = next(iter(layers.items()))
-    ((key, rank),) = first.r.items()
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": rank,
-        "lora_alpha": first.lora_alpha[key],
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": sorted(layers),
-    }
-    folder.mkdir(parents=True)
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=1))
-    save_file(weights, folder / "adapter_model.safetensors")
-    share(folder, folder / "adapter_config.json")
-    return sum(weight.numel() * weight.element_size() for weight in weights.values())
+    return max(max(layer.r.values()) for _, layer in adapted_layers(model))
 
 
 def _unwrap(model: nn.Module) -> None:
-    for name, layer in list(_adapted(model)):
+    for name, layer in list(adapted_layers(model)):
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, layer.get_base_layer())
 
@@ -239,11 +263,3 @@ def frozen_norm(policy: nn.Module) -> float:
     """Return the norm of all frozen weights together, which identifies the adapters' base; call before sharding."""
     parts = [p.data.double().norm() ** 2 for name, p in policy.named_parameters() if MARK not in name]
     return float(torch.stack(parts).sum().sqrt())
-
-
-def _adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    if not any(MARK in name for name, _ in model.named_parameters()):
-        return
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    yield from ((name, module) for name, module in model.named_modules() if isinstance(module, BaseTunerLayer))

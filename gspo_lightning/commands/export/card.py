@@ -6,6 +6,7 @@ training machine is written: a file appears by its name, a hub model or data set
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -42,7 +43,12 @@ def read_evaluations(folders: Iterable[Path]) -> list[dict[str, Any]]:
 
 
 def write_card(
-    folder: Path, content: Mapping[str, Any], checkpoint: Path, evaluations: Sequence[Mapping[str, Any]]
+    folder: Path,
+    content: Mapping[str, Any],
+    checkpoint: Path,
+    evaluations: Sequence[Mapping[str, Any]],
+    *,
+    adapter: bool = False,
 ) -> None:
     """Write ``README.md`` and copy the figure of the run next to it.
 
@@ -51,26 +57,35 @@ def write_card(
         content: content of the checkpoint.
         checkpoint: its path, ``RUN/checkpoints/NAME.ckpt``.
         evaluations: results from :func:`read_evaluations`.
+        adapter: True if the folder holds adapters alone.
     """
     picture = checkpoint.resolve().parent.parent / PICTURE
     if picture.is_file():
         shutil.copyfile(picture, folder / PICTURE)
-    (folder / CARD).write_text(card(content, evaluations, picture=picture.is_file()), encoding="utf-8")
+    text = card(content, evaluations, picture=picture.is_file(), adapter=adapter)
+    (folder / CARD).write_text(text, encoding="utf-8")
 
 
-def card(content: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]] = (), *, picture: bool = False) -> str:
+def card(
+    content: Mapping[str, Any],
+    evaluations: Sequence[Mapping[str, Any]] = (),
+    *,
+    picture: bool = False,
+    adapter: bool = False,
+) -> str:
     """Return the text of the card, with the YAML header that the hub reads.
 
     Args:
         content: content of a ``gspo fit`` checkpoint.
         evaluations: results of ``gspo evaluate``.
         picture: True if ``report.png`` is in the same folder.
+        adapter: True if the folder holds adapters alone.
     """
     run: Mapping[str, Any] = content.get("gspo_run") or {}  # a checkpoint of GSPOTrainer has no config
     config = run.get("config", {})
     parts: list[Iterable[str]] = [
-        [_header(content, config)],
-        [_introduction(content)],
+        [_header(content, config, adapter)],
+        [_introduction(content, adapter)],
         _training(content, config),
         _data(run) if run.get("data") else (),
         _held_out(content, picture),
@@ -84,21 +99,31 @@ def _base(content: Mapping[str, Any]) -> str:
     return str(content["gspo_lightning"]["model"]["name_or_path"])
 
 
-def _header(content: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+def _header(content: Mapping[str, Any], config: Mapping[str, Any], adapter: bool) -> str:
     objective = str(content["gspo_lightning"]["objective"]).partition("(")[0]
     sources = [setting(config, ("data", which)) for which in ("train", "val")]
     tags = ["reinforcement-learning", "gspo_lightning", objective.lower()]
+    if adapter:
+        return header(_base(content), sources, "text-generation", [*tags, "lora"], library="peft")
     return header(_base(content), sources, "text-generation", tags)
 
 
-def _introduction(content: Mapping[str, Any]) -> str:
+def _introduction(content: Mapping[str, Any], adapter: bool) -> str:
     base = _base(content)
     name = cell(Path(base).name)
-    updates, iterations = int(content["global_step"]), int(content["epoch"]) + 1
+    updates = int(content["global_step"])
+    loaders = content.get("PromptDataModule", {}).get("ranks", [{}])  # "epoch" is one more after the last iteration
+    iterations = int(loaders[0].get("iteration", content["epoch"])) + 1
     return (
-        f"# {name}, fine-tuned by reinforcement learning\n\n{origin(base)}, after {updates:,} updates in "
-        f"{iterations:,} iterations with gspo_lightning. The weights are those of the policy"
-        + (", its adapters merged." if content["gspo_lightning"]["model"].get("lora") else ".")
+        f"# {name}, fine-tuned by reinforcement learning\n\n{origin(base)}, after "
+        f"{updates:,} update{'s' * (updates != 1)} in {iterations:,} iteration{'s' * (iterations != 1)} with "
+        "gspo_lightning. "
+        + (
+            "The weights are the adapters of the policy alone: `PeftModel.from_pretrained` adds them to that model."
+            if adapter
+            else "The weights are those of the policy"
+            + (", its adapters merged." if content["gspo_lightning"]["model"].get("lora") else ".")
+        )
     )
 
 
@@ -122,15 +147,26 @@ def _training(content: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator
     if named:
         yield f"| rewards | {', '.join(named)} |"
     if lora := content["gspo_lightning"]["model"].get("lora"):
-        yield f"| adapters | {code(lora)} |"
+        yield f"| adapters | {code(_adapters(lora))} |"
     if prompt := setting(config, ("data", "system_prompt")):
-        yield f"\nSystem prompt, in training and to be used:\n\n{fenced(prompt, 'text')}"
+        text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False, indent=1)
+        yield f"\nSystem prompt, in training and to be used:\n\n{fenced(text, 'text')}"
+
+
+def _adapters(lora: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of adapters; where they started from brings its own, and is a name."""
+    start = lora.get("start_from")
+    if start is None:
+        return {name: value for name, value in lora.items() if name != "start_from"}
+    return {"start_from": start if is_hub_id(start) else Path(start).name, "base": lora["base"]}
 
 
 def _data(run: Mapping[str, Any]) -> Iterator[str]:
     yield "## Data\n"
     yield "| | source | prompts | SHA-256 of prompts and columns |\n|---|---|---|---|"
     for which, found in run["data"].items():
+        if "prompts" not in found:  # adapters to start from
+            continue
         source = setting(run["config"], ("data", which))
         words = str(source) if isinstance(source, str) and is_hub_id(source.split(":")[0]) else None
         shown = words or (Path(source).name if isinstance(source, str) else _class(source))

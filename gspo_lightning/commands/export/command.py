@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.escape import say
@@ -21,6 +22,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("checkpoint", type=Path, help="a .ckpt file, a folder of shards, or a run folder (its "
                         "newest intact checkpoint)")  # fmt: skip
     parser.add_argument("output", type=Path, help="folder to write")
+    parser.add_argument("--adapter", action="store_true", help="write the adapters of model.lora alone, in PEFT's "
+                        "format, instead of a model with them merged")  # fmt: skip
     parser.add_argument("--overwrite", action="store_true", help="replace the folder if an export wrote it")
     parser.add_argument("--evaluation", type=Path, action="append", default=[], metavar="FOLDER",
                         help="an --output of gspo evaluate, whose results go into the model card")  # fmt: skip
@@ -33,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         check_repository(options.push_to_hub)
     export(
         options.checkpoint, options.output, overwrite=options.overwrite, trust_remote_code=options.trust_remote_code,
-        evaluations=options.evaluation,
+        evaluations=options.evaluation, adapter=options.adapter,
     )  # fmt: skip
     say(f"exported: {options.output}")
     if options.push_to_hub:
@@ -48,6 +51,7 @@ def export(
     overwrite: bool = False,
     trust_remote_code: bool = False,
     evaluations: Sequence[Path] = (),
+    adapter: bool = False,
 ) -> None:
     """Export a checkpoint without the frozen old policy; the folder appears whole or not at all.
 
@@ -59,6 +63,10 @@ def export(
         overwrite: replace the folder of an earlier export; other folders are never replaced.
         trust_remote_code: run Python code that the model's repository ships.
         evaluations: output folders of ``gspo evaluate``, for the model card of a policy.
+        adapter: write the adapters alone: ``PeftModel.from_pretrained(base, output)`` loads them.
+
+    Raises:
+        UserError: a path is wrong, the checkpoint cannot be read, or it has no adapters of a policy to write alone.
     """
     if os.path.lexists(output) and not overwrite:
         raise UserError("output", f"{output} exists", fix="give another folder, or --overwrite")
@@ -66,18 +74,20 @@ def export(
         raise UserError("checkpoint", f"{checkpoint} does not exist")
     from gspo_lightning.commands.export.card import read_evaluations, write_card
     from gspo_lightning.commands.export.weights import policy_of
+    from gspo_lightning.policy.adapter_files import save_adapters
     from gspo_lightning.resume import read_checkpoint
     from gspo_lightning.resume.exports import check_replaceable, exported_folder
-    from gspo_lightning.resume.find import newest_of_run
+    from gspo_lightning.resume.find import checkpoint_at
     from gspo_lightning.resume.resumption import REWARD_MODEL
 
-    if (found := newest_of_run(checkpoint, "checkpoint")) is not None:
-        say(f"checkpoint: {found.described}")
-        checkpoint = found.checkpoint
+    checkpoint = checkpoint_at(checkpoint, "checkpoint")
     sources = [checkpoint, *evaluations]
     check_replaceable(output, sources)
     judged = read_evaluations(evaluations)
     content = read_checkpoint(checkpoint, "checkpoint")
+    if adapter and not (content.get("gspo_lightning") or {"model": {}})["model"].get("lora"):
+        what = f"writes the adapters of a policy, but {checkpoint} holds none"
+        raise UserError("--adapter", what, fix="leave it out, or train with model.lora")
     if REWARD_MODEL in content:
         if evaluations:
             problem = f"is for policies, but {checkpoint} holds a reward model"
@@ -86,10 +96,24 @@ def export(
 
         export_reward_model(content, checkpoint, output, sources, trust_remote_code=trust_remote_code)
         return
-    policy = policy_of(content, checkpoint, trust_remote_code=trust_remote_code)
+    policy = policy_of(content, checkpoint, trust_remote_code=trust_remote_code, merge=not adapter)
     with exported_folder(output, [*sources, Path(content["gspo_lightning"]["model"]["name_or_path"])]) as unfinished:
-        policy.save_pretrained(unfinished)
-        write_card(unfinished, content, checkpoint, judged)
+        if adapter:
+            save_adapters(policy.model, unfinished, base=_base_of(content["gspo_lightning"]["model"]))
+            policy.tokenizer.save_pretrained(unfinished)
+        else:
+            policy.save_pretrained(unfinished)
+        write_card(unfinished, content, checkpoint, judged, adapter=adapter)
+
+
+def _base_of(model: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Return name and revision of the base model for readers of an adapter; a folder by its absolute path."""
+    name = str(model["name_or_path"])
+    if Path(name).exists():
+        return str(Path(name).absolute()), None
+    from gspo_lightning.policy.tiny import TINY_MODELS
+
+    return (None, None) if name in TINY_MODELS else (name, model.get("revision"))
 
 
 def check_repository(repository: str) -> None:

@@ -32,8 +32,10 @@ def checkpoint_policy(checkpoint: Path, *, trust_remote_code: bool = False) -> P
     return policy_of(read_checkpoint(checkpoint, "checkpoint"), checkpoint, trust_remote_code=trust_remote_code)
 
 
-def policy_of(content: dict[str, Any], checkpoint: Path, *, trust_remote_code: bool = False) -> Policy:
-    """Load the policy from the content of a checkpoint, with adapters merged into its weights."""
+def policy_of(
+    content: dict[str, Any], checkpoint: Path, *, trust_remote_code: bool = False, merge: bool = True
+) -> Policy:
+    """Load the policy from the content of a checkpoint, with adapters merged into its weights unless told otherwise."""
     import torch
 
     from gspo_lightning.policy.loading import load_policy
@@ -57,7 +59,8 @@ def policy_of(content: dict[str, Any], checkpoint: Path, *, trust_remote_code: b
         policy.model.to(next((v.dtype for v in weights.values() if v.is_floating_point()), torch.float32))
     policy.model.load_state_dict(weights, strict=settings.lora is None)
     policy.model.tie_weights()
-    merge_adapters(policy.model)
+    if merge:
+        merge_adapters(policy.model)
     return policy
 
 

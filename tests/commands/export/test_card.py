@@ -15,11 +15,14 @@ from gspo_lightning.cli import main
 from gspo_lightning.commands.export.card import card
 from tests.runs import runs
 
+EVALUATED_LATE = "--trainer.check_val_every_n_epoch=5"
+"""The last checkpoint is then written after the last iteration has ended."""
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two short iterations of an untaught model, evaluated before and after."""
-    made = runs.fit(tmp_path_factory.mktemp("run"), *runs.UNTAUGHT, "--trainer.max_epochs=2")
+    made = runs.fit(tmp_path_factory.mktemp("run"), *runs.UNTAUGHT, "--trainer.max_epochs=2", EVALUATED_LATE)
     assert main(["report", str(made)]) == 0  # short runs of tests draw nothing by themselves
     return made
 
@@ -90,6 +93,7 @@ def test_hub_ids_are_named_and_paths_of_the_machine_are_not() -> None:
     assert "/home/me" not in local
     assert "base_model" not in yaml.safe_load(local.split("---\n")[1])
     assert "adapters merged" in local
+    assert "1 update in 1 iteration with" in card(content_of() | {"global_step": 1, "epoch": 0})
 
 
 def test_a_checkpoint_that_knows_only_its_model_still_has_a_card() -> None:

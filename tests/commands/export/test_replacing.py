@@ -38,7 +38,7 @@ def test_a_run_folder_gives_its_newest_intact_checkpoint(
     copy = shutil.copytree(run, tmp_path / "run", symlinks=True)
     newest = (copy / "checkpoints" / "last.ckpt").resolve()
     assert main(["export", str(copy), str(tmp_path / "out")]) == 0
-    assert f"checkpoint: {newest}\n" in capsys.readouterr().out
+    assert f"{copy}: {newest}\n" in capsys.readouterr().err
     assert main(["export", str(newest), str(tmp_path / "named")]) == 0
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "named")]
     assert weights[0] == weights[1]
