@@ -29,7 +29,7 @@ def cut_micro_batches(
     return [make_micro_batch(rows, version) for rows in cut(rows_of(rollouts), max_tokens, packed)]
 
 
-def cut(rows: Sequence[Row], max_tokens: int, packed: bool = False) -> list[list[Row]]:
+def cut(rows: Sequence[Row], max_tokens: int, packed: bool = False, prefix: int = 0) -> list[list[Row]]:
     """Cut rows into micro-batches of at most ``max_tokens``.
 
     Args:
@@ -37,6 +37,8 @@ def cut(rows: Sequence[Row], max_tokens: int, packed: bool = False) -> list[list
         max_tokens: budget. Padded: rows x the longest row. Packed: tokens of distinct contexts and of all responses.
         packed: keep rows of a context together, so that they pay for it once; only a group larger than the budget is
             split. Loads are balanced. Otherwise rows of similar length stand together.
+        prefix: first tokens of all contexts, which a packed micro-batch pays for once; see
+            :func:`gspo_lightning.packing.rows.common_prefix`.
 
     Raises:
         UserError: a single row is longer than the budget: it could never be trained on.
@@ -48,7 +50,7 @@ def cut(rows: Sequence[Row], max_tokens: int, packed: bool = False) -> list[list
             f"is {max_tokens}, but one sequence has {longest} tokens",
             fix=f"use at least max_prompt_tokens + max_response_tokens (here {longest} or more)",
         )
-    return _cut_contexts(rows, max_tokens) if packed else _cut_lengths(rows, max_tokens)
+    return _cut_contexts(rows, max_tokens - prefix, prefix) if packed else _cut_lengths(rows, max_tokens)
 
 
 def _cut_lengths(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
@@ -64,13 +66,16 @@ def _cut_lengths(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
     return cuts
 
 
-def _cut_contexts(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
-    """Deal the rows of each context to as few micro-batches as possible, the longest first to the emptiest."""
+def _cut_contexts(rows: Sequence[Row], max_tokens: int, prefix: int) -> list[list[Row]]:
+    """Deal the rows of each context to as few micro-batches as possible, the longest first to the emptiest.
+
+    Neither the budget nor the sizes of rows count the common prefix.
+    """
     sharing: dict[object, list[Row]] = {}
     for row in rows:
         sharing.setdefault(_shared(row), []).append(row)
-    parts = [part for own in sharing.values() for part in _split(own, max_tokens)]
-    sizes = [_packed_size(part) for part in parts]
+    parts = [part for own in sharing.values() for part in _split(own, max_tokens, prefix)]
+    sizes = [_packed_size(part, prefix) for part in parts]
     order = sorted(range(len(parts)), key=lambda i: -sizes[i])
     for count in range(-(-sum(sizes) // max_tokens), len(parts) + 1):
         loads = [0] * count
@@ -88,11 +93,11 @@ def _shared(row: Row) -> tuple[int, tuple[int, ...]]:
     return row.of.prompt.id, row.context
 
 
-def _split(sharing: list[Row], max_tokens: int) -> list[list[Row]]:
+def _split(sharing: list[Row], max_tokens: int, prefix: int) -> list[list[Row]]:
     """Return rows of a context whole, or in parts if larger than the budget; each part repeats the context."""
-    if _packed_size(sharing) <= max_tokens:
+    if _packed_size(sharing, prefix) <= max_tokens:
         return [sharing]
-    context = len(sharing[0].context)
+    context = len(sharing[0].context) - prefix
     parts: list[list[Row]] = [[]]
     size = context
     for row in sorted(sharing, key=lambda row: row.length, reverse=True):
@@ -104,8 +109,8 @@ def _split(sharing: list[Row], max_tokens: int) -> list[list[Row]]:
     return parts
 
 
-def _packed_size(sharing: Sequence[Row]) -> int:
-    return len(sharing[0].context) + sum(row.size for row in sharing)
+def _packed_size(sharing: Sequence[Row], prefix: int) -> int:
+    return len(sharing[0].context) - prefix + sum(row.size for row in sharing)
 
 
 def make_micro_batch(
@@ -115,6 +120,7 @@ def make_micro_batch(
     accuracy_reward: str = "",
     group_index: tuple[int, ...] | None = None,
     weigh: RowWeights = "rollout",
+    prefix: int = 0,
 ) -> MicroBatch:
     """Build left-aligned rows: context, response, padding (id 0, masked by length, so its value is never read).
 
@@ -125,6 +131,7 @@ def make_micro_batch(
         accuracy_reward: name of the reward that decides which responses are correct.
         group_index: number of each row's group in the mini-batch (:func:`group_numbers`).
         weigh: see :data:`RowWeights`.
+        prefix: see :func:`gspo_lightning.packing.rows.common_prefix`.
     """
     rows = rows_of(rollouts)
     of = [row.of for row in rows]
@@ -154,6 +161,7 @@ def make_micro_batch(
         positive=torch.tensor([r.correct(accuracy_reward) for r in of]),
         media=tuple(r.prompt.media for r in of) if any(r.prompt.media for r in of) else None,
         group_index=group_index, row_weights=shares(rows) if weigh == "rollout" else None,
+        common_prefix=prefix,
     )  # fmt: skip
 
 

@@ -131,11 +131,15 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _cost(part: MicroBatch, packed: bool) -> int:
-    """Return the tokens that go through the model: packed, each distinct prompt once; else rows x the longest row."""
+    """Return the tokens that go through the model; packed: each distinct prompt once, and what all share only once.
+
+    Otherwise rows x the longest row.
+    """
     if not packed or part.prompt_index is None:
         return int(part.lengths.max()) * int(part.input_ids.shape[0])
     prompts = {int(i): int(n) for i, n in zip(part.prompt_index, part.prompt_lengths, strict=True)}
-    return sum(prompts.values()) + int(part.response_lengths.sum())
+    repeated = part.common_prefix * (len(prompts) - 1)
+    return sum(prompts.values()) - repeated + int(part.response_lengths.sum())
 
 
 def cut_rows(part: MicroBatch, budget: int, packed: bool) -> list[MicroBatch]:

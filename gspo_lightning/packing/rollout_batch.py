@@ -6,9 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gspo_lightning.packing.batches import RowWeights, advantages_of, cut, filler, group_numbers, make_micro_batch
+from gspo_lightning.packing.batches import (
+    RowWeights,
+    advantages_of,
+    cut,
+    filler,
+    group_numbers,
+    make_micro_batch,
+)
 from gspo_lightning.packing.deal import Deal, deal_rows
-from gspo_lightning.packing.rows import Row, row_hash, rows_of
+from gspo_lightning.packing.rows import Row, common_prefix, row_hash, rows_of
 from gspo_lightning.types import MicroBatch, MiniBatch, Rollout
 
 
@@ -35,6 +42,7 @@ class RolloutBatch:
         mini_batches: int,
         max_tokens: int,
         packed: bool = False,
+        shares_prefix: bool = False,
         deal: Deal = "groups",
         base: int = 0,
         iteration: int = 0,
@@ -50,6 +58,7 @@ class RolloutBatch:
             mini_batches: number of mini-batches; must divide P.
             max_tokens: budget of one micro-batch, see :func:`gspo_lightning.packing.batches.cut`.
             packed: for a policy that shares prompts and needs no padding (``Policy.packed``).
+            shares_prefix: for one that also computes the first tokens of all prompts once (``Policy.shares_prefix``).
             deal: see :func:`gspo_lightning.packing.deal.deal_rows`.
             base: random stream of a shuffled deal.
             iteration: number of the rollout batch, recorded in each mini-batch.
@@ -62,10 +71,13 @@ class RolloutBatch:
             UserError: P is not a multiple of ``mini_batches``, or a row is longer than the budget.
         """
         shares = deal_rows(groups, mini_batches=mini_batches, deal=deal, base=base)
-        dealt = [cut(rows_of(share), max_tokens, packed) if share else [] for share in shares]
+        prefix = 0
+        if shares_prefix and not any(group[0].prompt.media for group in groups):
+            prefix = common_prefix({row.context for group in groups for row in rows_of(group)})
+        dealt = [cut(rows_of(share), max_tokens, packed, prefix) if share else [] for share in shares]
         made = [
             [
-                make_micro_batch(rows, version, sources, accuracy_reward, numbers, weigh)
+                make_micro_batch(rows, version, sources, accuracy_reward, numbers, weigh, prefix)
                 for rows, numbers in zip(parts, group_numbers(parts), strict=True)
             ]
             for parts in dealt

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gspo_lightning.types import Rollout
+
+SHORTEST = 16
+"""Fewest tokens of a common prefix that are worth another attention kernel per layer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,6 +90,27 @@ def shares(rows: Sequence[Row]) -> Tensor | None:
         return None
     counts = [(int(row.trained.sum()), row.of.length) for row in rows]
     return torch.tensor([own / whole if own else 0.0 for own, whole in counts], dtype=torch.float32)
+
+
+def common_prefix(contexts: Collection[Sequence[int]]) -> int:
+    """Return the number of first tokens that all contexts share, such as those of a system prompt, or 0 if it is small.
+
+    It is small below :data:`SHORTEST`, or with one context only. Each context keeps one token of its own, which
+    predicts the first token of a response.
+
+    >>> system = range(20)
+    >>> common_prefix([(*system, 7, 1), (*system, 7, 2)]), common_prefix([(*system, 7), (*system,)])
+    (21, 19)
+    >>> common_prefix([(1, 2), (1, 3)]), common_prefix([(*system,)])
+    (0, 0)
+    """
+    if len(contexts) < 2:
+        return 0
+    each = {*map(tuple, contexts)}
+    pairs = zip(min(each), max(each), strict=False)  # those between share at least as much
+    differ = next((i for i, (one, other) in enumerate(pairs) if one != other), len(min(each)))
+    found = min(differ, min(map(len, each)) - 1)
+    return found if found >= SHORTEST else 0
 
 
 def row_hash(context: Sequence[int], response: Tensor) -> str:

@@ -66,18 +66,30 @@ class GroupCache:
 
     # what the decoder says ---------------------------------------------------------------------------------------
 
-    def enter(self, widths: Sequence[int], rows: Sequence[int], blocks: Sequence[tuple[int, int]] = ()) -> None:
-        """Prepare a prefill of new prompts of these widths, packed one after another, with ``rows`` rows each.
+    def enter(
+        self,
+        widths: Sequence[int],
+        rows: Sequence[int],
+        blocks: Sequence[tuple[int, int]] = (),
+        prefix: int = 0,
+    ) -> None:
+        """Prepare a prefill of new prompts, packed one after another.
 
-        ``blocks`` are (start, length) of tokens that see each other.
+        Args:
+            widths: [P] tokens of the prompts, the prefix included.
+            rows: [P] number of rows of each.
+            blocks: (start, length) of tokens that see each other.
+            prefix: tokens that all prompts begin with; they come first, once.
         """
         self._settle()
-        starts = list(itertools.accumulate(widths[:-1], initial=0))
-        plan = attention_plan(list(zip(starts, widths, strict=True)), [], max(widths), self.device, blocks)
+        own = [width - prefix for width in widths]
+        starts = list(itertools.accumulate(own[:-1], initial=prefix))
+        segments = [*([(0, prefix)] if prefix else []), *zip(starts, own, strict=True)]
+        plan = attention_plan(segments, [], max(widths), self.device, blocks, prefix)
         first = torch.tensor([0, *rows]).cumsum(0) + len(self)
         parts = []
         for some in self._apart(widths):
-            padded = PaddedKVCache(self.device, [widths[i] for i in some], [rows[i] for i in some])
+            padded = PaddedKVCache(self.device, [widths[i] for i in some], [rows[i] for i in some], prefix)
             places = torch.cat([torch.arange(int(first[i]), int(first[i + 1])) for i in some])
             parts.append((_Part(padded, places), [starts[i] for i in some]))
         self._entering = _Entering(plan, parts)

@@ -43,6 +43,7 @@ class FlexPlan:
         longest: tokens of the longest row.
         device: of the tensors that attend.
         blocks: (start, length) of tokens that see each other, each inside a segment.
+        prefix: tokens of the first segment, if all others see it.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class FlexPlan:
         longest: int,
         device: torch.device,
         blocks: Sequence[tuple[int, int]] = (),
+        prefix: int = 0,
     ) -> None:
         self.longest = longest
         self.tokens = sum(length for _, length in segments)
@@ -65,7 +67,9 @@ class FlexPlan:
         last = torch.arange(len(own))
         for start, length in blocks:
             last[start : start + length] = start + length - 1
-        self.mask = _block_mask(own, last, first, end, device)
+        common = torch.zeros_like(own)
+        common[prefix:] = prefix
+        self.mask = _block_mask(own, last, first, end, common, device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Attend with [M, H, d] over [M, K, d]; returns [M, H, d]."""
@@ -94,12 +98,16 @@ def compiled(**options: Any) -> Callable[..., Any]:
     return torch.compile(cast("Callable[..., Any]", flex_attention), dynamic=True, fullgraph=True, **options)
 
 
-def _block_mask(own: Tensor, last: Tensor, first: Tensor, end: Tensor, device: torch.device) -> BlockMask:
+def _block_mask(
+    own: Tensor, last: Tensor, first: Tensor, end: Tensor, common: Tensor, device: torch.device
+) -> BlockMask:
     """Build the mask: tokens see ``own`` to ``last`` of their segment, and ``first`` to before ``end`` of their prompt.
 
-    A block of tokens lists the blocks from the first to the last that any of its tokens sees, in its segments and in
-    its prompts; the mask itself handles gaps between. Blocks that all of its tokens see whole, all in their own segment
-    or all in their prompt, are listed apart: the kernel evaluates no mask there.
+    They also see all tokens before ``common``.
+
+    A block of tokens lists the blocks from the first to the last that any of its tokens sees, in its segments, in its
+    prompts and in the prefix; the mask itself handles gaps between. Blocks that all of its tokens see whole, all in
+    their own segment, all in their prompt or all in the prefix, are listed apart: the kernel evaluates no mask there.
     """
     blocks = len(own) // BLOCK
     own_block, other = torch.arange(blocks).unsqueeze(1), torch.arange(blocks)
@@ -108,13 +116,15 @@ def _block_mask(own: Tensor, last: Tensor, first: Tensor, end: Tensor, device: t
     empty = end == 0
     low = first.masked_fill(empty, len(own)).view(blocks, BLOCK).amin(1, keepdim=True) // BLOCK
     high = (end - 1).view(blocks, BLOCK).amax(1, keepdim=True) // BLOCK
-    listed = ((other >= lowest) & (other <= highest)) | ((other >= low) & (other <= high))
     start, stop = other * BLOCK, other * BLOCK + BLOCK
+    shared = common.view(blocks, BLOCK)
+    listed = ((other >= lowest) & (other <= highest)) | ((other >= low) & (other <= high))
+    listed |= start < shared.amax(1, keepdim=True)
     within = (own.view(blocks, BLOCK).amax(1, keepdim=True) <= start) & (other < own_block)
     prompt = (first.view(blocks, BLOCK).amax(1, keepdim=True) <= start) & (
         end.view(blocks, BLOCK).amin(1, keepdim=True) >= stop
     )
-    full = within | prompt
+    full = within | prompt | (stop <= shared.amin(1, keepdim=True))
 
     def there(x: Tensor) -> Tensor:
         return x.to(dtype=torch.int32).to(device, non_blocking=True)
@@ -124,11 +134,11 @@ def _block_mask(own: Tensor, last: Tensor, first: Tensor, end: Tensor, device: t
         order = chosen.int().argsort(dim=1, descending=True, stable=True)
         return there(chosen.sum(1))[None, None], there(order)[None, None]
 
-    starts, lasts, firsts, ends = there(own), there(last), there(first), there(end)
+    starts, lasts, firsts, ends, commons = (there(x) for x in (own, last, first, end, common))
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         within = (key <= lasts[query]) & (key >= starts[query])
-        return within | ((key >= firsts[query]) & (key < ends[query]))
+        return within | ((key >= firsts[query]) & (key < ends[query])) | (key < commons[query])
 
     mask: BlockMask = BlockMask.from_kv_blocks(
         *numbered(listed & ~full),

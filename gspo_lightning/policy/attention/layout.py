@@ -1,4 +1,4 @@
-"""Packed layout of a micro-batch: each prompt once, responses without padding."""
+"""Packed layout of a micro-batch: a common prefix once, each prompt once, responses without padding."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from gspo_lightning.types import MicroBatch
 class PackedLayout:
     """Layout of M packed tokens: every distinct prompt once, then the responses, rows of one prompt side by side.
 
+    If all prompts begin with the same ``prefix`` tokens, these come first, and only once.
+
     The last token of a response predicts nothing and is left out. ``token_ids``, ``positions`` and ``sources`` (the row
     that a token is read from) are [M]. The other tensors have one element per response token: ``predicts``, the packed
     token that predicts it; ``targets``, its id; ``rows`` and ``steps``, its place in a [N, T] tensor. ``segments`` are
-    (start, length) of prompts and responses, ``crossings`` (start and length of the responses to a prompt, start and
-    length of the prompt), ``pictures`` (start, length) of the pictures in prompts, tile by tile.
+    (start, length) of the prefix, of the rest of each prompt, and of responses, ``crossings`` (start and length of the
+    responses to a prompt, start and length of the rest of the prompt), ``pictures`` (start, length) of the pictures in
+    prompts, tile by tile.
     """
 
     token_ids: Tensor
@@ -33,10 +36,16 @@ class PackedLayout:
     crossings: list[tuple[int, int, int, int]]
     longest: int
     pictures: list[tuple[int, int]]
+    prefix: int
 
     @classmethod
-    def of(cls, batch: MicroBatch) -> PackedLayout:
-        """Return the layout of a micro-batch, on its device; rows with the same ``prompt_index`` share their prompt."""
+    def of(cls, batch: MicroBatch, prefix: int = 0) -> PackedLayout:
+        """Return the layout of a micro-batch, on its device; rows with the same ``prompt_index`` share their prompt.
+
+        Args:
+            batch: N rows.
+            prefix: first tokens that all prompts share; fewer than the shortest prompt has.
+        """
         widths, counts, index = batch.on_host()
         owner = torch.arange(len(widths)) if index is None else index
         order = torch.argsort(owner, stable=True)
@@ -45,16 +54,19 @@ class PackedLayout:
         heads = order[first]  # for each prompt, the row it is read from
         prompt_of = first.long().cumsum(0) - 1  # for the rows in order
 
-        prompt_tokens, prompt_steps, prompt_starts = _ragged(widths[heads])
+        prefix = prefix if len(heads) > 1 else 0
+        own = widths[heads] - prefix
+        prompt_tokens, prompt_steps, prompt_starts = _ragged(own)
+        prompt_starts = prompt_starts + prefix
         kept = counts[order] - 1
         inner_tokens, inner_steps, inner_starts = _ragged(kept)
-        size = int(widths[heads].sum())
-        packed_rows = torch.cat([heads[prompt_tokens], order[inner_tokens]])
-        positions = torch.cat([prompt_steps, widths[order][inner_tokens] + inner_steps])
+        size = prefix + int(own.sum())
+        packed_rows = torch.cat([heads[:1].expand(prefix), heads[prompt_tokens], order[inner_tokens]])
+        positions = torch.cat([torch.arange(prefix), prefix + prompt_steps, widths[order][inner_tokens] + inner_steps])
 
         tokens, steps, _ = _ragged(counts[order])
         before = size + inner_starts[tokens] + steps - 1
-        last = prompt_starts[prompt_of] + widths[order] - 1
+        last = prompt_starts[prompt_of] + own[prompt_of] - 1
         rows = order[tokens]
         ids = batch.input_ids
 
@@ -72,12 +84,14 @@ class PackedLayout:
             rows=rows_there,
             steps=steps_there,
             segments=[
-                *zip(prompt_starts.tolist(), widths[heads].tolist(), strict=True),
+                *([(0, prefix)] if prefix else []),
+                *zip(prompt_starts.tolist(), own.tolist(), strict=True),
                 *((s, n) for s, n in zip((size + inner_starts).tolist(), kept.tolist(), strict=True) if n),
             ],
-            crossings=_crossings(prompt_of, kept, size, prompt_starts, widths[heads]),
+            crossings=_crossings(prompt_of, kept, size, prompt_starts, own),
             longest=int((widths + counts).max()),
             pictures=blocks_of([batch.media[i] for i in heads.tolist()], prompt_starts.tolist()) if batch.media else [],
+            prefix=prefix,
         )
 
 

@@ -44,10 +44,11 @@ class PaddedKVCache:
         device: of keys and values.
         widths: [P] tokens of the prompts.
         rows: [P] number of rows of each prompt.
+        prefix: tokens that all prompts begin with: :meth:`fill` gets them once.
     """
 
-    def __init__(self, device: torch.device, widths: Sequence[int], rows: Sequence[int]) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, widths: Sequence[int], rows: Sequence[int], prefix: int = 0) -> None:
+        self.device, self._prefix = device, prefix
         self.layers: dict[int, _Layer] = {}
         self.widths = torch.tensor(widths, dtype=torch.int64)
         """[P] tokens of the prompts, on the host."""
@@ -96,7 +97,7 @@ class PaddedKVCache:
         return places - held, places
 
     def fill(self, layer: int, key: Tensor, value: Tensor, starts: Sequence[int]) -> None:
-        """Store keys and values [M, K, d] of packed prompts, which begin at ``starts``."""
+        """Store keys and values [M, K, d] of packed prompts, which begin (after the prefix) at ``starts``."""
         keys, values = (x.new_zeros(len(self), x.shape[1], FIRST, x.shape[2]) for x in (key, value))
         prompt_keys, prompt_values = (self._side_by_side(x, starts) for x in (key, value))
         self.layers[layer] = _Layer(prompt_keys, prompt_values, keys, values, len(self))
@@ -237,8 +238,10 @@ class PaddedKVCache:
         """Unpack prompts [M, K, d] to [P, K, p, d]; zero beyond a shorter prompt."""
         widths = self.widths.tolist()
         out = packed.new_zeros(len(widths), packed.shape[1], max(widths), packed.shape[2])
+        out[:, :, : self._prefix] = packed[: self._prefix].transpose(0, 1)
         for i, (start, width) in enumerate(zip(starts, widths, strict=True)):
-            out[i, :, :width] = packed[start : start + width].transpose(0, 1)
+            own = packed[start : start + width - self._prefix]
+            out[i, :, self._prefix : width] = own.transpose(0, 1)
         return out
 
 

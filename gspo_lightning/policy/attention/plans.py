@@ -15,10 +15,11 @@ from gspo_lightning.policy.attention.kernels import Pass, Span
 Segments = Sequence[tuple[int, int]]
 Crossings = Sequence[tuple[int, int, int, int]]
 
-_PROBE: tuple[Segments, Crossings] = (
-    [(0, 150), (150, 3), (153, 90), (243, 1), (244, 40)],
-    [(153, 91, 0, 150), (244, 40, 150, 3)],
-)
+_PROBES: list[tuple[Segments, Crossings, int]] = [
+    ([(0, 150), (150, 3), (153, 90), (243, 1), (244, 40)], [(153, 91, 0, 150), (244, 40, 150, 3)], 0),
+    ([(0, 140), (140, 13), (153, 90), (243, 1), (244, 40)], [(243, 1, 140, 13), (244, 40, 153, 90)], 140),
+]
+"""Segments, crossings and prefix of random tokens: two prompts with responses, alone and behind a prefix."""
 _PICTURES: Segments = [(100, 40), (155, 9)]
 """Probe tokens that see each other; the first span lies in two blocks of the CUDA kernel."""
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
@@ -26,7 +27,12 @@ _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 
 
 def attention_plan(
-    segments: Segments, crossings: Crossings, longest: int, device: torch.device, blocks: Segments = ()
+    segments: Segments,
+    crossings: Crossings,
+    longest: int,
+    device: torch.device,
+    blocks: Segments = (),
+    prefix: int = 0,
 ) -> Plan:
     """Return the attention plan of packed tokens; see :class:`gspo_lightning.policy.attention.PackedLayout`.
 
@@ -36,14 +42,15 @@ def attention_plan(
         longest: tokens of the longest row.
         device: of the tensors that attend.
         blocks: (start, length) of tokens that see each other, each inside a segment.
+        prefix: tokens of the first segment, if all others see it; 0 if not.
 
     Raises:
         UnsupportedAttentionError: no kernel for this device.
     """
     if has_flex(device):
-        return FlexPlan(segments, crossings, longest, device, blocks)
+        return FlexPlan(segments, crossings, longest, device, blocks, prefix)
     if device.type == "cpu":
-        return PrefixPlan(segments, crossings, longest, blocks)
+        return PrefixPlan(segments, crossings, longest, blocks, prefix)
     why = "no Triton to compile one with" if device.type == "cuda" else "no kernel for it yet"
     raise UnsupportedAttentionError(f"a device of type {device.type!r}, which has {why}")
 
@@ -60,19 +67,32 @@ def check_attention(device: torch.device, heads: tuple[int, int], size: int, dty
     Raises:
         UnsupportedAttentionError: results differ, or there is no kernel.
     """
-    plan = attention_plan(*_PROBE, 240, device, _PICTURES)
+    for segments, crossings, prefix in _PROBES:
+        _check_attention(device, heads, size, dtype, segments, crossings, prefix)
+
+
+def _check_attention(
+    device: torch.device,
+    heads: tuple[int, int],
+    size: int,
+    dtype: torch.dtype,
+    segments: Segments,
+    crossings: Crossings,
+    prefix: int,
+) -> None:
+    plan = attention_plan(segments, crossings, 284, device, _PICTURES, prefix)
     draws = torch.Generator().manual_seed(0)
     shapes = [(284, heads[0], size), (284, heads[1], size), (284, heads[1], size)]
     query, key, value = (torch.randn(s, generator=draws).to(device, dtype).requires_grad_() for s in shapes)
     weights = torch.randn(shapes[0], generator=draws).to(device)
     with torch.enable_grad():
         ours = plan.attend(0, query, key, value, size**-0.5)
-        theirs = dense_attention(*_PROBE, query, key, value, size**-0.5, _PICTURES)
+        theirs = dense_attention(segments, crossings, query, key, value, size**-0.5, _PICTURES, prefix)
         found, expected = (
             [out, *torch.autograd.grad((out.float() * weights).sum(), (query, key, value))] for out in (ours, theirs)
         )
     with torch.inference_mode():  # as the sampler calls it
-        again = attention_plan(*_PROBE, 240, device, _PICTURES)
+        again = attention_plan(segments, crossings, 284, device, _PICTURES, prefix)
         found.append(again.attend(0, query, key, value, size**-0.5))
         expected.append(theirs)
     names = ("values", "gradients of queries", "gradients of keys", "gradients of values", "values in inference mode")
@@ -91,9 +111,11 @@ def dense_attention(
     value: Tensor,
     scaling: float,
     blocks: Segments = (),
+    prefix: int = 0,
 ) -> Tensor:
     """Attend by the definition, a softmax over all visible tokens: [M, H, d] over [M, K, d] to [M, H, d]."""
     seen = torch.zeros(len(query), len(query), dtype=torch.bool)
+    seen[prefix:, :prefix] = True
     for start, length in segments:
         seen[start : start + length, start : start + length] = torch.ones(length, length).tril().bool()
     for start, length, begin, width in crossings:
@@ -112,9 +134,9 @@ class PrefixPlan:
     """Exact attention of M packed tokens on a CPU; see :class:`gspo_lightning.policy.attention.PackedLayout`.
 
     A response token sees its whole prompt and its own response up to itself. Both parts are computed without a mask and
-    without copying the prompt, and joined by their log-sum-exp. The backward pass gives each part the joined output and
-    log-sum-exp, which makes its gradient exact (Dao et al., FlashAttention, arXiv 2205.14135, Eq. of the backward pass;
-    Liu et al., Ring Attention, arXiv 2310.01889, joins blocks the same way).
+    without copying the prompt, and joined by their log-sum-exp; so is a prefix that all prompts share. The backward
+    pass gives each part the joined output and log-sum-exp, which makes its gradient exact (Dao et al., FlashAttention,
+    arXiv 2205.14135, Eq. of the backward pass; Liu et al., Ring Attention, arXiv 2310.01889, joins blocks like this).
 
     Segments cover all tokens, with responses last. Tokens of one of ``blocks`` see each other.
     """
@@ -125,10 +147,13 @@ class PrefixPlan:
         crossings: Sequence[Span],
         longest: int,
         blocks: Sequence[tuple[int, int]] = (),
+        prefix: int = 0,
     ) -> None:
         self.longest = longest
         own = Pass([(s, n, s, n) for s, n in segments], causal=True, blocks=blocks)
-        self.passes = own, Pass(crossings, causal=False) if crossings else None
+        rest = sum(length for _, length in segments) - prefix
+        crossed = [spans for spans in ([(prefix, rest, 0, prefix)] if prefix else [], crossings) if spans]
+        self.passes = own, *(Pass(spans, causal=False) for spans in crossed)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Attend with [M, H, d] over [M, K, d]; returns [M, H, d]."""
@@ -139,11 +164,11 @@ class PrefixPlan:
 class _SharedPrefix(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, passes: tuple[Pass, Pass | None], scaling: float
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, passes: tuple[Pass, ...], scaling: float
     ) -> Tensor:
-        own, cross = passes
+        own, *crossing = passes
         out, lse = own.forward(query, key, value, scaling)
-        if cross is not None:
+        for cross in crossing:
             _join(out[cross.first :], lse[cross.first :], *cross.forward(query, key, value, scaling))
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.passes, ctx.scaling = passes, scaling
@@ -152,10 +177,10 @@ class _SharedPrefix(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, lse = ctx.saved_tensors
-        own, cross = ctx.passes
+        own, *crossing = ctx.passes
         inputs = grads[0].contiguous(), query, key, value, out, lse, ctx.scaling
         d_query, d_key, d_value = own.backward(*inputs)
-        if cross is not None:
+        for cross in crossing:
             parts = cross.backward(*inputs)
             d_query[cross.first :] += parts[0]
             d_key.index_add_(0, cross.keys, parts[1])

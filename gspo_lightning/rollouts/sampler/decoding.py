@@ -16,6 +16,7 @@ from transformers import DynamicCache
 from typing_extensions import override
 
 from gspo_lightning.errors import first_line
+from gspo_lightning.packing.rows import common_prefix
 from gspo_lightning.pictures import Media, blocks_of
 from gspo_lightning.policy.attention import GroupCache, with_plan
 from gspo_lightning.policy.autocast_weights import compute_dtype
@@ -92,13 +93,17 @@ class SharedDecoder(Decoder):
     def _add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int], media: Sequence[Media]) -> Tensor:
         widths = [len(ids) for ids in contexts]
         device = self.policy.device
-        packed = torch.tensor([token for ids in contexts for token in ids]).to(device, non_blocking=True)
-        positions = torch.cat([torch.arange(w) for w in widths]).to(device, non_blocking=True)
+        prefix = common_prefix(contexts) if self.policy.shares_prefix and not any(media) else 0
+        own = [width - prefix for width in widths]
+        parts = [contexts[0][:prefix], *(ids[prefix:] for ids in contexts)]
+        packed = torch.tensor([token for ids in parts for token in ids]).to(device, non_blocking=True)
+        steps = [torch.arange(prefix), *(torch.arange(prefix, width) for width in widths)]
+        positions = torch.cat(steps).to(device, non_blocking=True)
         image_processor = self.policy.image_processor
         mutual = any(media) and image_processor is not None and image_processor.mutual
         starts = itertools.accumulate(widths[:-1], initial=0)
-        self.cache.enter(widths, rows, blocks_of(media, list(starts)) if mutual else ())
-        last = (torch.tensor(widths).cumsum(0) - 1).to(device, non_blocking=True)
+        self.cache.enter(widths, rows, blocks_of(media, list(starts)) if mutual else (), prefix)
+        last = (prefix + torch.tensor(own).cumsum(0) - 1).to(device, non_blocking=True)
         inputs: dict[str, Any] | None = None
         if any(media):
             vision_inputs = self.policy.vision_inputs(media, max(widths))

@@ -17,6 +17,8 @@ from gspo_lightning.policy.attention.flex import BLOCK, FlexPlan
 from gspo_lightning.policy.attention.plans import PrefixPlan, dense_attention
 
 Places = tuple[list[tuple[int, int]], list[tuple[int, int, int, int]]]
+PREFIXES = {"behind a prefix": 200, "behind a prefix of a block": 256}
+"""Tokens of the first segment of some cases that all others see."""
 
 CASES: dict[str, Places] = {
     "one prompt, no response": ([(0, 5)], []),
@@ -27,6 +29,11 @@ CASES: dict[str, Places] = {
         [(0, 200), (200, 150), (350, 140), (490, 60), (550, 1), (551, 90)],
         [(350, 200, 0, 200), (550, 91, 200, 150)],
     ),
+    "behind a prefix": (
+        [(0, 200), (200, 150), (350, 9), (359, 140), (499, 60), (559, 1), (560, 90)],
+        [(359, 200, 200, 150), (559, 91, 350, 9)],
+    ),
+    "behind a prefix of a block": ([(0, 256), (256, 128), (384, 128), (512, 256)], [(512, 256, 384, 128)]),
 }
 
 
@@ -35,16 +42,18 @@ PICTURES = [(2, 9), (100, 64), (230, 110)]
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
-@pytest.mark.parametrize("places", CASES.values(), ids=CASES)
-def test_values_are_those_of_dense_attention(places: Places, heads: tuple[int, int]) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_values_are_those_of_dense_attention(case: str, heads: tuple[int, int]) -> None:
+    places, prefix = CASES[case], PREFIXES.get(case, 0)
     tokens = sum(n for _, n in places[0])
     draws = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(tokens, h, 16, generator=draws) for h in (heads[0], heads[1], heads[1]))
-    plan = FlexPlan(*places, tokens, torch.device("cpu"))
+    plan = FlexPlan(*places, tokens, torch.device("cpu"), prefix=prefix)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is not compiled
         ours = plan.attend(0, query, key, value, 0.3)
-    torch.testing.assert_close(ours, dense_attention(*places, query, key, value, 0.3), rtol=0, atol=1e-5)
+    expected = dense_attention(*places, query, key, value, 0.3, prefix=prefix)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
 
 
 def test_tokens_of_a_picture_see_each_other() -> None:
@@ -60,11 +69,12 @@ def test_tokens_of_a_picture_see_each_other() -> None:
 
 
 @pytest.mark.parametrize("pictures", [[], PICTURES], ids=["text", "pictures"])
-@pytest.mark.parametrize("places", CASES.values(), ids=CASES)
-def test_every_block_that_a_token_sees_is_listed(places: Places, pictures: list[tuple[int, int]]) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_every_block_that_a_token_sees_is_listed(case: str, pictures: list[tuple[int, int]]) -> None:
     """Compiled kernels visit listed blocks only; the uncompiled form does not look at the list."""
+    places, prefix = CASES[case], PREFIXES.get(case, 0)
     inside = [p for p in pictures if any(s <= p[0] and sum(p) <= s + n for s, n in places[0])]
-    mask = FlexPlan(*places, 1000, torch.device("cpu"), inside).mask
+    mask = FlexPlan(*places, 1000, torch.device("cpu"), inside, prefix).mask
     size = mask.seq_lengths[0]
     seen: Tensor = create_mask(mask.mask_mod, 1, 1, size, size, device="cpu")[0, 0]
     blocks = seen.view(size // BLOCK, BLOCK, -1, BLOCK).transpose(1, 2).flatten(2).any(-1)
@@ -85,12 +95,11 @@ def test_blocks_that_nobody_sees_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("pictures", [[], PICTURES], ids=["text", "pictures"])
-@pytest.mark.parametrize("places", CASES.values(), ids=CASES)
-def test_a_block_without_a_mask_is_seen_as_a_whole_and_listed_once(
-    places: Places, pictures: list[tuple[int, int]]
-) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_a_block_without_a_mask_is_seen_as_a_whole_and_listed_once(case: str, pictures: list[tuple[int, int]]) -> None:
+    places, prefix = CASES[case], PREFIXES.get(case, 0)
     inside = [p for p in pictures if any(s <= p[0] and sum(p) <= s + n for s, n in places[0])]
-    mask = FlexPlan(*places, 1000, torch.device("cpu"), inside).mask
+    mask = FlexPlan(*places, 1000, torch.device("cpu"), inside, prefix).mask
     size = mask.seq_lengths[0]
     seen: Tensor = create_mask(mask.mask_mod, 1, 1, size, size, device="cpu")[0, 0]
     whole = seen.view(size // BLOCK, BLOCK, -1, BLOCK).transpose(1, 2).flatten(2).all(-1)
