@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsFloat, SupportsIndex
 
 from gspo_lightning.environments.environment import Environment, Step, result_of
+from gspo_lightning.environments.turn import Turn
 from gspo_lightning.errors import InfrastructureError, PluginError, UserError, defined, place_of
+from gspo_lightning.rewards.chat import answer_text
 from gspo_lightning.types import Message, Prompt
 
 
@@ -32,7 +34,7 @@ class Conversation:
         self.name = type(template).__name__
         self.opening: list[Message] | None = None
         self.steps: list[Step] = []
-        self.said: list[str] = []
+        self.said: list[str | Turn] = []
         self._environment: Environment | None = None
 
     async def begin(self) -> None:
@@ -83,9 +85,10 @@ class Conversation:
         environment.seed = self.seed
         return environment
 
-    async def _step(self, completion: str) -> Step:
+    async def _step(self, said: str | Turn) -> Step:
         assert self._environment is not None
-        return _step(await self._call(self._environment.step, completion), defined(self.template, "step"))
+        name = "act" if isinstance(said, Turn) else "step"
+        return _step(await self._call(getattr(self._environment, name), said), defined(self.template, name))
 
     async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
         """Return the result of a plain or async method; a task that does not finish in time is abandoned.
@@ -110,12 +113,13 @@ class Conversation:
 
 def _messages(value: object, where: str) -> list[Message]:
     """Return the messages as plain dictionaries, after checking their types."""
-    rule = 'a list of {"role": ..., "content": ...}, both texts'
+    rule = 'a list of {"role": ..., "content": ...}, both texts (or text parts as content)'
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
         raise PluginError.returned(where, f"{_show(value)}; messages must be a list", rule)
     for message in value:
-        fields = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
-        if not all(isinstance(text, str) for text in fields):
+        role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
+        silent = content is None and not (isinstance(message, Mapping) and message.get("tool_calls"))
+        if not isinstance(role, str) or silent or answer_text(content) is None:
             raise PluginError.returned(where, f"the message {_show(message)}", rule)
     return [dict(message) for message in value]
 

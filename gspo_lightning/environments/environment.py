@@ -7,9 +7,10 @@ import copy
 import inspect
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Self
 
+from gspo_lightning.environments.turn import Turn
 from gspo_lightning.errors import UserError
 from gspo_lightning.types import Message, Prompt
 
@@ -67,6 +68,20 @@ class Environment(ABC):
             ``(messages, reward, done)``: messages that the policy reads next (never trained on), a finite reward for
             this turn, and whether the conversation is over.
         """
+
+    def offer(self, template_knows_tools: bool) -> Sequence[Mapping[str, Any]]:
+        """Return the JSON schemas of tools for the chat template to show; asked once before conversations begin.
+
+        With any, each turn of the policy goes to :meth:`act`, with its calls read as the template writes them.
+        """
+        return ()
+
+    def act(self, turn: Turn) -> Step | Awaitable[Step]:
+        """Answer a turn whose calls have been read; needed only if :meth:`offer` returns tools.
+
+        A message that answers a call has its ``tool_call_id``.
+        """
+        return self.step(turn.content)
 
     def close(self) -> Awaitable[None] | None:
         """Release the resources of this conversation; called once, also after a failure."""

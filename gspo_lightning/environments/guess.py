@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 from gspo_lightning.environments.environment import Environment, Step
 from gspo_lightning.errors import UserError
 from gspo_lightning.types import Message, Prompt
 
+_NUMBERS = re.compile("[0-9]{1,20}")
+
 
 class GuessNumber(Environment):
-    """Number guessing: the record's ``answer``; hints are ``<`` (smaller), ``>`` (larger) or ``?`` (not a number).
+    """Number guessing: the record's ``answer``; hints are ``<`` (smaller), ``>`` (larger) or ``?`` (not one number).
 
-    The reward is 1 for the right number. The conversation ends with it or with the last guess.
+    A guess may stand in a sentence. The reward is 1 for the right number. The conversation ends with it or with the
+    last guess.
 
     Args:
         guesses: guesses allowed; halving finds a number among ``2 ** guesses - 1``.
@@ -47,8 +52,8 @@ class GuessNumber(Environment):
     async def step(self, completion: str) -> Step:
         """Compare the guess with the number."""
         self.left -= 1
-        text = completion.strip()[:20]
-        guess = int(text) if text.isascii() and text.isdigit() else None
+        found = _NUMBERS.findall(completion)
+        guess = int(found[0]) if len(found) == 1 else None
         if guess == self.secret:
             return [], 1.0, True
         hint = "?" if guess is None else "<" if guess > self.secret else ">"

@@ -6,17 +6,22 @@ import asyncio
 import copy
 import json
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from gspo_lightning.environments.environment import Environment, Messages, Step, result_of
+from gspo_lightning.environments.environment import Environment, Messages, Step
 from gspo_lightning.environments.tools import Tool, ToolError
+from gspo_lightning.environments.turn import Turn
 from gspo_lightning.errors import UserError
 from gspo_lightning.parsing import load_json
+from gspo_lightning.rewards.chat import answer_text
 from gspo_lightning.types import Message, Prompt
 
-CallStyle = Literal["tags", "line"]
+CallStyle = Literal["auto", "template", "tags", "line"]
 """Format of tool calls.
 
+``template``: the chat template shows the tools and decides how calls are written. ``auto`` is ``template`` if the
+template knows tools, else ``tags``.
 ``tags``: ``<tool_call>{"name": "calculator", "arguments": {"expression": "2*3"}}</tool_call>``, the format that Qwen
 and Hermes models are trained on. ``line``, for tiny models: a turn that begins with ``?`` calls the only tool,
 ``?2*3``, and the result comes back as ``=6;``.
@@ -33,8 +38,7 @@ class ToolUse(Environment):
     Args:
         tools: name -> tool.
         style: how calls are written.
-        instructions: system message that tells the policy about its tools; None writes one for ``tags`` (leave it empty
-            if the chat template gets ``tools``, from each record or through ``data.chat_template_kwargs``).
+        instructions: system message; None writes one about the tools for ``tags``, and none for ``template``.
         wrong_call: the reply to a wrong call; None explains the error.
         max_calls: maximum number of calls answered per turn; further ones are ignored.
 
@@ -47,7 +51,7 @@ class ToolUse(Environment):
     def __init__(
         self,
         tools: dict[str, Tool],
-        style: CallStyle = "tags",
+        style: CallStyle = "auto",
         instructions: str | None = None,
         wrong_call: str | None = None,
         max_calls: int = 4,
@@ -56,29 +60,61 @@ class ToolUse(Environment):
             raise UserError("ToolUse.tools", "is empty", fix="name at least one: tools: {calculator: Calculator}")
         if style == "line" and len(tools) > 1:
             raise UserError("ToolUse.tools", f"has {len(tools)} tools, but style: line calls the only one")
+        if style == "line" and not all(tool.takes_text for tool in tools.values()):
+            raise UserError("ToolUse.tools", "has a tool with several arguments, but style: line writes one text")
         if max_calls < 1:
             raise UserError("ToolUse.max_calls", f"is {max_calls}; it must be at least 1")
         self.tools, self.style, self.wrong_call, self.max_calls = tools, style, wrong_call, max_calls
         self.max_concurrent = min(tool.max_concurrent for tool in tools.values())
-        self.instructions = instructions if instructions is not None else _describe(tools) if style == "tags" else ""
+        self.schemas = [tool.schema(name) for name, tool in tools.items()]
+        self.instructions = instructions if instructions is not None else _describe(tools) if style != "line" else ""
+        self._given, self._by_template = instructions or "", style == "template"
 
     async def reset(self, prompt: Prompt) -> Messages:
         """Tell the policy which tools it has."""
-        if not self.instructions:
+        said = self._given if self._by_template else self.instructions
+        if not said:
             return []
-        return [{"role": "system", "content": self.instructions}, {"role": "user", "content": prompt.text}]
+        asked = prompt.messages or ({"role": "user", "content": prompt.text},)
+        if asked[0]["role"] == "system":
+            return [{"role": "system", "content": f"{said}\n\n{answer_text(asked[0]['content'])}"}, *asked[1:]]
+        return [{"role": "system", "content": said}, *asked]
+
+    def offer(self, template_knows_tools: bool) -> Sequence[Mapping[str, Any]]:
+        """Return the tools if the chat template is to show them.
+
+        Raises:
+            UserError: it does not know tools, and ``style: template`` wants it to.
+        """
+        if self.style == "template" and not template_knows_tools:
+            fix = "use style: tags, which describes the tools in a system message"
+            raise UserError("ToolUse.style", "is template, but the model's chat template shows no tools", fix=fix)
+        self._by_template = self.style == "template" or (self.style == "auto" and template_knows_tools)
+        return self.schemas if self._by_template else ()
 
     async def step(self, completion: str) -> Step:
         """Run all calls of the turn concurrently and return their results."""
         if self.style == "line":
             if not completion.startswith("?"):
                 return [], 0.0, True
-            name = next(iter(self.tools))
-            result = await self._call(name, completion[1:].strip())
+            name, tool = next(iter(self.tools.items()))
+            result = await self._call(name, {tool.argument: completion[1:].strip()})
             return [{"role": "tool", "content": f"={result};"}], 0.0, False
         calls = _TAGGED.findall(completion)[: self.max_calls]
         results = await asyncio.gather(*(self._tagged(text) for text in calls))
         messages: list[Message] = [{"role": "tool", "content": result} for result in results]
+        return messages, 0.0, not calls
+
+    async def act(self, turn: Turn) -> Step:
+        """Run all calls of a turn concurrently and return their results."""
+        if turn.malformed:
+            return [{"role": "tool", "content": self._wrong("a call that cannot be read")}], 0.0, False
+        calls = turn.calls[: self.max_calls]
+        results = await asyncio.gather(*(self._call(call.name, call.arguments) for call in calls))
+        messages: list[Message] = [
+            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result}
+            for call, result in zip(calls, results, strict=True)
+        ]
         return messages, 0.0, not calls
 
     def fresh(self) -> ToolUse:
@@ -88,16 +124,19 @@ class ToolUse(Environment):
     async def _tagged(self, text: str) -> str:
         try:
             call: Any = load_json(text)
-            name, arguments = call["name"], call["arguments"]
+            name, arguments = call["name"], dict(call["arguments"].items())
             tool = self.tools[name]
-            (value,) = arguments.values() if tool.argument not in arguments else (arguments[tool.argument],)
+            if tool.takes_text and tool.argument not in arguments:
+                (_,) = arguments
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             return self._wrong(f"not a call of {' or '.join(self.tools)}: {type(error).__name__}")
-        return await self._call(name, value if isinstance(value, str) else json.dumps(value))
+        return await self._call(name, arguments)
 
-    async def _call(self, name: str, text: str) -> str:
+    async def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        if name not in self.tools:
+            return self._wrong(f"not a call of {' or '.join(self.tools)}")
         try:
-            return str(await result_of(self.tools[name].call, text))
+            return await self.tools[name].answer(arguments)
         except ToolError as error:
             return self._wrong(str(error))
 
@@ -106,9 +145,12 @@ class ToolUse(Environment):
 
 
 def _describe(tools: dict[str, Tool]) -> str:
-    lines = [f"- {name}({tool.argument}): {tool.description}" for name, tool in tools.items()]
+    lines = [
+        f"- {name}({', '.join(shown['parameters'].get('properties', ()))}): {shown['description']}"
+        for name, shown in ((name, tool.schema(name)["function"]) for name, tool in tools.items())
+    ]
     name, tool = next(iter(tools.items()))
-    example = json.dumps({"name": name, "arguments": {tool.argument: "..."}})
+    example = json.dumps({"name": name, "arguments": dict.fromkeys(tool.parameters.get("properties", ()), "...")})
     return "\n".join(
         ["You may call these tools:", *lines, f"To call one, write <tool_call>{example}</tool_call> and end your turn."]
     )

@@ -1,17 +1,22 @@
-"""Tools that a policy can call in the middle of a response: text in, text out."""
+"""Tools that a policy can call in the middle of a response."""
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Mapping
 from decimal import Decimal
 from fractions import Fraction
-from typing import ClassVar, Literal
+from functools import cached_property, partial
+from typing import Any, ClassVar, Literal
 
-from gspo_lightning.environments.calculator import calculate
+from gspo_lightning.environments.environment import result_of
+from gspo_lightning.environments.tool_schema import Arguments, takes_text
 from gspo_lightning.errors import UserError
+from gspo_lightning.rewards.math.calculator import calculate
 from gspo_lightning.sandbox import End, Limits, Outcome, Sandbox, choose
 
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
@@ -24,23 +29,74 @@ class ToolError(Exception):
 class Tool(ABC):
     """Base class of tools. Defining a subclass registers it under its name.
 
-    Exceptions of :meth:`call` other than :class:`ToolError` count as infrastructure failures.
+    A ``call`` with one text gets what the policy wrote, whatever name it gave the argument. Any other ``call`` declares
+    its arguments by annotations and gets them by name, checked; wrong ones are answered without a call. Exceptions of
+    :meth:`call` other than :class:`ToolError` count as infrastructure failures.
+
+    The docstring of :meth:`call` is for the policy: its first line, and what ``Args`` says of each argument.
     """
 
     argument: ClassVar[str] = "input"
-    """Name of the argument, as the policy writes it."""
+    """Name of the argument of a tool that takes one text, as the policy writes it."""
     description: ClassVar[str] = ""
-    """Description for the policy, one sentence."""
+    """Description for the policy, one sentence; empty takes the first line of the docstring of :meth:`call`."""
     max_concurrent: int = 64
     """Maximum number of conversations that may use the tool at the same time."""
 
     @abstractmethod
-    def call(self, text: str) -> str | Awaitable[str]:
-        """Answer a call; plain or ``async``.
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Answer a call with a text (or a value that becomes JSON); plain or ``async``.
 
         Raises:
-            ToolError: the argument is wrong.
+            ToolError: an argument is wrong.
         """
+
+    @cached_property
+    def takes_text(self) -> bool:
+        """True if :meth:`call` takes one text."""
+        return takes_text(type(self).call)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """JSON schema of the arguments; override it where they are known only at run time (then ``call(**kwargs)``)."""
+        if self.takes_text:
+            return {"type": "object", "properties": {self.argument: {"type": "string"}}, "required": [self.argument]}
+        return self._arguments.schema
+
+    def schema(self, name: str) -> dict[str, Any]:
+        """Return the JSON schema of the tool in OpenAI's shape, which chat templates take."""
+        said = self.description or (inspect.getdoc(type(self).call) or "").partition("\n")[0]
+        return {
+            "type": "function",
+            "function": {"name": name, "description": said, "parameters": self.parameters},
+        }
+
+    async def answer(self, arguments: Mapping[str, Any]) -> str:
+        """Return the answer to a call with these arguments.
+
+        Raises:
+            ToolError: the arguments do not fit the schema, or the tool raised it.
+        """
+        if self.takes_text:
+            if self.argument not in arguments and len(arguments) != 1:
+                raise ToolError(f"the only argument is {self.argument}")
+            value = arguments.get(self.argument, next(iter(arguments.values()), ""))
+            return _text(await result_of(self.call, value if isinstance(value, str) else json.dumps(value)))
+        if type(self).parameters is not Tool.parameters:
+            return _text(await result_of(partial(self.call, **arguments)))
+        try:
+            values = self._arguments.read(arguments)
+        except ValueError as error:
+            raise ToolError(str(error)) from error
+        return _text(await result_of(partial(self.call, **values)))
+
+    @cached_property
+    def _arguments(self) -> Arguments:
+        return Arguments(type(self).call, type(self).__name__)
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, default=str, ensure_ascii=False) if isinstance(value, dict | list) else str(value)
 
 
 class Calculator(Tool):

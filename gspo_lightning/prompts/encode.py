@@ -21,9 +21,9 @@ from gspo_lightning.prompts.pictures.columns import COLUMNS, has_pictures, join_
 from gspo_lightning.prompts.pictures.encode import SeeingEncoder, Seen, check_said
 from gspo_lightning.prompts.pictures.reading import BadPictureError, Pictures
 from gspo_lightning.prompts.prompt_set import Record
-from gspo_lightning.prompts.specials import Ends, render
+from gspo_lightning.prompts.specials import Ends, leading, render
 from gspo_lightning.rewards.chat import tools_of
-from gspo_lightning.types import Prompt
+from gspo_lightning.types import Prompt, SystemPrompt
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def encode_prompts(
     tokenizer: PreTrainedTokenizerBase,
     *,
     max_prompt_tokens: int,
-    system_prompt: str | None = None,
+    system_prompt: SystemPrompt | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     field: str = "data.train",
 ) -> list[Prompt]:
@@ -59,7 +59,7 @@ class Encoder:
     """Encoder of records as prompts. ``field`` is the setting that messages name as the source of the records."""
 
     tokenizer: PreTrainedTokenizerBase
-    system_prompt: str | None
+    system_prompt: SystemPrompt | None
     template_kwargs: Mapping[str, Any]
     field: str
     pictures: Pictures = Pictures()  # noqa: RUF009 (frozen)
@@ -98,7 +98,7 @@ class Encoder:
             if isinstance(seen, BadPictureError):
                 raise UserError(self.field, str(seen), fix="leave the files of a run where they are while it runs")
             return _prompt(number, seen, record)
-        kwargs, said = self._kwargs(record), record["prompt"]
+        kwargs, said = self.template_arguments(record), record["prompt"]
         text, ids = encode_prompt(said, self.tokenizer, self.system_prompt, kwargs, self.field)
         return _prompt(number, Seen(text, ids, (), ()), record)
 
@@ -106,11 +106,19 @@ class Encoder:
         """Return an encoder for records with pictures."""
         return SeeingEncoder(self.tokenizer, self.system_prompt, self.template_kwargs, self.field, self.pictures)
 
-    def _kwargs(self, record: Record) -> dict[str, Any]:
+    def template_arguments(self, record: Record) -> dict[str, Any]:
+        """Return the arguments of the chat template for a record."""
         return {**self.template_kwargs, **tools_of(record)}
 
     def _plain(self, record: Record) -> Record:
-        """Join the content parts of each message into one text, for a model without pictures."""
+        """Join the content parts of each message into one text, for a model without pictures.
+
+        A developer's message is the system's, which all templates write; some leave a developer out silently.
+        """
+        said = record.get("prompt")
+        if isinstance(said, list) and any(message.get("role") == "developer" for message in said):
+            roles = [{**m, "role": "system"} if m.get("role") == "developer" else m for m in said]
+            record = {**record, "prompt": roles}
         return record if image_processor_of(self.tokenizer) is not None else join_texts(record)
 
     def _seen(self, seeing: SeeingEncoder, record: Record, where: str) -> Seen | BadPictureError:
@@ -128,7 +136,9 @@ class Encoder:
             texts = [said] if isinstance(said, str) else [str(message.get("content")) for message in said]
             check_said(self.tokenizer, image_processor, texts, self.field, where())
         try:
-            return _texts(record["prompt"], self.tokenizer, self.system_prompt, self._kwargs(record), self.field)
+            return _texts(
+                record["prompt"], self.tokenizer, self.system_prompt, self.template_arguments(record), self.field
+            )
         except TemplateError as error:
             what = f"{where()}: the chat template refuses the prompt: {first_line(error)[:200]}"
             raise UserError(self.field, what, fix="write messages as the model's template wants them") from error
@@ -185,6 +195,7 @@ class EncodedPrompts(OnDemand[Prompt]):
         """Return the numbers of the records that make a usable prompt."""
         field, tokenizer = self._encoder.field, self._encoder.tokenizer
         unknown, ends, kept, bad = unknown_token(tokenizer), Ends(tokenizer), array("q"), 0
+        untold = 0
         for i, seen, record in self._encoder.many(self._records):
             if isinstance(seen, BadPictureError):
                 log.warning("%s: dropped %s", field, seen)
@@ -205,8 +216,15 @@ class EncodedPrompts(OnDemand[Prompt]):
             if len(ids) <= longest:
                 kept.append(i)
                 ends.count(ids)
+                untold += "tools" in self._encoder.template_arguments(record)
                 see(_prompt(i, seen, record))
         ends.check(field)
+        if untold and "tools" not in str(tokenizer.chat_template):
+            log.warning(
+                "%s: %d prompts have tools, but the chat template does not write tools: the policy is not told "
+                "of them; describe them in a message (ToolUse does so with instructions: null)",
+                field, untold,
+            )  # fmt: skip
         count = len(self._records)
         if too_long := count - bad - len(kept):
             log.warning(
@@ -252,7 +270,7 @@ def unknown_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
 def encode_prompt(
     prompt: Any,
     tokenizer: PreTrainedTokenizerBase,
-    system_prompt: str | None,
+    system_prompt: SystemPrompt | None,
     template_kwargs: Mapping[str, Any],
     field: str,
 ) -> tuple[str, list[int]]:
@@ -265,7 +283,7 @@ def encode_prompt(
 def _texts(
     prompt: Any,
     tokenizer: PreTrainedTokenizerBase,
-    system_prompt: str | None,
+    system_prompt: SystemPrompt | None,
     template_kwargs: Mapping[str, Any],
     field: str,
 ) -> tuple[str, str]:
@@ -276,7 +294,6 @@ def _texts(
             raise UserError(field, f"{what} needs a chat template, and this tokenizer has none")
         return prompt, prompt
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    if system_prompt is not None:
-        messages = [{"role": "system", "content": system_prompt}, *messages]
+    messages = [*leading(system_prompt), *messages]
     rendered = render(tokenizer, messages, add_generation_prompt=True, **template_kwargs)
     return (prompt if isinstance(prompt, str) else rendered), rendered

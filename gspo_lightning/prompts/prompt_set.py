@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gspo_lightning.parsing import load_json
 from gspo_lightning.types import Message
 
 Record = Mapping[str, Any]
@@ -42,13 +43,16 @@ class PromptSet(ABC):
 def map_columns(record: Record, columns: Columns) -> dict[str, Any]:
     """Rename columns: ``columns`` maps our names to those in the data (``{"prompt": "question"}``).
 
-    A dot reaches into a column (``reward_model.ground_truth``). A list of columns becomes one mapping. For the prompt
-    it becomes one text: the columns that exist and are not empty, with a blank line between them.
+    A dot reaches into a column (``reward_model.ground_truth``), also if it holds JSON text. A list of columns becomes
+    one mapping. For the prompt it becomes one text: the columns that exist and are not empty, with a blank line between
+    them.
 
     >>> map_columns({"question": "1+1", "level": 3}, {"prompt": "question"})
     {'level': 3, 'prompt': '1+1'}
     >>> map_columns({"q": "1+1", "meta": {"gold": "2"}}, {"prompt": "q", "answer": "meta.gold"})["answer"]
     '2'
+    >>> map_columns({"q": "1+1", "info": '{"gold": 2}'}, {"prompt": "q", "answer": "info.gold"})["answer"]
+    2
     >>> map_columns({"q": "f?", "tests": [], "kind": "stdin"}, {"prompt": "q", "answer": ["tests", "kind"]})["answer"]
     {'tests': [], 'kind': 'stdin'}
     >>> map_columns({"q": "Add.", "starter": "def add(a, b):"}, {"prompt": ["q", "starter"]})["prompt"]
@@ -81,6 +85,11 @@ def _column(record: Record, theirs: str | list[str]) -> Any:
         return record[theirs]
     value: Any = record
     for part in theirs.split("."):
+        if isinstance(value, str) and value.lstrip().startswith("{"):
+            try:
+                value = load_json(value)
+            except ValueError:
+                return _ABSENT
         if not isinstance(value, Mapping) or part not in value:
             return _ABSENT
         value = value[part]

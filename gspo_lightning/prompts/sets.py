@@ -27,7 +27,7 @@ from gspo_lightning.prompts.pictures.reading import Pictures
 from gspo_lightning.prompts.prompt_set import PromptSet, Record
 from gspo_lightning.prompts.weighted import LEAST, MOST, WEIGHT, largest_remainder
 from gspo_lightning.resume import Fingerprint
-from gspo_lightning.types import Prompt
+from gspo_lightning.types import Prompt, SystemPrompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -92,7 +92,7 @@ class PromptSets:
     sources: Mapping[str, PromptSet | str | None]
     columns: Mapping[str, str | list[str]]
     max_prompt_tokens: int
-    system_prompt: str | None
+    system_prompt: SystemPrompt | None
     chat_template_kwargs: dict[str, Any]
     pictures: Pictures = field(default_factory=Pictures)
     read: dict[str, EncodedPrompts] = field(default_factory=dict)

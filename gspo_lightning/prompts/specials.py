@@ -10,6 +10,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.types import Message, SystemPrompt
 
 log = logging.getLogger(__name__)
 _ANSWER = "An answer."
@@ -25,6 +26,17 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, A
         return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise TemplateError(f"{type(error).__name__}: {error}") from error
+
+
+def leading(system_prompt: SystemPrompt | None) -> list[Message]:
+    """Return the messages that precede a prompt.
+
+    >>> leading("Think."), leading([{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}])[1:]
+    ([{'role': 'system', 'content': 'Think.'}], [{'role': 'assistant', 'content': '2'}])
+    """
+    if system_prompt is None:
+        return []
+    return [{"role": "system", "content": system_prompt}] if isinstance(system_prompt, str) else list(system_prompt)
 
 
 class Ends:

@@ -20,9 +20,9 @@ from gspo_lightning.prompts.encode import Encoder, unknown_token
 from gspo_lightning.prompts.pictures.columns import has_pictures
 from gspo_lightning.prompts.pictures.reading import BadPictureError
 from gspo_lightning.prompts.prompt_set import Demonstration, Prompted, Record
-from gspo_lightning.prompts.specials import Ends, render
+from gspo_lightning.prompts.specials import Ends, leading, render
 from gspo_lightning.rewards.chat import tools_of
-from gspo_lightning.types import Message
+from gspo_lightning.types import Message, SystemPrompt
 
 log = logging.getLogger(__name__)
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -33,7 +33,7 @@ _BY_TURN = "write each turn as a record of its own: prompt, the messages before 
 class PromptFormat:
     """Prompt settings and length limits of the run that follows; demonstrations use the same."""
 
-    system_prompt: str | None = None
+    system_prompt: SystemPrompt | None = None
     """System message put before every prompt that has none."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments for the chat template."""
@@ -167,8 +167,8 @@ def _rendered(
     record, completion = _asked(pair[0]), pair[1]
     assert not isinstance(completion, str)
     said: list[Message] = [*record["prompt"], *completion]
-    if prompt_format.system_prompt is not None and said[0]["role"] != "system":
-        said.insert(0, {"role": "system", "content": prompt_format.system_prompt})
+    if said[0]["role"] != "system":
+        said = [*leading(prompt_format.system_prompt), *said]
     first = len(said) - len(completion)
     kwargs = {**prompt_format.chat_template_kwargs, **tools_of(record)}
     ids, mask = render_taught(tokenizer, said, first, ends, kwargs, where)

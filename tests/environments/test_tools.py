@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from fractions import Fraction
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gspo_lightning.environments import Calculator, GuessNumber, PythonTool, ToolUse
-from gspo_lightning.environments.calculator import calculate
+from gspo_lightning.environments import Calculator, GuessNumber, PythonTool, Tool, ToolUse
 from gspo_lightning.environments.tools import ToolError
 from gspo_lightning.errors import UserError
+from gspo_lightning.rewards.math.calculator import calculate
 from gspo_lightning.types import Prompt
 
 
@@ -167,6 +168,9 @@ def play(game: GuessNumber, *guesses: str) -> list[tuple[str, float, bool]]:
 
 def test_guessing_says_smaller_larger_or_that_it_was_no_number() -> None:
     assert play(GuessNumber(), "39", "44", "41") == [(">", 0.0, False), ("<", 0.0, False), ("", 1.0, True)]
+    assert play(GuessNumber(), "The answer is 39.", "Not 39 but 41?", "9" * 5000, "It is 41.") == [
+        (">", 0.0, False), ("?", 0.0, False), ("?", 0.0, False), ("", 1.0, True)
+    ]  # fmt: skip
     assert play(GuessNumber(2), "x", "٤١") == [("?", 0.0, False), ("?", 0.0, True)]
     assert play(GuessNumber(2, cost=0.25), "", "42") == [("?", -0.25, False), ("<", -0.25, True)]
 
@@ -174,3 +178,91 @@ def test_guessing_says_smaller_larger_or_that_it_was_no_number() -> None:
 def test_a_record_without_a_number_is_the_users_mistake() -> None:
     with pytest.raises(UserError, match="must be a whole number"):
         asyncio.run(GuessNumber().reset(Prompt(0, "?", (1,), {"answer": "many"})))
+
+
+class Search(Tool):
+    """Several arguments, one of them a list."""
+
+    async def call(self, query: str, sites: list[str] | None = None, count: Annotated[int, "few"] = 3) -> Any:
+        """Searches pages.
+
+        Args:
+            query: the words.
+            sites: names of sites.
+        """
+        return {"query": query, "sites": sites, "count": count}
+
+
+class Older(Tool):
+    """A plug-in from before tools had several arguments."""
+
+    def call(self, text: str) -> str:
+        return text.upper()
+
+
+class AtRunTime(Tool):
+    """Arguments that a server tells."""
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {"type": "object", "properties": {"x": {"type": "integer"}}}
+
+    def call(self, **arguments: Any) -> str:
+        return f"{arguments}"
+
+
+def test_the_schema_of_a_tool_comes_from_its_annotations_and_docstring() -> None:
+    shown = Search().schema("search")["function"]
+    assert (shown["name"], shown["description"]) == ("search", "Searches pages.")
+    assert shown["parameters"]["required"] == ["query"]
+    assert shown["parameters"]["properties"] == {
+        "query": {"description": "the words.", "type": "string"},
+        "sites": {"anyOf": [{"items": {"type": "string"}, "type": "array"}, {"type": "null"}], "default": None,
+                  "description": "names of sites."},
+        "count": {"default": 3, "type": "integer"},
+    }  # fmt: skip
+    assert Older().schema("up")["function"]["parameters"] == {
+        "type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"],
+    }  # fmt: skip
+    assert AtRunTime().schema("x")["function"]["parameters"]["properties"] == {"x": {"type": "integer"}}
+
+
+def test_a_tool_gets_its_arguments_by_name() -> None:
+    found = asyncio.run(Search().answer({"query": "a", "count": "4"}))
+    assert json.loads(found) == {"query": "a", "sites": None, "count": 4}
+    assert asyncio.run(AtRunTime().answer({"x": 1})) == "{'x': 1}"
+    for wrong in ({}, {"query": 3}, {"query": "a", "more": 1}, {"query": "a", "sites": "b"}):
+        with pytest.raises(ToolError):
+            asyncio.run(Search().answer(wrong))
+
+
+@pytest.mark.parametrize("arguments", [{"input": "ab"}, {"whatever": "ab"}])
+def test_older_tools_get_one_text_whatever_the_policy_calls_it(arguments: dict[str, str]) -> None:
+    assert asyncio.run(Older().answer(arguments)) == "AB"
+    box = ToolUse({"up": Older()})
+    assert answer(box, call("up", **arguments)) == (["AB"], False)
+    assert answer(box, call("up", input=[1, 2])) == (["[1, 2]"], False)
+    assert "- up(input): " in box.instructions
+
+
+def test_tagged_calls_may_have_several_arguments() -> None:
+    box = ToolUse({"search": Search()})
+    assert "- search(query, sites, count): Searches pages." in box.instructions
+    assert json.loads(answer(box, call("search", query="a", count=1))[0][0])["count"] == 1
+    assert "query: Field required" in answer(box, call("search", count=1))[0][0]
+
+
+def test_arguments_without_a_schema_are_the_users_mistake() -> None:
+    class Many(Tool):
+        def call(self, *numbers: int) -> str:
+            return ""
+
+    class Odd(Tool):
+        def call(self, a: object, b: asyncio.Event) -> str:
+            return ""
+
+    for tool in (Many(), Odd()):
+        with pytest.raises(UserError, match="annotate each argument with a type that JSON has"):
+            ToolUse({"tool": tool})
+    with pytest.raises(UserError, match="style: line writes one text"):
+        ToolUse({"search": Search()}, style="line")

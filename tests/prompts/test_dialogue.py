@@ -85,6 +85,9 @@ def test_settings_of_the_template_reach_every_turn(chat: PreTrainedTokenizerFast
 def test_an_opening_is_encoded_as_a_prompt_is(chat: PreTrainedTokenizerFast) -> None:
     (prompt,) = encode_prompts([{"prompt": "guess"}], chat, max_prompt_tokens=99, system_prompt="be brief")
     assert tuple(Dialogue(chat, "be brief").opening([user("guess")])) == prompt.token_ids
+    examples = [user("one"), {"role": "assistant", "content": "1"}]
+    (prompt,) = encode_prompts([{"prompt": "guess"}], chat, max_prompt_tokens=99, system_prompt=examples)
+    assert tuple(Dialogue(chat, examples).opening([user("guess")])) == prompt.token_ids
 
 
 def test_plain_text_is_what_was_said_and_nothing_else() -> None:

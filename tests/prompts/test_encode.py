@@ -56,6 +56,13 @@ def test_a_system_prompt_comes_first(chat: PreTrainedTokenizerFast) -> None:
     assert tokens(chat, "what", system_prompt="be brief") == expected
 
 
+def test_worked_examples_come_first_as_earlier_turns(chat: PreTrainedTokenizerFast) -> None:
+    examples = [{"role": "user", "content": "what is"}, {"role": "assistant", "content": "one"}]
+    expected = "<s> <|user|> what is <|end|> <|assistant|> one <|end|> <|user|> plus one ? <|end|> <|assistant|>"
+    assert tokens(chat, "plus one ?", system_prompt=examples) == expected
+    assert len(examples) == 2
+
+
 def test_chat_template_kwargs_reach_the_template(chat: PreTrainedTokenizerFast) -> None:
     assert tokens(chat, "what", chat_template_kwargs={"thinking": True}).endswith("<|assistant|> <think>")
     assert tokens(chat, "what", chat_template_kwargs={"thinking": False}).endswith("<|end|> <|assistant|>")

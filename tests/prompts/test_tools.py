@@ -59,6 +59,21 @@ def test_prompts_are_rendered_with_the_tools_of_their_record(prompt: Any, tools:
     assert [said(tokenizer, p.token_ids) for p in own] == [f"{named or 'B;'}#1+1=", "B;#1+1="]
 
 
+def test_tools_that_the_template_leaves_out_are_said_to_be_unknown_to_the_policy(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    deaf = tokenizer_with_tools()
+    deaf.chat_template = TEMPLATE.partition("{% endfor %}")[2]
+    records = [{"prompt": "1+1", "tools": TOOLS}, {"prompt": "1+1"}]
+    encode_prompts(records, deaf, max_prompt_tokens=64)
+    assert "1 prompts have tools, but the chat template does not write tools" in caplog.text
+    encode_prompts(records[1:], deaf, max_prompt_tokens=64, chat_template_kwargs={"tools": TOOLS})
+    assert caplog.text.count("does not write tools") == 2
+    encode_prompts(records, tokenizer_with_tools(), max_prompt_tokens=64)
+    encode_prompts(records[1:], deaf, max_prompt_tokens=64)
+    assert caplog.text.count("does not write tools") == 2
+
+
 def test_a_run_asks_with_the_tools_of_its_records() -> None:
     model, config = build_tiny_model("tiny-qwen3", seed=0), GSPOConfig(max_response_tokens=4)
     trainer = GSPOTrainer(model, tokenizer_with_tools(), config)

@@ -13,6 +13,9 @@ COLUMNS = ("image", "images")
 MARK = "<image>"
 """Mark for a picture of the columns in a prompt; without marks, pictures stand before its first text."""
 
+_TEXTS = ("text", "input_text", "output_text")
+"""Types of a part that is a text: of chat completions, and of OpenAI's Responses (NeMo-Gym)."""
+
 Part = Mapping[str, Any]
 """``{"type": "text", "text": ...}`` or ``{"type": "image", "image": <the record's value>}``."""
 
@@ -36,7 +39,7 @@ def join_texts(record: Record) -> Record:
 
 def _is_texts(content: Any) -> bool:
     return isinstance(content, list) and all(
-        isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        isinstance(part, Mapping) and part.get("type") in _TEXTS and isinstance(part.get("text"), str)
         for part in content
     )
 
@@ -110,13 +113,13 @@ def _split(part: Mapping[str, Any], rest: list[Any]) -> list[Part]:
 
 
 def _known(part: Any) -> Part:
-    """Normalise one part: OpenAI's ``image_url`` becomes ``image``."""
+    """Normalise one part: OpenAI's ``image_url`` and ``input_image`` become ``image``."""
     if isinstance(part, Mapping):
         kind = part.get("type")
-        if kind == "text" and isinstance(part.get("text"), str):
+        if kind in _TEXTS and isinstance(part.get("text"), str):
             return {"type": "text", "text": part["text"]}
         for name in ("image", "image_url", "url", "path", "bytes"):
-            if kind in ("image", "image_url") and part.get(name) is not None:
+            if kind in ("image", "image_url", "input_image") and part.get(name) is not None:
                 return {"type": "image", "image": part[name]}
     fix = 'use {"type": "text", "text": ...} and {"type": "image", "image": ...}'
     raise UserError("data", "a message has a part that is neither a text nor a picture", fix=fix)

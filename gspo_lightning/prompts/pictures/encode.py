@@ -18,9 +18,9 @@ from gspo_lightning.policy.vision.image_processor import ImageProcessorAdapter, 
 from gspo_lightning.prompts.pictures.columns import Part, parts_of, shown_messages
 from gspo_lightning.prompts.pictures.reading import BadPictureError, Pictures, picture_file, picture_size
 from gspo_lightning.prompts.prompt_set import Record
-from gspo_lightning.prompts.specials import render
+from gspo_lightning.prompts.specials import leading, render
 from gspo_lightning.rewards.chat import tools_of
-from gspo_lightning.types import Message
+from gspo_lightning.types import Message, SystemPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class SeeingEncoder:
     """Encoder of records with pictures; counts pictures and those scaled down."""
 
     tokenizer: PreTrainedTokenizerBase
-    system_prompt: str | None
+    system_prompt: SystemPrompt | None
     template_kwargs: Mapping[str, Any]
     field: str
     how: Pictures
@@ -107,9 +107,8 @@ class SeeingEncoder:
             around = self.tokenizer.convert_ids_to_tokens(list(image_processor.around))
             parts = messages[0]["content"]
             return "".join("".join(around) if p["type"] == "image" else str(p["text"]) for p in parts)
-        said = [{**m, "content": [_bare(p) for p in m["content"]]} for m in messages]
-        if self.system_prompt is not None:
-            said.insert(0, {"role": "system", "content": [{"type": "text", "text": self.system_prompt}]})
+        before = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in leading(self.system_prompt)]
+        said = [*before, *({**m, "content": [_bare(p) for p in m["content"]]} for m in messages)]
         try:
             options = {"add_generation_prompt": True, **self.template_kwargs, **tools_of(record)}
             return render(self.tokenizer, said, **options)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from gspo_lightning.environments.calculator import calculate
 from gspo_lightning.errors import UserError
 from gspo_lightning.prompts.prompt_set import Completion, PromptSet, Record
 from gspo_lightning.randomness import stable_hash, stream
+from gspo_lightning.rewards.math.calculator import calculate
 
 Split = Literal["cold_start", "train", "held_out"]
 _SHARES: dict[Split, range] = {"cold_start": range(0, 4), "train": range(4, 9), "held_out": range(9, 10)}

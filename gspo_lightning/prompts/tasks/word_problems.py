@@ -16,7 +16,6 @@ from gspo_lightning.randomness import stream
 Split = Literal["train", "held_out"]
 _MOST = 4096
 """Prompts that every story has enough numbers, names and things for."""
-INSTRUCTION = "\nAnswer briefly, with a single number."
 _NAMES = ("Ann", "Ben", "Carla", "David", "Emma", "Finn", "Grace", "Hugo", "Ida", "Jack", "Kim", "Leo", "Mia", "Noah")
 _THINGS = (
     *("apples", "books", "cards", "coins", "cookies", "eggs"),
@@ -69,18 +68,6 @@ _STORIES: dict[Split, tuple[_Story, ...]] = {
             "{name} shares {bc} {things} equally among {b} friends. How many {things} does each friend get?",
             lambda a, b, c: c,
         ),
-        _Story(
-            "{name} has {a} {things}, buys {b} more and gets {c} from {other}. How many {things} does {name} have now?",
-            lambda a, b, c: a + b + c,
-        ),
-        _Story(
-            "{name} has {ab} {things}, loses {b} of them and then finds {c}. How many {things} does {name} have now?",
-            lambda a, b, c: a + c,
-        ),
-        _Story(
-            "{name} has {b} bags of {c} {things} and {a} loose {things}. How many {things} does {name} have?",
-            lambda a, b, c: a + b * c,
-        ),
     ),
     "held_out": (
         _Story(
@@ -100,20 +87,12 @@ _STORIES: dict[Split, tuple[_Story, ...]] = {
         ),
         _Story("{b} children bring {c} {things} each. How many {things} do the children bring?", lambda a, b, c: b * c),
         _Story("{name} puts {bc} {things} into {b} equal piles. How many {things} are in a pile?", lambda a, b, c: c),
-        _Story(
-            "A drawer has {a} {things}. {name} adds {b} and {other} adds {c}. How many {things} does it have then?",
-            lambda a, b, c: a + b + c,
-        ),
-        _Story(
-            "A bus carries {ab} {things}. At a stop {b} are taken out and {c} put in. How many {things} are in it now?",
-            lambda a, b, c: a + c,
-        ),
     ),
 }
 
 
 class WordProblems(PromptSet):
-    """Arithmetic word problems of one or two steps, in English (``configs/smollm2.yaml``).
+    """Arithmetic word problems of one step, in English (``configs/smollm2.yaml``).
 
     The splits tell different stories, so no prompt of one occurs in the other, whatever the seed.
 
@@ -131,7 +110,7 @@ class WordProblems(PromptSet):
         size: int = 4096,
         seed: int = 0,
         largest: int = 12,
-        instruction: str = INSTRUCTION,
+        instruction: str = "",
     ) -> None:
         if split not in _STORIES:
             raise UserError("WordProblems.split", f"is {split!r}; it must be one of {', '.join(_STORIES)}")

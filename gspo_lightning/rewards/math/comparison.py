@@ -11,7 +11,7 @@ from gspo_lightning.rewards.math import library
 from gspo_lightning.rewards.math.bases import based
 from gspo_lightning.rewards.math.gold import Gold, bare, read_gold
 from gspo_lightning.rewards.math.notation import canonical, in_latex, unwrapped
-from gspo_lightning.rewards.math.numbers import Literal, literal, plain_integer, same_number
+from gspo_lightning.rewards.math.numbers import Literal, calculated, literal, plain_integer, same_number
 from gspo_lightning.rewards.math.structure import NAMED, compared, elements, has_signs
 from gspo_lightning.rewards.math.times import clock, date, same_time
 from gspo_lightning.rewards.math.units import Quantity, compound, different_units, quantity
@@ -69,7 +69,7 @@ class Comparison:
             same = canonical(given).casefold() == gold.canonical.casefold()
             return same or (wanted is not None and words(given) == wanted), ""
         if answer_type in ("integer", "number"):
-            return bool(self._measured(gold, given, final=True)), ""
+            return self._by_calculation(gold, given, boxed=boxed)
         if answer_type == "set":
             return self._same_set(gold, given), ""
         if gold.prose and gold.option and answer_type == "any" and (letter := option(given)) is not None:
@@ -134,6 +134,20 @@ class Comparison:
             return False if final else None
         return self._same_number(gold.literal, gold.quantity, value, measured)
 
+    def _by_calculation(self, gold: Gold, given: str, *, boxed: bool) -> tuple[bool, str]:
+        """Compare a number, or an equation of calculations one side of which is the number: 3 + 8 = 10 is not 10."""
+        sides = _sides(given)
+        if len(sides) == 1 or "=" in gold.text:
+            return bool(self._measured(gold, given, final=True)), ""
+        sides = sides[1:] if _NAME.fullmatch(sides[0]) else sides
+        if not any(self._measured(gold, side, final=True) for side in sides):
+            return False, ""
+        values = [calculated(quantity(side).value) for side in sides]
+        wanted = gold.literal or Literal(Fraction(0))
+        if not all(value is None or same_number(wanted, Literal(value, True), self.decimals) for value in values):
+            return False, "a false equation"
+        return not boxed or None not in values, ""
+
     def _same_number(self, wanted: Literal, gold: Quantity, value: Literal, given: Quantity) -> bool:
         if same_number(wanted, value, self.decimals):
             return True
@@ -159,6 +173,8 @@ class Comparison:
             return False, "other brackets"
         wanted = library.read(wanted_text)
         if formula and "=" not in gold.text and len(sides := _sides(given)) > 1:
+            if gold.literal is not None and all(calculated(side) is not None for side in sides):
+                return self._by_calculation(gold, given, boxed=boxed)
             return self._by_sides(wanted, sides, boxed=boxed)
         found = library.parse(given, boxed=True)
         if not formula and not self._equal(wanted, found):  # a sentence: let upstream search it

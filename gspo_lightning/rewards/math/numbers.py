@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+from gspo_lightning.rewards.math.calculator import calculate
+
 _DIGITS = r"(?:[1-9]\d{0,2}(?:,\d{3})+|\d{1,400})"
 _DECIMAL = rf"(?:{_DIGITS}(?:\.\d{{0,400}})?|\.\d{{1,400}})"
 _INTEGER = re.compile(r"[+-]?\d{1,400}|[+-]?[1-9]\d{0,2}(?:,\d{3}){1,100}")
@@ -19,6 +21,9 @@ _FRACTION = re.compile(rf"([+-]?)(?:({_DIGITS})\s*)?\\frac\{{([+-]?{_DECIMAL})\}
 _SLASH = re.compile(rf"([+-]?)(?:({_DIGITS})\s+)?({_DECIMAL})/([+-]?{_DECIMAL})")
 _POWER = re.compile(rf"([+-]?)(?:({_DECIMAL})(?:\\times|\\cdot|\*|x))?10\^\{{?([+-]?\d{{1,3}})\}}?")
 _SCIENTIFIC = re.compile(rf"([+-]?)({_DECIMAL})[eE]([+-]?\d{{1,3}})")
+_QUOTIENT = re.compile(r"\\frac\{([^{}]*)\}\{([^{}]*)\}")
+_TIMES = re.compile(r"\\(?:times|cdot)(?![a-zA-Z])|(?<=[\d)])\s*x\s*(?=[\d(])")
+_SEPARATOR = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _SPACED = re.compile(r"\d{1,3}(?: \d{3})+")
 _WORDS = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
@@ -63,6 +68,21 @@ def literal(text: str) -> Literal | None:
     try:
         return _mixed(mixed) if mixed else _single(re.sub(r"\s+(?=[^\d,])|(?<=[^\d,])\s+", "", text))
     except ZeroDivisionError:
+        return None
+
+
+def calculated(text: str) -> Fraction | None:
+    r"""Return the value of a number or of a calculation with + - * / in LaTeX's spelling; None if it is neither.
+
+    >>> calculated(r"3 \times 7 - 1"), calculated(r"\frac{2 + 4}{4}"), calculated("2 x 5"), calculated("2x + 5")
+    (Fraction(20, 1), Fraction(3, 2), Fraction(10, 1), None)
+    """
+    if (number := literal(text)) is not None:
+        return number.value
+    text = _TIMES.sub("*", _SEPARATOR.sub("", _QUOTIENT.sub(r"((\1)/(\2))", text))).replace(r"\div", "/")
+    try:
+        return calculate(text)
+    except ValueError:
         return None
 
 

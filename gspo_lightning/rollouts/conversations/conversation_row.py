@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
 from gspo_lightning.environments import Messages, Step
 from gspo_lightning.environments.conversation import Conversation
+from gspo_lightning.environments.turn import Turn, assistant_message
 from gspo_lightning.prompts.dialogue import Dialogue
 from gspo_lightning.rollouts.source import ResponsePrefix
 from gspo_lightning.types import FinishReason, Message, Prompt, Rollout
@@ -29,6 +32,9 @@ class ConversationRow:
     messages: list[Message] = field(default_factory=list)
     finish: FinishReason | None = None
     lost: str = ""
+    tools: Sequence[Mapping[str, Any]] = ()
+    texts: list[str] = field(default_factory=list)
+    malformed_calls: int | None = None
 
     def open(self, prompt: Prompt) -> None:
         """Replace the data's prompt; its additional tokens are taken from the room."""
@@ -40,8 +46,13 @@ class ConversationRow:
         context = (*self.prompt.token_ids, *self.tokens)
         return ResponsePrefix(self.prompt, self.sample, context, drawn=sum(self.mask), token_budget=self.token_budget)
 
-    def say(self, turn: Rollout) -> None:
-        """Append a turn of the policy. A truncated turn is unfinished and is not passed to the environment."""
+    def say(self, turn: Rollout, read: Turn | None = None) -> None:
+        """Append a turn of the policy. A truncated turn is unfinished and is not passed to the environment.
+
+        Args:
+            turn: the policy's tokens.
+            read: its parts, for an environment whose tools the chat template shows.
+        """
         self._append(turn.token_ids.tolist(), chosen=True)
         if turn.logprobs is None:
             self.logprobs = None
@@ -49,8 +60,17 @@ class ConversationRow:
             self.logprobs += turn.logprobs.tolist()
         self.turn_ends.append(len(self.tokens))
         self.turn_rewards.append(0.0)
-        self.messages.append({"role": "assistant", "content": turn.text})
-        self.conversation.said.append(turn.text)
+        self.texts.append(turn.text)
+        if read is None:
+            self.messages.append({"role": "assistant", "content": turn.text})
+            self.conversation.said.append(turn.text)
+        else:
+            made = sum(len(m.get("tool_calls", ())) for m in self.messages)
+            numbered = (replace(c, id=c.id or f"call{i:05d}") for i, c in enumerate(read.calls, start=made))
+            read = replace(read, calls=tuple(numbered))
+            self.messages.append(assistant_message(read))
+            self.conversation.said.append(read)
+            self.malformed_calls = (self.malformed_calls or 0) + read.malformed
         if turn.truncated:
             self.finish = FinishReason.LENGTH
 
@@ -80,15 +100,17 @@ class ConversationRow:
             response_mask=torch.tensor(mask, dtype=torch.bool),
             finish_reason=self.finish,
             policy_version=version,
-            text="\n".join(self.conversation.said),
+            text="\n".join(self.texts),
             messages=tuple(self.messages),
             turn_ends=tuple(self.turn_ends),
             turn_rewards=tuple(self.turn_rewards),
             lost=self.lost,
+            malformed_calls=self.malformed_calls,
         )
 
     def _go_on(self, messages: Messages, dialogue: Dialogue) -> None:
-        ids = dialogue.reply(messages, self.tokens[-1])
+        spoken = next((m for m in reversed(self.messages) if m["role"] == "assistant"), {})
+        ids = dialogue.reply(messages, self.tokens[-1], self.tools, spoken.get("tool_calls", ()))
         if len(ids) >= self.token_budget:
             self.finish = FinishReason.LENGTH
             return

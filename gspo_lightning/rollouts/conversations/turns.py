@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from gspo_lightning.environments.conversation import Conversation
 from gspo_lightning.environments.host import Answers, BlockedError, Host
+from gspo_lightning.environments.turn import Turn
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.prompts.dialogue import Dialogue
+from gspo_lightning.prompts.tool_calls import parse_turn
+from gspo_lightning.rewards.chat import tools_of
 from gspo_lightning.rollouts.conversations.conversation_row import ConversationRow
-from gspo_lightning.types import Rollout
+from gspo_lightning.types import Prompt, Rollout
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +35,7 @@ class ConversationRows:
         retries: attempts after the first for a failed environment.
         max_missing_rate: share of conversations that may be lost.
         finished: called with the number of a group when all its conversations are over.
+        offered: JSON schemas of the environment's tools that the chat template shows.
     """
 
     def __init__(
@@ -43,7 +48,9 @@ class ConversationRows:
         retries: int,
         max_missing_rate: float,
         finished: Callable[[int], None],
+        offered: Sequence[Mapping[str, Any]] = (),
     ) -> None:
+        self.offered = offered
         self.groups, self.host, self.dialogue = groups, host, dialogue
         self.max_turns, self.retries, self.finished = max_turns, retries, finished
         self.rows = [row for group in groups for row in group]
@@ -80,6 +87,10 @@ class ConversationRows:
     def _begin(self) -> None:
         self._settle(self.rows, self.host.start([t.conversation.begin for t in self.rows]))
         for group in self.groups:
+            prompt = group[0].prompt
+            tools = self._tools_of(prompt)
+            for row in group:
+                row.tools = tools
             openings = [t.conversation.opening for t in group if t.finish is None]
             if any(opening != openings[0] for opening in openings):
                 raise UserError(
@@ -87,14 +98,17 @@ class ConversationRows:
                     f"opened the conversations about prompt {group[0].prompt.id} differently",
                     fix="derive its answer from the prompt alone: a group compares answers to one question",
                 )
-            if not (openings and openings[0]):
+            opening = openings[0] if openings else None
+            if openings and not opening and self.offered:
+                opening = list(prompt.messages) or [{"role": "user", "content": prompt.text}]
+            if not opening:
                 continue
             if group[0].prompt.media:
                 what = f"opens conversations itself, and prompt {group[0].prompt.id} has pictures"
                 fix = "let its reset return no messages: the prompt of the data then opens the conversation"
                 raise UserError("EnvironmentRollouts.environment", what, fix=fix)
-            ids = self.dialogue.opening(openings[0], group[0].prompt.columns)
-            prompt = dataclasses.replace(group[0].prompt, token_ids=tuple(ids))
+            ids = self.dialogue.opening(opening, {"tools": tools})
+            prompt = dataclasses.replace(prompt, token_ids=tuple(ids))
             for row in group:
                 row.open(prompt)
             if group[0].token_budget < 1:
@@ -105,11 +119,22 @@ class ConversationRows:
                     fix="raise it; what an environment adds to a prompt counts against it",
                 )
 
+    def _tools_of(self, prompt: Prompt) -> Sequence[Mapping[str, Any]]:
+        """Return the tools that the chat template shows: those of the record, else those of the environment."""
+        found: Sequence[Mapping[str, Any]] = tools_of(prompt.columns).get("tools", self.offered)
+        return found if self.dialogue.knows_tools else ()
+
+    def _read(self, turn: Rollout, row: ConversationRow) -> Turn | None:
+        if not self.offered:
+            return None
+        tokenizer = self.dialogue.tokenizer
+        return parse_turn(tokenizer, tokenizer.decode(turn.token_ids.tolist()), row.tools)
+
     def _speak(self, speak: Speak, rows: list[ConversationRow]) -> tuple[list[ConversationRow], Answers] | None:
         if not rows:
             return None
         for row, turn in zip(rows, speak(rows), strict=True):
-            row.say(turn)
+            row.say(turn, self._read(turn, row))
         told = [t for t in rows if t.finish is None]
         return told, self.host.start([t.conversation.answer for t in told])
 

@@ -21,17 +21,12 @@ SOLUTIONS: dict[str, Callable[..., float]] = {
     "in each box": lambda x, y: x * y,
     "every day": lambda x, y: x * y,
     "equally among": lambda x, y: x / y,
-    "buys": lambda x, y, z: x + y + z,
-    "loses": lambda x, y, z: x - y + z,
-    "loose": lambda x, y, z: x * y + z,
     "on the shelf": lambda x, y: x + y,
     "Tuesday": lambda x, y: x + y,
     "left at home": lambda x, y: x - y,
     "not sold": lambda x, y: x - y,
     "children bring": lambda x, y: x * y,
     "equal piles": lambda x, y: x / y,
-    "drawer": lambda x, y, z: x + y + z,
-    "bus": lambda x, y, z: x - y + z,
 }
 """Words of a story -> its answer for the numbers in the order of its text."""
 
@@ -60,11 +55,11 @@ def test_answers_are_those_of_formulas_written_a_second_time(split: str, largest
 
 def test_every_story_is_told_and_no_story_of_one_split_in_the_other() -> None:
     kinds = {}
-    for split, count in (("train", 12), ("held_out", 8)):
-        records = WordProblems(split, 960).records()  # type: ignore[arg-type]
+    for split, count in (("train", 9), ("held_out", 6)):
+        records = WordProblems(split, 954).records()  # type: ignore[arg-type]
         kinds[split] = {template(str(r["prompt"])) for r in records}
         assert len(kinds[split]) == count == len({r["story"] for r in records})
-        assert set(Counter(r["story"] for r in records).values()) == {960 // count}
+        assert set(Counter(r["story"] for r in records).values()) == {954 // count}
     assert not kinds["train"] & kinds["held_out"]
 
 
@@ -75,11 +70,10 @@ def test_prompts_are_distinct_and_never_change() -> None:
     assert WordProblems("train", 50, seed=1).records() != task.records()[:50]
 
 
-def test_an_instruction_replaces_the_default_one() -> None:
-    plain = WordProblems(size=1, instruction="").records()[0]["prompt"]
+def test_an_instruction_follows_the_problem() -> None:
+    plain = WordProblems(size=1).records()[0]["prompt"]
     assert re.fullmatch(r"[A-Z].*\?", plain)
     assert WordProblems(size=1, instruction=" Think.").records()[0]["prompt"] == f"{plain} Think."
-    assert WordProblems(size=1).records()[0]["prompt"] == f"{plain}\nAnswer briefly, with a single number."
 
 
 @pytest.mark.parametrize(
