@@ -49,13 +49,14 @@ class Interpreter:
     """A Python interpreter for programs: its executable, the folder of its library, and packages for programs.
 
     ``packages`` are pairs of a name and the paths that the package needs, its own folder first; ``tools`` are the
-    paths that a compiler needs.
+    paths that a compiler needs; ``agent`` are those of an agent's command.
     """
 
     executable: str
     prefix: str
     packages: tuple[tuple[str, tuple[str, ...]], ...] = ()
     tools: tuple[str, ...] = ()
+    agent: tuple[str, ...] = ()
 
     @classmethod
     def own(cls) -> Interpreter:
@@ -68,7 +69,7 @@ class Interpreter:
         found = [self.prefix, *(p for p in _LIBRARIES if os.path.exists(p) and not _below(p, self.prefix))]
         found += [path for _, paths in self.packages for path in paths if not _below(path, self.prefix)]
         found = [p for p in found if not os.path.islink(p)]
-        for path in self.tools:  # bubblewrap binds the target of a link
+        for path in (*self.tools, *self.agent):  # bubblewrap binds the target of a link
             if not any(_below(path, seen) for seen in found):
                 found.append(path)
         return found

@@ -17,7 +17,7 @@ from gspo_lightning.sandbox.launch import INSIDE, Interpreter, Kind, program_use
 from gspo_lightning.sandbox.limits import LAYERS, End, Limits, Outcome
 from gspo_lightning.sandbox.warm import Driver, borrow, give_back
 
-_DEVICES = ("/dev/urandom", "/dev/random", "/dev/full")
+DEVICES = ("/dev/urandom", "/dev/random", "/dev/full")
 _START_S = 60.0
 _GRACE_S = 30.0
 
@@ -55,7 +55,7 @@ class Sandbox:
     ) -> None:
         if kind is Kind.UNSAFE and os.geteuid() == 0:
             raise InfrastructureError("programs are never run without isolation as root")
-        layers = _layers(kind) - set(without)
+        layers = layers_of(kind) - set(without)
         self._limits, self._preamble = limits, preamble
         self._keeps = not without and channel < 0 and kind is not Kind.UNSAFE
         setup = {
@@ -63,7 +63,7 @@ class Sandbox:
             "namespaces": kind is Kind.BUBBLEWRAP,
             "layers": sorted(layers),
             "limits": limits.frame(),
-            "readable": [*python.readable, str(INSIDE), *_DEVICES * (not python.tools)],
+            "readable": [*python.readable, str(INSIDE), *DEVICES * (not python.tools)],
             "user": program_user(kind, layers) if kind is Kind.BUBBLEWRAP else None,
             "preamble": preamble,
             "packages": [(name, os.path.dirname(paths[0])) for name, paths in python.packages],
@@ -159,7 +159,8 @@ class Sandbox:
         return found
 
 
-def _layers(kind: Kind) -> set[str]:
+def layers_of(kind: Kind) -> set[str]:
+    """Return the layers of a kind of isolation."""
     own = {"landlock"} if kind is Kind.BUBBLEWRAP else {"files", "network", "processes", "tasks"}
     return set(LAYERS) - own - ({"landlock", "seccomp", "uid"} if kind is Kind.UNSAFE else set())
 

@@ -42,7 +42,8 @@ def confine(setup: Mapping[str, Any], directory: str) -> None:
     if "privileges" in layers:
         system.drop_capabilities()
     if "landlock" in layers:
-        landlock.restrict(setup["readable"], directory, executes=setup["role"] == "compiler")
+        executes = setup["role"] in ("compiler", "agent")
+        landlock.restrict(setup["readable"], directory, executes=executes, ports=setup.get("ports", ()))
     if "seccomp" in layers:
         seccomp.apply(setup.get("filter") or seccomp.own_filter(alone=True))
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 _TICK_MS = 20
+_AGENT_TICK_MS = 100
+"""Milliseconds between two looks at an agent, which runs for minutes beside many others."""
 _SIGKILL = 9
 _PR_SET_PDEATHSIG = 1
 _WORTH_SHARING = frozenset(
@@ -92,7 +94,13 @@ def _serve(out: int) -> None:
         return
     _import_shared(setup)
     compiles = setup["role"] == "compiler"
-    if setup["namespaces"] or compiles:
+    if setup["role"] == "agent":
+        from gspo_lightning.sandbox.inside import agent, landlock
+
+        setup["filter"] = seccomp.agent_filter(namespaces=setup["namespaces"], signals=landlock.abi() >= 6)
+        if not setup["namespaces"]:
+            agent.adopt()
+    elif setup["namespaces"] or compiles:
         setup["filter"] = seccomp.own_filter(alone=False, executes=compiles)  # the same for every test
     own_processes = os.open("/proc/self/ns/pid", os.O_RDONLY) if setup["namespaces"] else -1
     send(out, {"end": "ready"})
@@ -108,6 +116,8 @@ class _Run:
     def __init__(self, setup: Mapping[str, Any], test: dict[str, Any], number: int, own_processes: int) -> None:
         self.setup, self.test, self.limits = setup, test, setup["limits"]
         self.own_processes, self.compiles = own_processes, setup["role"] == "compiler"
+        self.agent = setup["role"] == "agent"
+        self.known = [1, os.getpid()]
         self.directory = "/tmp" if setup["namespaces"] else os.path.join(setup["directory"], f"test{number}")
         self.files = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("stdin", "stdout", "stderr", "report")]
         self.started_read, self.started_write = os.pipe()
@@ -119,6 +129,10 @@ class _Run:
         os.lseek(self.files[0], 0, os.SEEK_SET)
         if not self.setup["namespaces"]:
             os.mkdir(self.directory, 0o700)
+        if self.agent and self.test["socket"]:
+            from gspo_lightning.sandbox.inside import agent
+
+            self.known.append(agent.forward(self.test["socket"], self.test["port"]))
         pid = self._fork()
         os.close(self.started_write)
         end = self._watch(pid)
@@ -133,7 +147,8 @@ class _Run:
         room = self.limits["file_mb"] << 20
         found: dict[str, Any] = {"end": end, "status": status, "cpu": cpu, "confined": confined}
         for name, file, most in zip(("out", "err", "report"), self.files[1:], (room, _ERRORS_SHOWN, room), strict=True):
-            found[name] = binascii.b2a_base64(os.pread(file, most, 0), newline=False).decode("ascii")
+            start = max(0, os.fstat(file).st_size - most) if self.agent else 0  # its last words say why it failed
+            found[name] = binascii.b2a_base64(os.pread(file, most, start), newline=False).decode("ascii")
         found["full"] = any(os.fstat(file).st_size >= room for file in self.files[1:])
         for file in self.files:
             os.close(file)
@@ -171,6 +186,10 @@ class _Run:
             return 125
         os.write(4, b"1")
         os.close(4)
+        if self.agent:
+            from gspo_lightning.sandbox.inside import agent
+
+            return agent.run(self.test)
         if self.compiles:
             from gspo_lightning.sandbox.inside import compiler
 
@@ -188,13 +207,19 @@ class _Run:
         poll.register(ended, select.POLLIN)
         begun = time.monotonic()
         reason = ""
-        while not poll.poll(_TICK_MS):
-            reason = self._too_much(pid, time.monotonic() - begun)
+        if self.agent:
+            poll.register(0, select.POLLIN)  # nothing is to come but the end, also that of the process outside
+        while not (events := poll.poll(_AGENT_TICK_MS if self.agent else _TICK_MS)) or events[0][0] == 0:
+            reason = "stopped" if events else self._too_much(pid, time.monotonic() - begun)
             if reason:
                 kill = os.killpg if self.compiles and not self.setup["namespaces"] else os.kill
                 kill(pid, _SIGKILL)
                 break
         os.close(ended)
+        if self.agent and not self.setup["namespaces"]:
+            from gspo_lightning.sandbox.inside import agent
+
+            agent.end_all(pid)
         return reason
 
     def _too_much(self, pid: int, wall: float) -> str:
@@ -205,22 +230,34 @@ class _Run:
         starves gets more time, and in the end nobody is at fault.
         """
         limits, layers = self.limits, self.setup["layers"]
-        seen = used(others(1, os.getpid()) if self.setup["namespaces"] else family(pid) if self.compiles else [pid])
+        seen = used(self._processes(pid))
         self.cpu = seen.cpu
         self.looks += 1
         self.awake += seen.awake
         if seen.cpu > limits["cpu_s"] and "watch" in layers:
             return "timeout"
-        if seen.processes > 1 and seen.resident_mb > limits["memory_mb"] and "watch" in layers:
+        if self.agent and seen.processes > limits["tasks"]:
+            return "processes"
+        if (seen.processes > 1 or self.agent) and seen.resident_mb > limits["memory_mb"] and "watch" in layers:
             return "memory"
         if not self.setup["namespaces"] and "disk" in layers and overfull(self.directory, pid, limits):
             return "disk"
-        if wall > limits["wall_s"]:
+        if wall > limits["wall_s"] and not self.agent:
             if self.awake < self.looks / 2:
                 return "asleep"
             if wall > limits["patience_s"]:
                 return "starved"
         return ""
+
+    def _processes(self, pid: int) -> list[int]:
+        """Return the processes of the test."""
+        if self.setup["namespaces"]:
+            return others(*self.known)
+        if self.agent:
+            from gspo_lightning.sandbox.inside import agent
+
+            return agent.descendants(os.getpid())
+        return family(pid) if self.compiles else [pid]
 
 
 def receive(source: int) -> dict[str, Any] | None:

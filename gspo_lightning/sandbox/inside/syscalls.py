@@ -39,10 +39,22 @@ METADATA = """
 """
 """Changes to files without an open file descriptor: harmless if no file of the machine can be named."""
 
+AGENT = """
+    connect:42:203 recvmsg:47:212 getsockname:51:204 getpeername:52:205 setsockopt:54:208 openat2:437:437
+    sched_setaffinity:203:122 execve:59:221 fork:57:- vfork:58:- setrlimit:160:164 rt_sigaction:13:134
+"""
+"""What the command of an agent needs besides: to start programs, and to use sockets."""
+
+SERVING = """
+    accept:43:202 accept4:288:242 bind:49:200 listen:50:201 sendmmsg:307:269 recvmmsg:299:243 sendmsg:46:211
+    fcntl:72:25 kill:62:129 tkill:200:130 tgkill:234:131
+"""
+"""What it may do besides where namespaces show it no other process and no network."""
+
 CONDITIONAL = """
     setrlimit:160:164 fcntl:72:25 clone:56:220 clone3:435:435 fork:57:- vfork:58:- kill:62:129 tkill:200:130
     tgkill:234:131 socketpair:53:199 ioctl:16:29 prctl:157:167 prlimit64:302:261
-    mmap:9:222 madvise:28:233 rt_sigaction:13:134 execve:59:221
+    mmap:9:222 madvise:28:233 rt_sigaction:13:134 execve:59:221 socket:41:198 sendto:44:206 sendmsg:46:211
 """
 """Allowed for some arguments only; see ``seccomp.py``."""
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 from peft import PeftModel
 
-from gspo_lightning.policy.lora import LoRA, add_adapters, save_adapters
+from gspo_lightning.policy.adapter_files import save_adapters
+from gspo_lightning.policy.lora import LoRA, add_adapters
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, VLLMServer

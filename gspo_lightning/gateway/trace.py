@@ -1,0 +1,343 @@
+"""Tree of the messages of one rollout, as the token ids that were served.
+
+Nodes alternate. A *given* node holds all messages between two turns of the policy, as the tokens that were rendered
+for them; a *turn* holds the tokens that the policy sampled. A request continues the longest path that its history
+matches, and only what is new is rendered. History that matches no path begins a new root: nothing that was sampled is
+ever rendered again, or patched.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+Message = Mapping[str, Any]
+"""A chat message in OpenAI's shape: role, content (text, parts or None), tool_calls, tool_call_id, name."""
+Match = Literal["exact", "strip"]
+"""Comparison of texts: as they are, or without outer white space."""
+Key = tuple[str, str, tuple[tuple[str, str], ...]]
+"""Canonical key of a message: role, text, and calls as (name, arguments)."""
+REASONS = ("first", "fresh", "tools", "system", "answer", "input", "shortened")
+"""Reasons for a new root, see :meth:`Trace.locate`."""
+
+_ROLES = {"developer": "system", "function": "tool"}
+
+
+class Encoder(Protocol):
+    """Encoder of messages as token ids."""
+
+    def opening(self, messages: Sequence[Message], tools: Sequence[Message]) -> Sequence[int]:
+        """Return the token ids of the first request of a conversation."""
+
+    def reply(
+        self, messages: Sequence[Message], last: int, tools: Sequence[Message], calls: Sequence[Message]
+    ) -> Sequence[int]:
+        """Return the token ids from the end of a turn, whose last token was ``last``, to the next one.
+
+        ``calls`` are the tool calls of the turn that has ended.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens that a sampler added to a context.
+
+    Args:
+        token_ids: at least one.
+        logprobs: of each token under the weights that sampled it, in nats.
+        truncated: True if the token budget ended it.
+        version: optimizer steps of these weights.
+        versions: the same for each token, if they differ.
+        routes: experts of context and tokens, if recorded.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] | None
+    truncated: bool = False
+    version: int = 0
+    versions: tuple[int, ...] = ()
+    routes: Any = None
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """Messages that follow one another, and the tokens they added; ``piece`` makes it a turn of the policy."""
+
+    parent: Node | None
+    messages: tuple[Message, ...]
+    keys: tuple[Key, ...]
+    token_ids: tuple[int, ...]
+    tools: str = "[]"
+    piece: Piece | None = None
+    order: int = 0
+    asked_s: float = 0.0
+    """Seconds from the beginning of the session to the request."""
+    answered_s: float = 0.0
+    reward: float = 0.0
+    children: list[Node] = field(default_factory=list)
+    end: int = 0
+
+    @property
+    def path(self) -> list[Node]:
+        """All nodes from the root to this one."""
+        found, node = [self], self.parent
+        while node is not None:
+            found.append(node)
+            node = node.parent
+        return found[::-1]
+
+    @property
+    def root(self) -> Node:
+        """First node of the path."""
+        return self.path[0]
+
+
+@dataclass(frozen=True, slots=True)
+class TracedRow:
+    """Sequence to train on: the path to a leaf, from the first turn that no earlier row trains.
+
+    Args:
+        context: tokens before that turn.
+        token_ids: tokens from there on.
+        mask: True for the policy's own.
+        logprobs: of each token, 0 where it is not the policy's; None if a turn has none.
+        versions: optimizer steps of the weights that sampled each token.
+        turns: trained turns, with the position in ``token_ids`` after each.
+        routes: experts of the leaf's path, if recorded.
+    """
+
+    context: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    mask: tuple[bool, ...]
+    logprobs: tuple[float, ...] | None
+    versions: tuple[int, ...]
+    turns: tuple[tuple[int, Node], ...]
+    routes: Any = None
+
+
+class TraceError(AssertionError):
+    """Served tokens that differ from the tree: a defect of the gateway, which stops the run."""
+
+
+class Trace:
+    """Tree of one rollout.
+
+    Args:
+        encoder: renders what is new.
+        match: comparison of texts.
+    """
+
+    def __init__(self, encoder: Encoder, match: Match = "exact") -> None:
+        self.encoder, self.match = encoder, match
+        self.roots: list[Node] = []
+        self.turns: list[Node] = []
+        self.reasons: Counter[str] = Counter()
+
+    def locate(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Node:
+        """Return the given node that a request ends with; rendered now, unless the request was made before.
+
+        A new root has a reason, counted in :attr:`reasons`: ``first``; ``fresh``, a conversation without a turn of the
+        policy; ``tools``, other tools after the same history; or the role of the first message that differs from the
+        nearest path: ``system``, ``answer`` (the policy's turn was rewritten) or ``input``; ``shortened``, if none
+        differs and some are missing.
+        """
+        keys, known = [key_of(m, self.match) for m in messages], canonical(tools)
+        found = self._nearest(messages, keys, known)
+        if found is None:
+            self.reasons[self._reason(keys, known)] += 1
+            return self._give(None, messages, keys, tuple(self.encoder.opening(messages, tools)), known)
+        taken, node = found
+        if node.piece is None:
+            return node
+        return self._give(node, messages[taken:], keys[taken:], self._reply(node, messages[taken:], tools), known)
+
+    def count(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> int:
+        """Return the tokens that a request would serve, and leave the tree as it is."""
+        keys = [key_of(m, self.match) for m in messages]
+        found = self._nearest(messages, keys, canonical(tools))
+        if found is None:
+            return len(self.encoder.opening(messages, tools))
+        taken, node = found
+        return node.end + (len(self._reply(node, messages[taken:], tools)) if node.piece else 0)
+
+    def _nearest(self, messages: Sequence[Message], keys: Sequence[Key], tools: str) -> tuple[int, Node] | None:
+        """Return the node that a request continues or repeats, and the number of messages up to it."""
+        ends = [end for root in self.roots if root.tools == tools for end in _ends(root, messages, keys, 0)]
+        ends = [(n, node) for n, node in ends if node.piece or n == len(keys)]
+        ends = [(n, node) for n, node in ends if all(key[0] != "assistant" for key in keys[n:])]
+        return max(ends, key=lambda end: (end[0], end[1].piece is None, end[1].order), default=None)
+
+    def say(self, given: Node, context: Sequence[int], piece: Piece, message: Message) -> Node:
+        """Append a turn that the policy sampled after a given node, and check what was served.
+
+        Args:
+            given: the node from :meth:`locate`.
+            context: token ids that were served to the policy.
+            piece: what it sampled.
+            message: the answer as the client got it.
+
+        Raises:
+            TraceError: the tokens of the path are not those that were served.
+        """
+        key = key_of(message, self.match)
+        turn = Node(given, (message,), (key,), piece.token_ids, given.tools, piece, len(self.turns))
+        turn.end = given.end + len(piece.token_ids)
+        counts = {len(piece.token_ids), *(len(x) for x in (piece.logprobs, piece.versions or None) if x is not None)}
+        if len(counts) > 1 or turn.end != len(context) + len(piece.token_ids):
+            raise TraceError(f"{len(context)} + {len(piece.token_ids)} tokens were served, the tree has {turn.end}")
+        if ids_of(turn.path) != (*context, *piece.token_ids):
+            raise TraceError("the tokens of the tree are not those that were served")
+        given.children.append(turn)
+        self.turns.append(turn)
+        return turn
+
+    def trained(self) -> list[Node]:
+        """Return the turns to train on, in the order of sampling.
+
+        A conversation without tools beside one with tools (a title, a summary for people) is left out. Of several
+        answers to one request, those that were never continued are left out if another one was.
+        """
+        tools = any(root.tools != "[]" and any(t.root is root for t in self.turns) for root in self.roots)
+        return [t for t in self.turns if not (tools and t.root.tools == "[]") and not _passed_over(t)]
+
+    def nodes(self) -> list[Node]:
+        """Return all nodes, parents before children."""
+        found, stack = list[Node](), self.roots[::-1]
+        while stack:
+            found.append(stack.pop())
+            stack += found[-1].children[::-1]
+        return found
+
+    def rows(self) -> list[TracedRow]:
+        """Return a row for every leaf; a turn on several paths is trained in the first of them, and context after."""
+        kept = self.trained()
+        inner = {id(node) for turn in kept for node in turn.path[:-1]}
+        claimed: set[int] = set()
+        found = []
+        for leaf in (turn for turn in kept if id(turn) not in inner):
+            path = leaf.path
+            first = next(i for i, node in enumerate(path) if node.piece is not None and id(node) not in claimed)
+            claimed |= {id(node) for node in path}
+            found.append(_row(path, first))
+        return found
+
+    def _reply(self, turn: Node, messages: Sequence[Message], tools: Sequence[Message]) -> tuple[int, ...]:
+        calls = turn.messages[0].get("tool_calls") or ()
+        return tuple(self.encoder.reply(messages, turn.token_ids[-1], tools, calls))
+
+    def _give(
+        self, parent: Node | None, messages: Sequence[Message], keys: Sequence[Key], ids: tuple[int, ...], tools: str
+    ) -> Node:
+        node = Node(parent, tuple(messages), tuple(keys), ids, tools)
+        node.end = len(ids) + (0 if parent is None else parent.end)
+        (self.roots if parent is None else parent.children).append(node)
+        return node
+
+    def _reason(self, keys: Sequence[Key], tools: str) -> str:
+        if not self.roots:
+            return "first"
+        if all(key[0] != "assistant" for key in keys):
+            return "fresh"
+        paths = [([key for node in turn.path for key in node.keys], turn.tools) for turn in self.turns]
+        paths += [(list(root.keys), root.tools) for root in self.roots]
+        path, other = max(paths, key=lambda one: (_common(one[0], keys), one[1] == tools))
+        same = _common(path, keys)
+        if same in (len(keys), len(path)) and other != tools:
+            return "tools"
+        if same == len(keys):
+            return "shortened"
+        role = "assistant" if same == len(path) and path[-1][0] == "assistant" else keys[same][0]
+        return {"assistant": "answer", "system": "system"}.get(role, "input")
+
+
+def key_of(message: Message, match: Match = "exact") -> Key:
+    """Return the canonical key of a message: parts joined, arguments parsed, without ids and reasoning.
+
+    >>> key_of({"role": "assistant", "content": [{"type": "text", "text": "a"}], "tool_calls": [
+    ...     {"id": "1", "function": {"name": "add", "arguments": '{"b":7 , "a": 6}'}}]})
+    ('assistant', 'a', (('add', '{"a":6,"b":7}'),))
+    >>> key_of({"role": "developer", "content": None})
+    ('system', '', ())
+    """
+    text = text_of(message.get("content"))
+    calls = tuple(
+        (str(call["function"].get("name", "")), _arguments(call["function"].get("arguments")))
+        for call in message.get("tool_calls") or ()
+    )
+    role = str(message.get("role"))
+    return _ROLES.get(role, role), text.strip() if match == "strip" else text, calls
+
+
+def text_of(content: Any) -> str:
+    """Return the text of a message's content: a text, text parts joined, or '' for None."""
+    if isinstance(content, str) or content is None:
+        return content or ""
+    return "".join(part if isinstance(part, str) else str(part.get("text", "")) for part in content)
+
+
+def canonical(value: Any) -> str:
+    """Return JSON that does not depend on the order of fields or on white space."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=list)
+
+
+def ids_of(path: Sequence[Node]) -> tuple[int, ...]:
+    """Return the token ids of nodes, one after another."""
+    return tuple(i for node in path for i in node.token_ids)
+
+
+def _arguments(value: Any) -> str:
+    if not isinstance(value, str):
+        return canonical({} if value is None else value)
+    try:
+        return canonical(json.loads(value or "{}"))
+    except (ValueError, RecursionError):
+        return value
+
+
+def _ends(node: Node, messages: Sequence[Message], keys: Sequence[Key], start: int) -> Iterator[tuple[int, Node]]:
+    """Yield the nodes that the history reaches below ``node``, with the number of messages behind each."""
+    end = start + len(node.keys)
+    if tuple(keys[start:end]) != node.keys or (node.piece and not _same_reasoning(node, messages[start])):
+        return
+    yield end, node
+    for child in node.children:
+        yield from _ends(child, messages, keys, end)
+
+
+def _same_reasoning(turn: Node, message: Message) -> bool:
+    """True unless both sides have reasoning that differs."""
+    ours, theirs = turn.messages[0].get("reasoning_content"), message.get("reasoning_content")
+    return not ours or not theirs or ours == theirs
+
+
+def _passed_over(turn: Node) -> bool:
+    assert turn.parent is not None
+    return not turn.children and any(other.children for other in turn.parent.children)
+
+
+def _common(one: Sequence[Key], other: Sequence[Key]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _row(path: Sequence[Node], first: int) -> TracedRow:
+    turns: list[tuple[int, Node]] = []
+    mask: list[bool] = []
+    logprobs: list[float] | None = []
+    versions: list[int] = []
+    for node in path[first:]:
+        piece, count = node.piece, len(node.token_ids)
+        mask += [piece is not None] * count
+        versions += (piece.versions or [piece.version] * count) if piece else [versions[-1]] * count
+        own = [0.0] * count if piece is None else piece.logprobs
+        logprobs = None if logprobs is None or own is None else [*logprobs, *own]
+        if piece is not None:
+            turns.append((len(mask), node))
+    leaf = path[-1].piece
+    return TracedRow(
+        ids_of(path[:first]), ids_of(path[first:]), tuple(mask), None if logprobs is None else tuple(logprobs),
+        tuple(versions), tuple(turns), None if leaf is None else leaf.routes,
+    )  # fmt: skip

@@ -1,0 +1,224 @@
+"""Rollouts of agents: programs that do a task by talking to the policy through the gateway."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from typing_extensions import override
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.gateway.trace import Match, Piece
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.rollouts.agents.agent import Agent
+from gspo_lightning.rollouts.agents.codec import PolicyCodec
+from gspo_lightning.rollouts.agents.feed import Asked, Feed
+from gspo_lightning.rollouts.agents.outcome import CLASSES, Limits, Tally, Treatment
+from gspo_lightning.rollouts.contract import check_pieces
+from gspo_lightning.rollouts.drawing import Draws
+from gspo_lightning.rollouts.serving.loop import LoopThread
+from gspo_lightning.rollouts.source import Progress, ResponsePrefix, RolloutSource
+from gspo_lightning.rollouts.wrapping import WrappingSource
+from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
+
+_LONGEST = 4
+"""One part in so many of a batch, its longest turns, is sampled on together with what the other agents say next."""
+
+
+class AgentRollouts(WrappingSource):
+    """Rollouts of an agent: it gets a record and the URL of an endpoint, and talks to the policy as to any model.
+
+    The endpoint speaks OpenAI's chat completions, responses and completions, and Anthropic's messages. Every rollout
+    has a URL and a key of its own. What the policy said is trained token for token: a history is found among what was
+    served, and only what is new in it is rendered. A rollout has a row for every branch of its conversations; each
+    sampled token is trained once. A context and the turn after it have the room of a prompt and
+    ``data.max_response_tokens`` together; a request beyond that is refused as too long.
+
+    The reward is what the agent returns, or sends to ``POST /sessions/{id}/reward``, as ``EnvironmentReward`` of
+    ``data.rewards``; other rewards judge the policy's text and messages.
+
+    Args:
+        agent: what runs, once for every rollout.
+        source: samples the turns; it must be able to continue a response.
+        in_flight: rollouts at the same time.
+        deadline_s: seconds for one rollout, from its first moment to the agent's return.
+        max_turns: turns of the policy in a rollout; a safeguard against agents without an end.
+        batch_ms: milliseconds for which a request waits for others, to be sampled together.
+        failures: class of failure -> ``missing`` (the rollout takes no part in training or statistics) or ``score``
+            (it counts with what it said, and with the reward 0 unless it got one). Classes: ``agent`` (it raised),
+            ``environment`` (it raised ``InfrastructureError``), ``context`` (it raised after a request was too long)
+            and ``deadline``. All are ``missing`` but ``context``.
+        max_missing_rate: share of the rollouts of an iteration that may be missing before the run stops.
+        match: how a history is compared with what was served: ``exact``, or ``strip``, without outer white space.
+        socket: path of a socket file to listen on instead of a port of 127.0.0.1; other ranks add ``-rank1`` ...
+        strict: refuse requests that force a tool or a response format; they are answered as if they did not otherwise.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        source: RolloutSource | None = None,
+        in_flight: int = 256,
+        deadline_s: float = 120.0,
+        max_turns: int = 32,
+        batch_ms: float = 5.0,
+        failures: dict[str, Treatment] | None = None,
+        max_missing_rate: float = 0.1,
+        match: Match = "exact",
+        socket: str = "",
+        strict: bool = False,
+    ) -> None:
+        super().__init__(source)
+        for option, value in (("in_flight", in_flight), ("max_turns", max_turns)):
+            if value < 1:
+                raise UserError(f"AgentRollouts.{option}", f"is {value}; it must be at least 1")
+        for option, seconds in (("deadline_s", deadline_s), ("batch_ms", batch_ms)):
+            if not 0 < seconds < float("inf"):
+                raise UserError(f"AgentRollouts.{option}", f"is {seconds}; it must be a number above 0")
+        if not 0 <= max_missing_rate <= 1:
+            raise UserError("AgentRollouts.max_missing_rate", f"is {max_missing_rate}; it must lie in [0, 1]")
+        if strange := sorted({*(failures or {})} - {*CLASSES}):
+            raise UserError("AgentRollouts.failures", f"{strange[0]!r} is no class; classes: {', '.join(CLASSES)}")
+        self.agent, self.batch_s = agent, batch_ms / 1000
+        self.limits = Limits(
+            in_flight, deadline_s, max_turns, max_missing_rate, match, socket, strict, {**CLASSES, **(failures or {})}
+        )
+        self._loop = LoopThread("agents")
+        self._tally = Tally()
+        self._opened = threading.Event()  # shared with for_evaluation, as the agent is
+        self._codec: tuple[object, PolicyCodec] | None = None
+
+    @override
+    def open(self, longest: int) -> None:
+        super().open(longest)
+        self._open_agent()
+
+    def generate(
+        self,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        sampling: SamplingParams,
+        draws: Draws,
+        version: int = 0,
+        progress: Progress | None = None,
+    ) -> list[list[Rollout]]:
+        """Run the agent ``group_size`` times for each prompt.
+
+        Raises:
+            InfrastructureError: more rollouts are missing than ``max_missing_rate`` allows.
+            UserError: a prompt has pictures, or the agent raised one.
+        """
+        if any(prompt.media for prompt in prompts):
+            raise UserError("data.rollouts", "is AgentRollouts, which shows no pictures to the policy")
+        from gspo_lightning.rollouts.agents.agent_run import AgentRun  # imports aiohttp
+
+        self._open_agent()
+        run = AgentRun(self.agent, self._coder(policy), self.limits, prompts, group_size, sampling, self.batch_s)
+        done: dict[int, list[Rollout]] = {}
+        work = self._loop.submit(run.run())
+        work.add_done_callback(run.feed.end)
+        try:
+            over = False
+            while not over:
+                asked, finished, over = run.feed.take()
+                for number in finished:
+                    done[number] = run.group(number, version)
+                    if self.on_group is not None:
+                        self.on_group(done[number])
+                    if progress is not None:
+                        progress(len(done) * group_size, len(prompts) * group_size)
+                if asked:
+                    self._speak(run.feed, asked, policy, sampling, draws, version)
+            work.result()
+        finally:
+            work.cancel()
+        self._tally.add(run.finished, run.feed.waited_s)
+        return [done[number] for number in range(len(prompts))]
+
+    def for_evaluation(self) -> RolloutSource:
+        """Return the same agent, with measurements of its own and the source's own evaluation source."""
+        other = copy.copy(self)
+        other._speak_by(self.source.for_evaluation())
+        other._tally = Tally()
+        return other
+
+    def measured(self) -> dict[str, float]:
+        """Return measurements of rollouts since the last call, and those of the source."""
+        return {**self.source.measured(), **self._tally.take()}
+
+    def close(self) -> None:
+        """End the agent and the gateway's thread, and release the source."""
+        if self._opened.is_set():
+            self._opened.clear()
+            self._loop.run(self.agent.close())
+        self._loop.close()
+        super().close()
+
+    def _open_agent(self) -> None:
+        if not self._opened.is_set():
+            self._loop.run(self.agent.open())
+            self._opened.set()
+
+    @override
+    def _speak_by(self, source: RolloutSource) -> None:
+        self.source = source
+        self.records_routes = source.extends_routes
+
+    def _coder(self, policy: Policy) -> PolicyCodec:
+        if self._codec is None or self._codec[0] is not policy.tokenizer:
+            codec = PolicyCodec(policy.tokenizer, self.system_prompt, self.chat_template_kwargs)
+            self._codec = policy.tokenizer, codec
+        return self._codec[1]
+
+    def _speak(
+        self,
+        feed: Feed,
+        asked: Sequence[Asked],
+        policy: Policy,
+        sampling: SamplingParams,
+        draws: Draws,
+        version: int,
+    ) -> None:
+        """Sample turns; those with the same stop texts together, and those with the same context side by side.
+
+        When most have ended, the longest ones are cut and go on in the next batch, so that the agents of the others
+        need not wait for them.
+        """
+        ordered = sorted(asked, key=lambda one: (one.stop, one.context, one.session.name))
+        for stop, same in groupby(ordered, key=lambda one: one.stop):
+            rows = list(same)
+            settings = replace(sampling, stop_strings=(*sampling.stop_strings, *stop))
+
+            def enough(ended: Collection[int], count: int = len(rows)) -> bool:
+                return _LONGEST * (count - len(ended)) <= count
+
+            found = self.source.extend(
+                policy, beginnings := [_prefix(row) for row in rows],
+                sampling=settings, draws=draws, version=version, enough=enough,
+            )  # fmt: skip
+            pieces = check_pieces(self.source, found, beginnings)
+            for row, piece in zip(rows, pieces, strict=True):
+                row.said += [_piece(piece)] if len(piece.token_ids) else []
+            ended = [piece.finish_reason is not FinishReason.CUT for piece in pieces]
+            feed.again([row for row, over in zip(rows, ended, strict=True) if not over])
+            feed.answer([row for row, over in zip(rows, ended, strict=True) if over])
+
+
+def _prefix(row: Asked) -> ResponsePrefix:
+    prompt, sample = row.session.payload
+    said = row.written
+    return ResponsePrefix(
+        prompt, sample, (*row.context, *said), row.place + len(said), row.budget - len(said), written=said
+    )
+
+
+def _piece(turn: Rollout) -> Piece:
+    logprobs = None if turn.logprobs is None else tuple(turn.logprobs.tolist())
+    versions = () if turn.versions is None else tuple(turn.versions.tolist())
+    truncated = turn.finish_reason is FinishReason.LENGTH
+    return Piece(tuple(turn.token_ids.tolist()), logprobs, truncated, turn.policy_version, versions, turn.routes)

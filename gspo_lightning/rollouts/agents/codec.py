@@ -1,0 +1,67 @@
+"""Codec of the gateway for a policy's tokenizer: messages as token ids, turns as content, reasoning and calls."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from gspo_lightning.environments.turn import Turn
+from gspo_lightning.gateway.trace import canonical
+from gspo_lightning.prompts.dialogue import Dialogue
+from gspo_lightning.prompts.tool_calls import parse_turn
+from gspo_lightning.types import Message, SystemPrompt
+
+_KEPT = 4096
+"""Openings that are kept: all rollouts of a group begin alike."""
+
+
+class PolicyCodec:
+    """Codec with a tokenizer of its own, because the gateway's thread and the sampler's use it at the same time.
+
+    Args:
+        tokenizer: of the policy.
+        system_prompt: put before a conversation without a system message.
+        chat_template_kwargs: passed to the chat template.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        system_prompt: SystemPrompt | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.tokenizer = copy.deepcopy(tokenizer)
+        self.dialogue = Dialogue(self.tokenizer, system_prompt, chat_template_kwargs)
+        self._openings: dict[str, list[int]] = {}
+
+    def opening(self, messages: Sequence[Message], tools: Sequence[Message]) -> list[int]:
+        """Return the token ids of the first request of a conversation; a raw prompt is not rendered."""
+        if messages[0]["role"] == "prompt":
+            ids: list[int] = self.tokenizer(str(messages[0]["content"]))["input_ids"]
+            return ids
+        key = canonical([messages, tools])
+        if key not in self._openings:
+            if len(self._openings) >= _KEPT:
+                self._openings.clear()
+            self._openings[key] = self.dialogue.opening(messages, {"tools": list(tools)})
+        return self._openings[key]
+
+    def reply(
+        self, messages: Sequence[Message], last: int, tools: Sequence[Message], calls: Sequence[Message]
+    ) -> list[int]:
+        """Return the token ids between two turns."""
+        return self.dialogue.reply(messages, last, tools, calls)
+
+    def parse(self, token_ids: Sequence[int], stop: Sequence[str], tools: Sequence[Message]) -> Turn:
+        """Return the parts of a turn, up to the first of the stop texts."""
+        plain = self.tokenizer.chat_template is None
+        text = self.tokenizer.decode(list(token_ids), skip_special_tokens=plain)
+        text = text[: min((text.find(one) for one in stop if one in text), default=len(text))]
+        return Turn(text) if plain else parse_turn(self.tokenizer, text, tools)
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Return the text of a turn without special tokens."""
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
