@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,6 +30,8 @@ class Experience:
     """``<prompt>/<sample>``, and ``/<row>`` of several -> [hash of its token ids, reward or None], for dumps."""
     distributions: Distributions = field(default_factory=dict)
     """Name -> one value per response of all ranks: length, reward, advantage ... (histograms)."""
+    recorded: list[dict[str, Any]] = field(default_factory=list)
+    """Rows of this rank whose tokens are recorded (:func:`gspo_lightning.experience.chosen.chosen_rows`)."""
 
     def state_dict(self, to_come: Container[int], begun: bool) -> dict[str, Any]:
         """Return what is still needed, as tensors and primitives only.
@@ -45,6 +48,7 @@ class Experience:
             "media": written_media([e.get("media", ()) for e in examples]),
             "rewards": dict(self.rewards),
             "distributions": {} if begun else dict(self.distributions),
+            "recorded": json.dumps([r for r in self.recorded if r["mini_batch"] in to_come], default=str),
         }
 
     @classmethod
@@ -58,6 +62,7 @@ class Experience:
             shown,
             dict(state.get("rewards", {})),
             dict(state.get("distributions", {})),
+            json.loads(state.get("recorded", "[]")),
         )
 
 

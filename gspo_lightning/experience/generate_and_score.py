@@ -221,7 +221,7 @@ def _fill(rollout: Rollout, score: SampleScore) -> None:
     rollout.reward_parts = {name: part.reward for name, part in score.parts.items()}
     rollout.reward_statuses = {name: str(part.status) for name, part in score.parts.items()}
     rollout.reward_agreements = score.agreements
-    rollout.reward_logged = _together([part.logged for part in score.parts.values()])
+    rollout.reward_logged |= _together([part.logged for part in score.parts.values()])
     rollout.reward_extra = {name: value for part in score.parts.values() for name, value in part.extra.items()}
     none = {name: part for name, part in score.parts.items() if part.reward is None}
     failed = {name: part for name, part in none.items() if part.status is not ScoreStatus.NOT_APPLICABLE}

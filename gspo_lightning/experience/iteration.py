@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gspo_lightning.advantages.assign import assign
-from gspo_lightning.distributed import fail_together
+from gspo_lightning.distributed import fail_together, rank_and_world
+from gspo_lightning.experience.chosen import chosen_rows
 from gspo_lightning.experience.collect import Experience, collect, measure_rewards
 from gspo_lightning.experience.sampling import Sampling
 from gspo_lightning.experience.settings import ExperienceSettings
@@ -82,6 +83,8 @@ class Iteration:
             metrics |= self._advantages(batch)
         metrics |= sampling.measured()
         experience = collect(batch, metrics, device=state.device, distributions=self.distributions)
+        if rank_and_world()[0] == 0:
+            experience.recorded = chosen_rows(batch, self.settings.record_tokens, number, state.version)
         sampling.observe(number, sampled.every, self.accuracy_reward)  # last: an iteration that fails is not observed
         return experience
 
@@ -97,6 +100,7 @@ class Iteration:
             mini_batches=settings.minibatches_per_rollout,
             max_tokens=self.budget(),
             packed=state.policy.packed,
+            shares_prefix=state.policy.shares_prefix,
             deal=settings.deal,
             base=deal_stream(settings.seed, number),
             iteration=number,

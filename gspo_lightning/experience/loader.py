@@ -64,6 +64,12 @@ class ExperienceLoader:
         return int(permutation(stream(self._seed, Purpose.ROW_ORDER, self.iteration, epoch), count)[index])
 
     @property
+    def recorded(self) -> dict[int, dict[str, Any]]:
+        """Rows of the mini-batch that is next, or in training, whose tokens are recorded: position -> description."""
+        rows, number = self.experience.recorded, self._place(self.trained) if self.experience.recorded else -1
+        return {row["place"]: row for row in rows if row["mini_batch"] == number}
+
+    @property
     def spent(self) -> bool:
         """True if every mini-batch of the buffer has been trained on."""
         return self.trained >= len(self.experience.mini_batches) * self._epochs

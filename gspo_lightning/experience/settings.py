@@ -46,6 +46,7 @@ class ExperienceSettings:
     max_carry: int = 4
     max_staleness: int = 0
     record_rollouts: bool = False
+    record_tokens: int = 0
     advantages: Advantages = field(default_factory=GroupNormalised)
     shaping: Shaping = field(default_factory=Shaping)
     seed: int = 0
@@ -58,7 +59,7 @@ class ExperienceSettings:
         self._check_range(positive, least=1)
         self._check_groups()
         self._check_resampling()
-        self._check_range(("prompts_in_flight", "max_carry", "max_staleness"), least=0)
+        self._check_range(("prompts_in_flight", "max_carry", "max_staleness", "record_tokens"), least=0)
         self._check_flight()
         if self.kl_in_reward < 0:
             raise UserError("data.kl_in_reward", f"is {self.kl_in_reward}; it must be 0 or above")

@@ -187,8 +187,9 @@ def _behind(source: object) -> Iterator[RolloutSource]:
 
 
 def has_environment(source: object) -> bool:
-    """True if a rollout source, or one that it wraps, talks to an environment."""
-    return source is not None and (hasattr(source, "environment") or has_environment(getattr(source, "source", None)))
+    """True if a rollout source, or one that it wraps, talks to an environment or runs an agent."""
+    speaks = hasattr(source, "environment") or hasattr(source, "agent")
+    return source is not None and (speaks or has_environment(getattr(source, "source", None)))
 
 
 def read_sets(

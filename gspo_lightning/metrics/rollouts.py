@@ -27,6 +27,10 @@ def measure_rollouts(
     for name in logged:
         numbers = [r.reward_logged[name] for r in rollouts if name in r.reward_logged]
         sums += [sum(numbers), len(numbers)]
+    tools = all_names("response/malformed_calls" for r in rollouts if r.malformed_calls is not None)
+    for _ in tools:
+        unread = [r.malformed_calls for r in rollouts if r.malformed_calls is not None]
+        sums += [sum(unread), len(unread)]
     counts = {
         "response/length": sum(r.length for r in rollouts),
         "response/turns": sum(max(1, len(r.turn_ends)) for r in rollouts),
@@ -50,7 +54,7 @@ def measure_rollouts(
         scalars[tag] = value / max(known_count, 1)
         if tag == "reward/mean":
             scalars["reward/std"] = max(square / max(known_count, 1) - scalars[tag] ** 2, 0.0) ** 0.5
-    shares = [*(f"reward/agreement/{name}" for name in judges), *(f"reward/logged/{name}" for name in logged)]
+    shares = [*(f"reward/agreement/{name}" for name in judges), *(f"reward/logged/{name}" for name in logged), *tools]
     for i, tag in enumerate(shares):
         value, known_count = total[3 * (1 + len(parts)) + 2 * i :][:2]
         scalars[tag] = value / max(known_count, 1)

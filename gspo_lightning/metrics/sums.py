@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.distributed import all_max, all_sum
+from gspo_lightning.metrics.tokens import TokenValues
 
 Level = Literal["full", "basic", "off"]
 """Amount of measurement: see :class:`gspo_lightning.metrics.update_metrics.UpdateMetrics`."""
@@ -80,11 +81,11 @@ class MetricSums:
     """Accumulator of ``{name: (sum, count)}`` on the device, reduced over ranks in one collective.
 
     ``level`` says how much to measure; at ``off`` only the loss, maxima and the sums that training depends on
-    (:data:`NEEDED`) are kept.
+    (:data:`NEEDED`) are kept. ``tokens`` keeps the values of single tokens, if some rows are recorded.
     """
 
-    def __init__(self, level: Level = "basic") -> None:
-        self.level = level
+    def __init__(self, level: Level = "basic", tokens: TokenValues | None = None) -> None:
+        self.level, self.tokens = level, tokens
         self._sums: dict[str, Tensor] = {}
         self._vectors: dict[str, Tensor] = {}
         self._maxima: dict[str, Tensor] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from itertools import groupby
 
@@ -16,10 +17,12 @@ def lookup(tag: str) -> MetricSpec | None:
     >>> lookup("reward/parts/format").unit
     'reward'
     """
-    for spec in METRICS:
-        if re.fullmatch(tag_pattern(spec.tag), tag):
-            return spec
-    return None
+    return next((spec for pattern, spec in _patterns() if pattern.fullmatch(tag)), None)
+
+
+@functools.cache
+def _patterns() -> tuple[tuple[re.Pattern[str], MetricSpec], ...]:
+    return tuple((re.compile(tag_pattern(spec.tag)), spec) for spec in METRICS)
 
 
 def tag_pattern(tag: str) -> str:

@@ -14,6 +14,7 @@ from gspo_lightning.metrics.gradient_noise import GradientNoise, split_groups
 from gspo_lightning.metrics.parameters import ParameterMetrics
 from gspo_lightning.metrics.ratios import by_mini_batch, ratio_histograms, ratio_scalars
 from gspo_lightning.metrics.sums import Level, MetricSums, ratio_percentiles
+from gspo_lightning.metrics.tokens import TokenValues
 from gspo_lightning.types import MicroBatch
 
 HISTORY = 64
@@ -32,6 +33,8 @@ class UpdateMetrics:
         self.level = level
         self.histograms: dict[str, list[float]] = {}
         """Histograms of the last update: tag -> counts over :data:`gspo_lightning.metrics.sums.RATIO_EDGES`."""
+        self.tokens: list[dict[str, Any]] = []
+        """Recorded rows of the last update (:meth:`gspo_lightning.metrics.tokens.TokenValues.rows`)."""
         self._norms: deque[float] = deque(maxlen=HISTORY)
         self._parameters: ParameterMetrics | None = None
         self._noise: GradientNoise | None = None
@@ -44,15 +47,18 @@ class UpdateMetrics:
             self._noise = GradientNoise(policy)
             self._noise.load_state_dict(self._noise_before)
 
-    def sums(self, parts: Sequence[MicroBatch] = ()) -> MetricSums:
+    def sums(
+        self, parts: Sequence[MicroBatch] = (), recorded: Mapping[int, Mapping[str, Any]] | None = None
+    ) -> MetricSums:
         """Return an empty accumulator for the micro-batches of an update.
 
         Args:
             parts: this rank's micro-batches, if their gradients are to be compared; none if rows are grouped by length.
+            recorded: position in the mini-batch -> description, of the rows whose tokens are recorded.
         """
         if self._noise is not None and parts:
             self._noise.start(parts, independent=not split_groups([part for part in parts if part.weight > 0]))
-        return MetricSums(self.level)
+        return MetricSums(self.level, TokenValues(recorded) if recorded else None)
 
     def of_ratios(
         self, scalars: Mapping[str, float], vectors: Mapping[str, Sequence[float]], place: int

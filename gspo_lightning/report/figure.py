@@ -114,7 +114,7 @@ def _explain_marks(axes: Any, line: Line) -> None:
 
 PANELS = (
     Panel("clip/tokens", "Clipped tokens", "fraction of tokens"),
-    Panel("ratio/log_sequence_std", "Spread of sequence ratios", "std of log $s_i$ (nats per token)"),
+    Panel("ratio/log_sequence_std", "Spread of sequence ratios", "std of log s_i (nats per token)"),
     Panel("optim/gradient_norm", "Gradient norm", "L2, before clipping"),
     Panel("kl/old_new_k3", "KL, old to new policy", "k3 (nats per token)"),
     Panel("policy/entropy", "Entropy", "nats per token"),

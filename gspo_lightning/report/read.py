@@ -19,7 +19,7 @@ from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from gspo_lightning.errors import UserError
 from gspo_lightning.parsing import load_json, load_yaml
 from gspo_lightning.report.run import Run, Series, number
-from gspo_lightning.report.scalars import Scalars
+from gspo_lightning.report.scalars import SCALARS, Scalars
 
 EVENTS, SUMMARY, CONFIG, ALARMS = "events.out.tfevents.", "summary.json", "config.yaml", "alarms.json"
 NONE = Series(np.array([], dtype=np.int64), np.array([]))
@@ -68,7 +68,8 @@ def read_run(folder: Path, scalars: Scalars | None = None) -> Run:
 def _check(folder: Path) -> None:
     if folder.is_file():
         raise UserError("gspo report", f"{folder} is a file", fix=f"give its run folder: {folder.parent}")
-    if folder.is_dir() and (any(folder.glob(f"{EVENTS}*")) or (folder / SUMMARY).is_file()):
+    own = (SUMMARY, SCALARS)
+    if folder.is_dir() and (any(folder.glob(f"{EVENTS}*")) or any((folder / name).is_file() for name in own)):
         return
     if folder.is_dir():
         problem = f"{folder} is not a run folder: it has no {EVENTS}* file and no {SUMMARY}"

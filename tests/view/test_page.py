@@ -1,0 +1,340 @@
+"""The page in a real browser: every view, what a person does in it, and what a hostile run may not do."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo_lightning.cli import main
+from gspo_lightning.report.tokens import TOKENS
+from tests import ROOT
+from tests.runs import runs
+from tests.view.browser import Browser, browser, needs_browser
+from tests.view.injections import INJECTIONS
+from tests.view.made import make_run, row
+from tests.view.serving import served
+
+pytestmark = needs_browser
+PICTURES = os.environ.get("GSPO_PICTURES", "")
+"""Folder for the pictures of the documentation; empty: they are taken and thrown away."""
+BRIEF = ["--model.cold_start.steps=150", "--model.cold_start.demonstrations.size=2048", "--data.max_response_tokens=48"]
+MORE = [
+    "--trainer.max_epochs=6",
+    "--data.prompts_per_rollout=16",
+    "--data.group_size=8",
+    "--data.minibatches_per_rollout=4",
+]
+ARROW_RIGHT, ENTER = "\ue014", "\ue007"
+FOREIGN = (
+    "script img iframe object embed link meta style base form video audio math template main textarea "
+    "[onerror] [onload] [onclick] [onfocus] [style*=animation]"
+)
+"""Selectors of what no view has."""
+UNWANTED = ("undefined", "NaN", "[object", "could not be shown")
+
+
+@pytest.fixture(scope="module")
+def window() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory, cold_starts: Path) -> list[Path]:
+    """Two quickstarts and an agent, trained."""
+    found = []
+    for name, options, config in (
+        ("gspo", ["--data.max_response_tokens=32", *MORE], runs.QUICKSTART),
+        ("grpo", ["--data.max_response_tokens=32", *MORE, "--model.objective=GRPO"], runs.QUICKSTART),
+        ("agent", BRIEF, ROOT / "configs" / "agent.yaml"),
+    ):
+        root = tmp_path_factory.mktemp(name)
+        runs.share_cold_start(cold_starts, root)
+        found.append(runs.fit(root, *options, config=config))
+    return found
+
+
+@pytest.fixture(scope="module")
+def address(folders: list[Path]) -> Iterator[str]:
+    with served(folders) as found:
+        yield found
+
+
+def tokens_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / TOKENS).read_text().splitlines()]
+
+
+def views(folders: list[Path]) -> list[str]:
+    """Addresses of all views, with the groups of a sequence-level, a token-level and an agent's run."""
+    groups = []
+    for number, folder in enumerate(folders):
+        last = [r for r in tokens_of(folder) if r["mini_batch"] > 0][-1]
+        groups.append(f"run={number}&iteration={last['iteration']}&prompt_id={last['prompt_id']}")
+    coloured = [f"#group?{groups[0]}&colour={name}" for name in ("advantage", "clip", "entropy", "gap", "age")]
+    return [
+        "#overview", "#overview?find=ratio", "#overview?chart=noise/sampler_logprob_gap", "#rollouts?run=0&sort=log_s",
+        "#rollouts?run=2&sort=reward&up=1", *(f"#group?{group}" for group in groups), *coloured,
+        f"#prompt?{groups[0]}", "#answers?run=0", "#answers?run=2&all=1", "#config", "#config?all=1&find=objective",
+        "#nonsense", "#rollouts?run=9", "#group?run=0&iteration=999&prompt_id=0",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("look", ["light", "dark", "phone"])
+def test_every_view_without_a_complaint(window: Browser, address: str, folders: list[Path], look: str) -> None:
+    window.size(*((400, 860) if look == "phone" else (1280, 1000)))
+    window.open(address)
+    window.run("theme(arguments[0]); await render();", "dark" if look == "dark" else "light")
+    for view in views(folders):
+        window.go(view)
+        text = window.text("body")
+        assert not [word for word in UNWANTED if word in text], (view, text)
+        assert window.run("return document.documentElement.scrollWidth <= innerWidth + 1"), f"{view} is too wide"
+        assert pale(window) == [], view
+    assert window.complaints() == []
+
+
+def pale(window: Browser) -> list[str]:
+    """Texts whose contrast to what is behind them is below 4.5, the rule of WCAG 2 (AA)."""
+    found: list[str] = window.run(
+        """
+        const parts = (colour) => (colour.match(/[\\d.]+/g) || []).map(Number);
+        const linear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+        const light = (colour) => colour.slice(0, 3).map((c) => linear(c / 255))
+          .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+        const behind = (element) => {
+          for (let at = element; at; at = at.parentElement) {
+            const colour = parts(getComputedStyle(at).backgroundColor);
+            if (colour.length === 3 || colour[3] > 0.99) return colour;
+          }
+          return [255, 255, 255];
+        };
+        return [...document.querySelectorAll("body *")].filter((e) => !(e instanceof SVGElement) && e.checkVisibility()
+          && !e.disabled && [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())).filter((e) => {
+          const [a, b] = [light(parts(getComputedStyle(e).color)), light(behind(e))];
+          return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05) < 4.5;
+        }).map((e) => `${e.className}: ${e.textContent.slice(0, 30)}`);
+        """
+    )
+    return found
+
+
+def test_tokens_are_coloured_by_how_far_they_moved(window: Browser, address: str, folders: list[Path]) -> None:
+    window.size(1280, 1000)
+    window.open(address)
+    window.run("theme('light');")
+    clipped = max((r for r in tokens_of(folders[0]) if r["clip"]), key=lambda r: abs(r["log_s"]))
+    window.go(f"#group?run=0&iteration={clipped['iteration']}&prompt_id={clipped['prompt_id']}")
+    card = f'[data-sample="{clipped["sample"]}"]'
+    s, (low, high) = math.exp(clipped["log_s"]), clipped["band"]
+    edge, side = (f"above {1 + high:.5f}", "high") if clipped["clip"] > 0 else (f"below {1 - low:.5f}", "low")
+    said = window.text(card)
+    assert f"Clipped: s_i = {s:.5f} is {edge}" in said
+    assert side in said
+    ratios = clipped["tokens"]["log_ratio"]
+    top = max(range(len(ratios)), key=lambda i: abs(ratios[i]))
+    assert f"Most of the movement is in “{clipped['tokens']['text'][top]}” (token {top + 1}, " in said
+    colours = window.run(
+        "return [...document.querySelectorAll(`${arguments[0]} .tok`)].map((e) => getComputedStyle(e).backgroundColor)"
+        ".map((colour) => colour.match(/\\d+/g).map(Number))",
+        card,
+    )
+    assert len(colours) == len(ratios)
+    red, _, blue = colours[top]
+    assert (red > blue) == (ratios[top] > 0), "orange: more likely than before; blue: less"
+    window.run("document.querySelector(`${arguments[0]} .tokens`).focus()", card)
+    for _ in range(top + 1):
+        window.key(ARROW_RIGHT)
+    assert f"token {top + 1} of {len(ratios)}" in window.text(f"{card} .under")
+    window.key("c")
+    assert window.run("return document.getElementById('colour').value") == "advantage"
+
+
+def test_filters_and_keys(window: Browser, address: str, folders: list[Path]) -> None:
+    window.open(address)
+    window.key("2")
+    rows = tokens_of(folders[0])
+    assert window.text("#total") == f"{len(rows)} responses"
+    window.key("/")
+    assert window.run("return document.activeElement.id") == "q"
+    for key in rows[0]["completion"]:
+        window.key(key)
+    window.key(ENTER)
+    window.until("return location.hash.includes('q=')")
+    window.settled()
+    expected = [r for r in rows if rows[0]["completion"] in r["completion"]]
+    assert window.text("#total") == f"{len(expected)} responses"
+    window.run("document.activeElement.blur()")
+    window.key("j")
+    window.key(ENTER)
+    window.until("return location.hash.startsWith('#group')")
+    window.settled()
+    assert "answers to one prompt" in window.text()
+    window.key("u")
+    window.until("return location.hash.startsWith('#rollouts')")
+
+
+def test_a_link_reproduces_a_view(window: Browser, address: str) -> None:
+    window.open(address)
+    window.go("#rollouts?run=0")
+    window.run("[...document.querySelectorAll('th button')].find((b) => b.textContent.startsWith('log s_i')).click()")
+    window.until("return location.hash.includes('sort=log_s')")
+    window.settled()
+    link, shown = window.run("return location.href"), window.text()
+    sizes = window.run(
+        "return [...document.querySelectorAll('tbody td:nth-child(6)')].map((e) => Math.abs(Number(e.textContent)))"
+    )
+    assert sizes == sorted(sizes, reverse=True)
+    window.open(link)
+    assert window.text() == shown
+
+
+def test_figures_are_saved_whole(window: Browser, address: str) -> None:
+    window.open(address)
+    saved = window.run(
+        """
+        const blobs = [], own = URL.createObjectURL;
+        URL.createObjectURL = (blob) => { blobs.push(blob); return own(blob); };
+        const drawing = document.querySelector('[data-tag="reward/mean"] svg');
+        saveSvg(drawing, "reward/mean"); await savePng(drawing, "reward/mean");
+        return [await blobs[0].text(), [...new Uint8Array(await blobs[1].arrayBuffer()).slice(0, 24)]];
+        """
+    )
+    figure = ElementTree.fromstring(saved[0])
+    drawn = [e for e in figure.iter() if e.tag.endswith("path")]
+    assert len(drawn) == 3, "one line a run"
+    assert all(e.get("stroke", "").startswith("#") for e in drawn), "colours do not depend on the page"
+    png = bytes(saved[1])
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    assert int.from_bytes(png[16:20]) == 3 * 480
+
+
+def hostile_run(root: Path) -> Path:
+    """A run in which everything that can be text is an injection."""
+    texts = [json.loads(json.dumps(text)) for text in INJECTIONS]
+    rows = [
+        row(
+            i // 8, prompt_id=i // 8, sample=i % 8, prompt=text, completion=text, source=text, finish=text, answer=text,
+            choice=text, parts={text: 0.5, "a": None}, statuses={text: text}, extra={text: {text: text}, "more": text},
+            logged={text: 1.0}, missing=text, turn_rewards=[1.0], reward=i / 100,
+            messages=[{"role": text, "content": text, "tool_calls": [{"function": {"name": text}}]}],
+            tokens={"text": [text, text, text], "log_ratio": [0.1, -0.1, 0.0], "own": [1, 1, 0]},
+        )
+        for i, text in enumerate(texts)
+    ]  # fmt: skip
+    answers = [
+        {"update": u, "id": i, "prompt": t, "answer": t, "completion": t, "reward": t}
+        for i, t in enumerate(texts)
+        for u in (0, 9)
+    ]
+    folder = make_run(
+        root / "<img src=x onerror=window.pwned=1>", rows, answers=answers,
+        scalars={"reward/mean": [0.5] * 8, **{text: [0.1] * 8 for text in texts}},
+        config={"model": {text: text for text in texts}, "seed_everything": texts[0]},
+    )  # fmt: skip
+    alarms = [{"since": 2, "update": 3, "signature": t, "what": t, "action": t} for t in texts]
+    (folder / "alarms.json").write_text(json.dumps(alarms))
+    summary = {
+        "objective": texts[0],
+        "model": texts[1],
+        "seed": texts[2],
+        "updates": 8,
+        "versions": dict.fromkeys(texts, texts[3]),
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_no_text_becomes_markup_or_script(window: Browser, tmp_path: Path, offline: bool) -> None:
+    assert len(INJECTIONS) >= 100
+    folder = hostile_run(tmp_path)
+    out = tmp_path / "run.html"
+    assert main(["view", str(folder), f"--output={out}"]) == 0
+    with served([folder]) as address:
+        window.open(out.as_uri() if offline else address)
+        groups = [f"#group?run=0&iteration={i}&prompt_id={i}" for i in range(-(-len(INJECTIONS) // 8))]
+        hashes = [f"#rollouts?q={'%3Cimg src=x onerror=window.pwned=1%3E'}", "#<img src=x onerror=window.pwned=1>"]
+        seen = ""
+        for view in (
+            "#overview",
+            "#overview?find=<",
+            *groups,
+            "#prompt?run=0&prompt_id=1",
+            "#rollouts",
+            "#answers?all=1",
+            "#config",
+            *hashes,
+        ):
+            window.go(view)
+            window.run("document.querySelectorAll('details').forEach((e) => { e.open = true; })")
+            assert window.run("return window.pwned") is None, view
+            assert window.count(", ".join(f"main {selector}" for selector in FOREIGN.split())) == 0, view
+            links = window.run("return [...document.querySelectorAll('main a')].map((e) => e.getAttribute('href'))")
+            assert all(link.startswith("#") for link in links)
+            seen += window.run("return document.body.textContent")
+        for text in INJECTIONS:
+            plain = text.encode("utf-8", "replace").decode().replace("\x00", "")
+            assert plain in seen.replace("\x00", "").replace("\ufffd", "?"), text
+        assert window.complaints() == []
+
+
+def test_one_file_shows_what_the_server_shows(
+    window: Browser, address: str, folders: list[Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "runs.html"
+    assert main(["view", *map(str, folders), f"--output={out}"]) == 0
+    assert out.stat().st_size < 3_000_000
+    for view in [*views(folders), "#rollouts?run=0&q=%23&sort=reward&up=1&live=1", "#rollouts?run=1&clipped=1"]:
+        texts = []
+        for place in (address, out.as_uri()):
+            window.open(place + view)
+            texts.append(window.text())
+        assert texts[0] == texts[1], view
+    assert window.complaints() == []
+
+
+def test_a_live_run_and_a_damaged_one(window: Browser, tmp_path: Path) -> None:
+    live = make_run(tmp_path / "live", [row(0)])
+    (live / "summary.json").unlink()
+    broken = make_run(tmp_path / "broken", [row(0)])
+    (broken / TOKENS).write_text("{half\n")
+    (broken / "config.yaml").write_text("a: [")
+    with served([live, broken]) as address:
+        window.open(address)
+        assert "not finished" in window.text()
+        assert "This run is not whole: 1 damaged lines of recorded responses were left out" in window.text()
+        assert "This run is not whole: config.yaml is damaged" in window.text()
+        with open(live / "scalars.jsonl", "a") as file:
+            file.write(json.dumps([0, 41, 1.7e9, 10, 0, 0.875]) + "\n")
+        window.run("await follow(); state.shown = new Set([0]); await render();")
+        assert "41 updates" in window.text()
+        (live / "summary.json").write_text(json.dumps({"updates": 41}))
+        window.run("await follow();")
+        assert "not finished" not in window.text()
+    assert window.complaints() == []
+
+
+def test_pictures_of_the_documentation(window: Browser, address: str, folders: list[Path], tmp_path: Path) -> None:
+    window.size(1280, 1040)
+    window.open(address)
+    window.run("theme('light'); state.shown = new Set([0, 1]); await render();")
+    clipped = max((r for r in tokens_of(folders[0]) if r["clip"] and r["length"] > 9), key=lambda r: abs(r["log_s"]))
+    group = f"#group?run=0&iteration={clipped['iteration']}&prompt_id={clipped['prompt_id']}"
+    for name, view in (
+        ("view", group),
+        ("view_overview", "#overview"),
+    ):
+        window.go(view)
+        path = tmp_path / f"{name}.png"
+        window.screenshot(path)
+        assert 20_000 < path.stat().st_size < 400_000
+        if PICTURES:
+            shutil.copy(path, Path(PICTURES) / path.name)
