@@ -22,7 +22,7 @@ from torch import Tensor
 from benchmarks.models import Shape
 from benchmarks.workloads import Workload
 
-__all__ = ["Flops", "MatmulRate", "matmul_rate", "product_seconds", "step_flops"]
+__all__ = ["Flops", "MatmulRate", "bandwidth", "matmul_rate", "product_seconds", "step_flops"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,17 @@ def matmul_rate(sizes: tuple[int, ...] = (512, 768, 1024, 1536, 2048), seconds: 
             best, spent = min(best, took), spent + took
         found[size] = 2 * size**3 / best
     return MatmulRate(max(found.values()), found)
+
+
+def bandwidth(mebibytes: int = 512, tries: int = 5) -> float:
+    """Best rate at which one thread reads memory that no cache holds, bytes per CPU second."""
+    x = torch.ones(mebibytes << 18)
+    best = float("inf")
+    for _ in range(tries):
+        start = time.process_time()
+        x.sum()
+        best = min(best, time.process_time() - start)
+    return x.nbytes / best
 
 
 def product_seconds(shape: Shape, work: Workload, mini_batches: int) -> float:

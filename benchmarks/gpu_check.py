@@ -46,7 +46,6 @@ from benchmarks.gpu_vllm import check_engine, check_ways
 __all__ = ["main"]
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["benchmarks.gpu_vllm"])
 OPTIONAL = ("trl", "vllm", "liger_kernel", "flash_attn", "kernels", "bitsandbytes", "triton", "accelerate", "datasets")
 
 
@@ -150,4 +149,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    PROCESSES.set_forkserver_preload(["benchmarks.gpu_vllm"])  # not in a test: a process has one such server
     sys.exit(main())

@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.clock import TOTAL, Phases
 from benchmarks.forced import ScheduledDraws, check_lengths
-from benchmarks.workloads import MINI_BATCHES, Workload, reward
+from benchmarks.workloads import Workload, reward
 from gspo_lightning.advantages.assign import assign_advantages
 from gspo_lightning.advantages.shaping import Shaping
 from gspo_lightning.advantages.within_groups import GroupNormalised
@@ -47,6 +48,7 @@ class Ours:
         max_tokens: budget of a micro-batch; the default of ``gspo fit``.
         layout: how rows go through the model, as ``model.layout`` of ``gspo fit``.
         deal: which rows a mini-batch has, as ``data.deal``.
+        optimizer: of the weights that are trained; default: AdamW.
         context: entered around forwards (autocast).
         sync: waits for the device.
     """
@@ -60,6 +62,7 @@ class Ours:
         max_tokens: int = 16384,
         layout: Layout = "auto",
         deal: Deal = DEFAULT_DEAL,
+        optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
         sync: Callable[[], None] | None = None,
     ) -> None:
@@ -72,7 +75,8 @@ class Ours:
         self.objective: Objective = GSPO(3e-4, 4e-4)
         self.old_policy = CachedLogProbs()
         self.old_logprobs = OldLogProbs("auto", self.objective)
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0)
+        build = optimizer or (lambda weights: torch.optim.AdamW(weights, lr=1e-6, weight_decay=0.0))
+        self.optimizer = build([p for p in model.parameters() if p.requires_grad])
         fuse(self.optimizer)
         self.teacher: Teacher | None = None
         """Followed by an objective with ``distill_coef``."""
@@ -99,16 +103,16 @@ class Ours:
         self.policy.train()
         return groups
 
-    def pack(self, groups: Groups, mini_batches: int = MINI_BATCHES) -> list[MiniBatch]:
+    def pack(self, groups: Groups, mini_batches: int | None = None) -> list[MiniBatch]:
         """Advantages and mini-batches from groups with rewards."""
         assign_advantages(groups, GroupNormalised(), Shaping(), self.policy.device)
         return self.cut(groups, mini_batches)
 
-    def cut(self, groups: Groups, mini_batches: int = MINI_BATCHES) -> list[MiniBatch]:
+    def cut(self, groups: Groups, mini_batches: int | None = None) -> list[MiniBatch]:
         """Mini-batches from groups with advantages."""
         return RolloutBatch.of(
             groups,
-            mini_batches=mini_batches,
+            mini_batches=mini_batches or self.workload.mini_batches,
             max_tokens=self.max_tokens,
             packed=self.policy.packed,
             deal=self.deal,

@@ -24,7 +24,7 @@ from benchmarks.peers.trl import trl_version
 from benchmarks.scaling import ScalingPoint
 from benchmarks.step import Comparison
 
-__all__ = ["Report", "line", "show", "write"]
+__all__ = ["Report", "about", "line", "show", "write"]
 
 PHASES = ("generate", "old", "forward", "backward", "optimizer", "rest")
 
@@ -143,11 +143,11 @@ def show(report: Report) -> None:
 
 def write(report: Report, folder: Path, name: str) -> None:
     """``name.json`` and ``name.md`` with versions, hardware, commit and command."""
-    about = _about(report.command)
+    facts = about(report.command)
     folder.mkdir(parents=True, exist_ok=True)
-    data = {"about": about, "line": line(report), **asdict(report)}
+    data = {"about": facts, "line": line(report), **asdict(report)}
     (folder / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n")
-    text = [f"# {name}", "", *(f"* {k}: {v}" for k, v in about.items()), ""]
+    text = [f"# {name}", "", *(f"* {k}: {v}" for k, v in facts.items()), ""]
     if report.matmul:
         rates = ", ".join(f"{size}: {rate / 1e9:.1f}" for size, rate in report.matmul.by_size.items())
         text += [f"* float32 matmul in the same run, GFLOP/s by size: {rates}", ""]
@@ -157,7 +157,8 @@ def write(report: Report, folder: Path, name: str) -> None:
     (folder / f"{name}.md").write_text("\n".join(text))
 
 
-def _about(command: str) -> dict[str, Any]:
+def about(command: str) -> dict[str, Any]:
+    """Date, command, versions and processor of a run."""
     commit = subprocess.run(
         ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"],
         capture_output=True,

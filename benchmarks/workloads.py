@@ -38,6 +38,8 @@ class Workload:
     """Response tokens of the longest row."""
     sigma: float = 0.8
     """Of the logarithm of response lengths; 0 makes all lengths equal."""
+    mini_batches: int = MINI_BATCHES
+    """Optimizer steps."""
 
     @property
     def rows(self) -> int:

@@ -21,7 +21,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, 
 
 from benchmarks.clock import TOTAL, Phases
 from benchmarks.models import EOS, PAD
-from benchmarks.workloads import MINI_BATCHES, Workload, reward
+from benchmarks.workloads import Workload, reward
 from gspo_lightning.errors import UserError
 from gspo_lightning.types import FinishReason, Prompt, Rollout
 
@@ -70,6 +70,8 @@ class TRL:
         cpu: False: the CUDA device.
         bf16: bf16-mixed.
         sync: waits for the device.
+        peft_config: adapters, of PEFT.
+        settings: more of TRL's ``GRPOConfig``.
 
     Attributes:
         phases: the clock of the last call.
@@ -88,6 +90,8 @@ class TRL:
         cpu: bool = True,
         bf16: bool = False,
         sync: Callable[[], None] | None = None,
+        peft_config: Any = None,
+        **settings: Any,
     ) -> None:
         if trl_version() is None:
             raise UserError("trl", "is not installed, and nothing can be compared with it", fix="make bench-install")
@@ -101,7 +105,7 @@ class TRL:
         self.workload, self._sync = workload, sync
         self.prompts = workload.make_prompts(model.config.vocab_size)
         self._folder = tempfile.TemporaryDirectory(prefix="benchmark-trl-")
-        rows = workload.rows // MINI_BATCHES
+        rows = workload.rows // workload.mini_batches
         self.trainer: Any = GRPOTrainer(
             model=model,
             reward_funcs=_reward,
@@ -116,7 +120,7 @@ class TRL:
                 disable_tqdm=True,
                 save_strategy="no",
                 logging_strategy="no",
-                gradient_checkpointing=False,
+                gradient_checkpointing=settings.pop("gradient_checkpointing", False),
                 learning_rate=1e-6,
                 weight_decay=0.0,
                 max_grad_norm=1.0,
@@ -130,12 +134,15 @@ class TRL:
                 max_completion_length=int(workload.lengths.max()),
                 per_device_train_batch_size=rows,
                 gradient_accumulation_steps=1,
-                steps_per_generation=MINI_BATCHES,
+                steps_per_generation=workload.mini_batches,
                 temperature=1.0,
                 top_p=1.0,
                 top_k=0,
+                **settings,
             ),
+            peft_config=peft_config,
         )
+        model = self.trainer.model  # with adapters
         self.trainer.create_optimizer()
         self.model, self.trainer.optimizer = self.trainer.accelerator.prepare(model, self.trainer.optimizer)
         self.trainer.model_wrapped = self.model
@@ -169,11 +176,11 @@ class TRL:
 
     def set_micro_batch(self, rows: int) -> None:
         """Train with ``rows`` rows per forward from now on."""
-        pieces = self.workload.rows // MINI_BATCHES // rows
+        pieces = self.workload.rows // self.workload.mini_batches // rows
         args = self.trainer.args
         args.per_device_train_batch_size = rows
         args.gradient_accumulation_steps = self.trainer.current_gradient_accumulation_steps = pieces
-        args.steps_per_generation = MINI_BATCHES * pieces
+        args.steps_per_generation = self.workload.mini_batches * pieces
         self.pieces = pieces
         self.trainer._step, self.trainer._buffered_inputs = 0, None
 
@@ -214,7 +221,7 @@ class TRL:
 
     def train(self, batch: dict[str, Any]) -> Phases:
         """Four updates on a batch of :meth:`rollout`, in the order of its rows."""
-        count = MINI_BATCHES * self.pieces
+        count = self.workload.mini_batches * self.pieces
         pieces = {k: v.chunk(count) for k, v in batch.items() if v.ndim > 0}
         shared = {k: v for k, v in batch.items() if v.ndim == 0}
         self.trainer._buffered_inputs = [{k: v[i] for k, v in pieces.items()} | shared for i in range(count)]
@@ -229,7 +236,7 @@ class TRL:
         phases = self.phases = self._clock()
         trainer = self.trainer
         with phases(TOTAL):
-            for _ in range(MINI_BATCHES):
+            for _ in range(self.workload.mini_batches):
                 for _ in range(self.pieces):
                     trainer.training_step(self.model, inputs, None)
                 with phases("optimizer"):

@@ -49,7 +49,7 @@ TASKS: Mapping[str, Task] = {
     "quickstart": Task("Quickstart", ("quickstart.yaml",), ("groups", "stratified", "shuffled")),
     "guess": Task("Guess the number", ("guess.yaml",), iterations=15, options=LIGHT),
     "moe": Task("Mixture of experts", ("quickstart.yaml", "moe.yaml"), options=LIGHT),
-    "lora": Task("Low-rank adapters", ("quickstart.yaml", "lora.yaml"), options=LIGHT),
+    "lora": Task("Low-rank adapters", ("quickstart.yaml", "lora.yaml"), options=(*LIGHT, "--model.optimizer.lr=1e-3")),
 }
 
 

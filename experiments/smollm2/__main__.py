@@ -69,7 +69,7 @@ def _curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
 def _ten(before: Sequence[Answer], after: Sequence[Answer]) -> str:
     """Return the answers to the first ten problems, before and after the first run, as Markdown."""
     lines = ["# Ten held-out problems, before and after", ""]
-    lines += ["The first ten problems, not chosen; greedy answers, at most 192 tokens.", ""]
+    lines += ["The first ten problems, not chosen; greedy answers, at most 128 tokens.", ""]
     for old, new in list(zip(before, after, strict=True))[:10]:
         lines += [f"**{old.prompt.splitlines()[0]}** ({old.gold})", ""]
         for when, answer in (("before", old), ("after", new)):

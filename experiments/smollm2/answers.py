@@ -13,7 +13,7 @@ from gspo_lightning.prompts import WordProblems
 from gspo_lightning.statistics.intervals import of_new_problems
 from gspo_lightning.statistics.paired import difference
 
-LIMIT = 48
+LIMIT = 32
 """Tokens of a response in configs/smollm2.yaml; held_out.yaml samples four times as many."""
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
