@@ -7,6 +7,7 @@ MUTANTS ?=
 CPU_ARGS ?=
 DEFECTS ?=
 BENCH_ARGS ?=
+BENCH_REAL_ARGS ?=
 GPU_CHECK_ARGS ?=
 VLLM_PYTHON ?=
 VLLM_HOME ?= $(HOME)/.cache/gspo_lightning
@@ -20,9 +21,9 @@ SPELLED := $(wildcard *.md) .github docs gspo_lightning benchmarks configs examp
 USER_TESTS := $(SANDBOX_TESTS) tests/resume tests/commands/export tests/commands/init tests/runs/test_one_writer.py \
   tests/runs/test_checkpoints.py tests/runs/test_named_faults.py tests/rollouts/vllm/test_key.py
 
-.PHONY: help install sandbox bench-install bench gpu-check device-check docs links quickstart real-model there \
+.PHONY: help install sandbox bench-install bench bench-real gpu-check device-check docs links quickstart real-model there \
   test test-quick test-thorough test-durations test-long \
-  test-sandbox test-user test-trl test-newest test-wheel test-vllm test-real-model \
+  test-sandbox test-user test-trl test-newest test-wheel test-vllm test-agents test-view test-real-model \
   audit mutants defects check format lint types doctest constraints lock clean
 
 help:
@@ -36,6 +37,8 @@ help:
 	@echo "make test-sandbox          programs in bubblewrap, which is installed first; make test takes it or Landlock"
 	@echo "make test-user             tests of programs, files and permissions as an ordinary user, where root calls"
 	@echo "make test-trl              the comparisons with TRL, which is installed first; make test skips them without it"
+	@echo "make test-agents           agents with six real clients; their environment is built once, in VLLM_HOME"
+	@echo "make test-view             the page of gspo view in Chromium, which is installed first; PICTURES=docs draws its pictures"
 	@echo "make test-vllm             training through real vLLM; its environment is built once, in VLLM_HOME"
 	@echo "make test-real-model       four updates of the model of make real-model (skipped where that has not fetched it)"
 	@echo "make test-newest           the whole suite with the newest torch, transformers, lightning and TRL"
@@ -48,6 +51,7 @@ help:
 	@echo "make sandbox               bubblewrap, which model-written programs run in, and g++ for those in C++ (docs/sandbox.md)"
 	@echo "make bench-install         TRL, for make bench and make test-trl"
 	@echo "make bench                 speed and memory beside TRL, on one CPU thread: under 10 minutes (benchmarks/README.md)"
+	@echo "make bench-real            a step of the model of make real-model beside TRL: CPU time and memory, 25 minutes"
 	@echo "make gpu-check             the same questions on a CUDA device, in 10 minutes"
 	@echo "make device-check          kernels, casts, syncs and bytes that a device would see, counted on a CPU in a minute"
 	@echo "make check                 ruff, codespell, mypy --strict, doctests, pre-commit's configuration"
@@ -84,6 +88,9 @@ sandbox:
 
 bench: bench-install
 	$(BIN)/python -m benchmarks --quick --json $(BENCH_ARGS)
+
+bench-real: bench-install
+	$(BIN)/python -m benchmarks.real $(BENCH_REAL_ARGS)
 
 # with what is there: images with CUDA bring their own torch; an environment is made only where there is none
 THERE := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
@@ -139,8 +146,8 @@ test-user: install  # root's rights hide what a user meets: closed folders, name
 	$(BIN)/python -m tools.ordinary_user -m pytest -n $(TEST_PROCESSES) --dist loadfile -p no:cacheprovider $(USER_TESTS)
 
 test-trl: bench-install
-	GSPO_TESTS_EXPECT=trl $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile tests/objectives/test_against_trl.py tests/benchmarks/test_benchmarks.py \
-	  tests/rewards/test_trl_functions.py tests/commands/fit/test_foreign.py \
+	GSPO_TESTS_EXPECT=trl $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile tests/objectives/test_against_trl.py tests/benchmarks/test_benchmarks.py tests/benchmarks/test_real.py \
+	  tests/rewards/test_trl_functions.py tests/prompts/test_tool_calls.py tests/commands/fit/test_foreign.py \
 	  "tests/project/test_code_in_docs.py::test_python_runs[from_trl]"
 
 # vLLM pins versions of its own, so it has an environment of its own; VLLM_PYTHON=... takes one that is there
@@ -148,6 +155,18 @@ test-vllm:
 	@python="$(VLLM_PYTHON)"; \
 	  test -n "$$python" || python=$$($(PYTHON) tools/vllm_environment.py "$(VLLM_HOME)" $(PIP_ARGS)) || exit 1; \
 	  PYTHONPATH="$(CURDIR)" "$$python" -m pytest tests/real_vllm -m "vllm and not long"
+
+# real clients (openai, anthropic, agent frameworks), about 320 MB in an environment of their own; AGENTS_PYTHON=... takes
+# one that is there
+test-agents: install
+	@python="$(AGENTS_PYTHON)"; \
+	  test -n "$$python" || python=$$($(PYTHON) -m tools.agents_environment "$(VLLM_HOME)" $(PIP_ARGS)) || exit 1; \
+	  GSPO_AGENTS_PYTHON="$$python" $(BIN)/python -m pytest tests/real_agents
+
+test-view: install
+	@command -v chromedriver > /dev/null && command -v chromium > /dev/null || { \
+	  run=; test "$$(id -u)" = 0 || run=sudo; $$run apt-get update -qq && $$run apt-get install -y -qq chromium chromium-driver; }
+	GSPO_PICTURES="$(PICTURES)" $(BIN)/python -m pytest -rs tests/view
 
 test-real-model: install  # three minutes; without the file of make real-model it is skipped, with the reason
 	$(BIN)/python -m pytest -m long -rs tests/runs/test_real_model.py

@@ -32,6 +32,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "rollouts": ("gspo_lightning.rollouts", "RolloutSource"),
     "environments": ("gspo_lightning.environments", "Environment"),
     "tools": ("gspo_lightning.environments", "Tool"),
+    "agents": ("gspo_lightning.rollouts.agents", "Agent"),
     "old_policies": ("gspo_lightning.old_policy", "OldPolicy"),
     "prompts": ("gspo_lightning.prompts", "PromptSet"),
     "curricula": ("gspo_lightning.prompts.curricula", "Curriculum"),

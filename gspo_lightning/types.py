@@ -8,11 +8,11 @@ padding. Masks come from lengths, never from token values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,8 +20,9 @@ from torch import Tensor
 from gspo_lightning.errors import say_renamed
 from gspo_lightning.pictures import Media, read_media, written_media
 
-Message = Mapping[str, str]
-"""A chat message for chat templates: ``{"role": "user", "content": "..."}``."""
+Message = Mapping[str, Any]
+"""A chat message in OpenAI's shape: ``{"role": "user", "content": "..."}``, with ``tool_calls`` or ``tool_call_id``."""
+SystemPrompt = str | Sequence[Message]  # a system message, or messages such as worked examples, before every prompt
 
 
 class FinishReason(StrEnum):
@@ -50,25 +51,6 @@ class WeightsOn(StrEnum):
     """Rank 0 computes with whole weights, or passes them on to servers; the policy of other ranks has none."""
     NO_RANK = "no_rank"
     """No rank needs whole weights; a policy still provides its model's config and tokenizer."""
-
-
-@dataclass(slots=True)
-class Decoding:
-    """Decoding of a policy's tokens, as measured (:mod:`gspo_lightning.rollouts.verify`)."""
-
-    way: Literal["shared", "padded", "generate"] | None = None
-    """Decoding method.
-
-    ``shared``: a prompt's keys and values are shared by its rows. ``padded``: rows are padded to one width in
-    transformers' own cache. ``generate``: transformers' ``generate``. None: not measured; the first of them that the
-    policy's layout allows.
-    """
-    fast_decoder: bool | None = None
-    """True if ``shared`` works without the model's modules (:mod:`gspo_lightning.rollouts.sampler.fast_decoder`)."""
-    cast: frozenset[str] | None = None
-    """Parameters that autocast casts and nothing else reads (:mod:`gspo_lightning.policy.autocast_weights`)."""
-    verified: set[str] = field(default_factory=set)
-    """Kinds of sources that were compared with the training forward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +117,14 @@ class Rollout:
 
     A rollout of several rows (branches, a context that was compacted) has all their tokens in ``token_ids``, row by
     row in the order of sampling: row k ends at ``row_ends[k]`` and follows the token ids ``contexts[k]``, and
-    ``routes`` are those of one row after another. Without ``row_ends`` there is one row, after the prompt.
+    ``routes`` are those of one row after another. Without ``row_ends`` there is one row, after the prompt. ``tree`` is
+    all that was said in a rollout of an agent, as it is recorded (docs/agents.md).
 
     ``reward`` None means *missing*, and ``masked`` that the run leaves such responses out: the sample then takes no
     part in statistics, loss or denominator. ``kl_penalty`` is subtracted from the reward for the comparison within
     a group; ``reward`` itself is never overwritten. In ``reward_parts``, None is missing, or does not apply to the
     record (:meth:`applies`). ``reward_agreements`` are the agreements of judges with known answers;
-    ``reward_logged`` and ``reward_extra`` are values that reward functions have logged.
+    ``reward_logged`` and ``reward_extra`` are values that reward functions, or an agent, have logged.
 
     For a conversation, ``text`` is what the policy said and ``messages`` is all of it; ``turn_ends`` are the
     positions in ``token_ids`` after each turn of the policy, ``turn_rewards`` the environment's rewards for them.
@@ -149,7 +132,8 @@ class Rollout:
     (end, score) of each step by the name of the reward, ``end`` a position in ``token_ids``, rising. ``values`` and
     ``returns`` [T] float32 are a critic's values of the state before each token, and their targets;
     ``token_penalties`` [T] float32 add up to ``kl_penalty``. ``lost`` is the reason of a failed environment, which
-    leaves no reward; ``missing`` is the reason why rewards gave none.
+    leaves no reward; ``missing`` is the reason why rewards gave none. ``malformed_calls`` counts calls of tools that
+    could not be read; None if the chat template showed no tools.
     """
 
     prompt: Prompt
@@ -179,10 +163,12 @@ class Rollout:
     token_penalties: Tensor | None = None
     lost: str = ""
     missing: str = ""
+    malformed_calls: int | None = None
     versions: Tensor | None = None
     routes: Tensor | None = None
     row_ends: tuple[int, ...] = ()
     contexts: tuple[tuple[int, ...], ...] = ()
+    tree: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         shape = tuple(self.token_ids.shape)
@@ -258,9 +244,10 @@ class MicroBatch:
     are the shares of rows in their rollouts (None: 1 each). ``sources`` [N, S] bool: the source of each row, of the
     S sources of a mixture. ``segments`` [N, T] int64 numbers the steps of responses whose steps were scored.
     ``media`` are the pictures of each row, None if no row has one. ``group_index`` numbers the groups of the
-    mini-batch, on the host: rows with the same number answer the same prompt (None: unknown). ``weight`` is 1, or 0
-    for a filler that only keeps ranks in step. ``host`` keeps the lengths and ``prompt_index`` from before the
-    batch moved to a device: planning with them does not wait for the device.
+    mini-batch, on the host: rows with the same number answer the same prompt (None: unknown). All prompts begin with
+    the same ``common_prefix`` tokens, such as a system prompt, which may be computed once; the shortest prompt has
+    more. ``weight`` is 1, or 0 for a filler that only keeps ranks in step. ``host`` keeps the lengths and
+    ``prompt_index`` from before the batch moved to a device: planning with them does not wait for the device.
     """
 
     input_ids: Tensor
@@ -283,6 +270,7 @@ class MicroBatch:
     row_weights: Tensor | None = None
     media: tuple[Media, ...] | None = None
     group_index: tuple[int, ...] | None = None
+    common_prefix: int = 0
     host: tuple[Tensor, Tensor, Tensor | None] | None = None
 
     def __post_init__(self) -> None:
@@ -390,8 +378,7 @@ class ObjectiveOutput:
     """Result of an objective.
 
     ``loss``: scalar to minimise. ``ratio``: [N] or [N, T], before clipping. ``clipped``: bool, the same shape, True
-    exactly where the clipped branch is taken and the gradient is zero ("outside the band" is another metric).
-    ``sums``: ``{metric: (sum, count)}`` scalars that add up over micro-batches and ranks.
+    where the clipped branch is taken and the gradient is zero. ``sums``: ``{metric: (sum, count)}`` that add up.
     """
 
     loss: Tensor

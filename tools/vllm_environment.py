@@ -67,13 +67,15 @@ def main(folder: str, pip_arguments: Sequence[str] = ()) -> int:
     return 0
 
 
-def interpreter(folder: Path, constraints: Path, build: Callable[[Path], None]) -> Path:
+def interpreter(
+    folder: Path, constraints: Path, build: Callable[[Path], None], name: str = "vllm", recipe: Path = Path(__file__)
+) -> Path:
     """The interpreter of the complete environment; ``build`` is called with the folder to make where it is not there.
 
     Raises:
         UnavailableError: it cannot be built here.
     """
-    home = folder / f"vllm-{key(constraints)}"
+    home = folder / f"{name}-{key(constraints, recipe)}"
     folder.mkdir(parents=True, exist_ok=True)
     with open(f"{home}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process, however that ends
@@ -85,9 +87,9 @@ def interpreter(folder: Path, constraints: Path, build: Callable[[Path], None]) 
     return home / "bin" / "python"
 
 
-def key(constraints: Path) -> str:
-    """Changes with everything that the environment is made from."""
-    made_from = [constraints.read_bytes(), Path(__file__).read_bytes(), sys.version.encode()]
+def key(constraints: Path, recipe: Path = Path(__file__)) -> str:
+    """Changes with everything that the environment is made from; ``recipe`` is the file that builds it."""
+    made_from = [constraints.read_bytes(), recipe.read_bytes(), sys.version.encode()]
     return hashlib.sha256(b"\0".join(made_from)).hexdigest()[:12]
 
 
@@ -97,22 +99,31 @@ def install(home: Path, constraints: Path, pip_arguments: Sequence[str]) -> None
     Raises:
         UnavailableError: pip finds no such packages for this Python and platform.
     """
-    venv.create(home, with_pip=True)
-    pip = [home / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pip_arguments]
-    steps = [
+    steps: list[list[str | Path]] = [
         ["-c", constraints, "torch"],  # with what this build of torch needs: a CUDA build brings its libraries
         ["--no-deps", "-r", constraints],
     ]
+    make(home, steps, pip_arguments, "vLLM")
+    (packages,) = home.glob("lib/python*/site-packages")
+    (packages / "declare_operators.py").write_text(OPERATORS)
+    (packages / "declare_operators.pth").write_text("import declare_operators\n")
+
+
+def make(home: Path, steps: Sequence[Sequence[str | Path]], pip_arguments: Sequence[str], what: str) -> None:
+    """A virtual environment with what pip installs in some steps, each given by its arguments.
+
+    Raises:
+        UnavailableError: pip finds no such packages for this Python and platform.
+    """
+    venv.create(home, with_pip=True)
+    pip = [home / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pip_arguments]
     for step in steps:
         done = subprocess.run([*pip, *step], check=False, stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
         if done.returncode:
             here = (platform.system(), platform.machine())
             other = "" if here == PLATFORM else f" (made for {' '.join(PLATFORM)}, this is {' '.join(here)})"
             reason = ([x for x in done.stderr.splitlines() if x.startswith("ERROR")] or ["pip failed"])[-1]
-            raise UnavailableError(f"vLLM cannot be installed for {sys.executable}{other}: {reason}")
-    (packages,) = home.glob("lib/python*/site-packages")
-    (packages / "declare_operators.py").write_text(OPERATORS)
-    (packages / "declare_operators.pth").write_text("import declare_operators\n")
+            raise UnavailableError(f"{what} cannot be installed for {sys.executable}{other}: {reason}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from gspo_lightning.callbacks.folder import evaluation_follows, gspo_module, run_folder
-from gspo_lightning.distributed import fail_together
+from gspo_lightning.distributed import fail_together, from_first_rank
 from gspo_lightning.errors import InfrastructureError, UserError, chain
 from gspo_lightning.resume import (
     Manifest,
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 
 _OWN = re.compile(r"step-\d{8,}\.ckpt")
 """Names of checkpoints that LastCheckpoint writes."""
+SMALL = 100 << 20
+"""Bytes below which a checkpoint is written after every iteration: it takes a fraction of a second."""
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -94,31 +97,44 @@ def _save(checkpoint: dict[str, Any], file: Any) -> None:
 class LastCheckpoint(Checkpoint):
     """Keeps the newest and the best checkpoints in ``checkpoints/`` of the run folder; ``last.ckpt`` links the newest.
 
+    An iteration ends with a checkpoint if the newest one is missing, below 100 MiB or ``every_n_minutes`` old, or if
+    ``keep_best`` would keep this one. The end of the run and an interruption always write one. Training waits for it:
+    writing in the background would need a second copy of weights and optimizer state in memory.
+
     Args:
-        every_n_iterations: iterations between two checkpoints; the last iteration always writes one.
+        every_n_iterations: iterations between two checkpoints, whatever their size and age.
         keep_last: number of newest checkpoints to keep; with 1 there is no fallback if a disk damages it.
         keep_best: number of checkpoints with the highest ``best_by`` to keep as well.
         best_by: a metric of an update or of an evaluation, such as ``reward/mean`` or ``val/accuracy``. The reward
             of an update is that of the rollouts it learnt from.
+        every_n_minutes: age in minutes from which the end of an iteration writes another large checkpoint.
     """
 
     def __init__(
-        self, every_n_iterations: int = 1, keep_last: int = 2, keep_best: int = 0, best_by: str = "reward/mean"
+        self,
+        every_n_iterations: int | None = None,
+        keep_last: int = 2,
+        keep_best: int = 0,
+        best_by: str = "reward/mean",
+        every_n_minutes: float = 10.0,
     ) -> None:
         super().__init__()
         for name, value, least in (
             ("every_n_iterations", every_n_iterations, 1),
             ("keep_last", keep_last, 1),
             ("keep_best", keep_best, 0),
+            ("every_n_minutes", every_n_minutes, 0),
         ):
-            if value < least:
+            if value is not None and not value >= least:
                 raise UserError(f"LastCheckpoint.{name}", f"is {value}; it must be at least {least}")
-        self.every_n_iterations, self.keep_last = every_n_iterations, keep_last
-        self.keep_best, self.best_by = keep_best, best_by
+        self.every_n_iterations, self.every_n_minutes = every_n_iterations, every_n_minutes
+        self.keep_last, self.keep_best, self.best_by = keep_last, keep_best, best_by
         self._folder = Path()
         self.protected: set[int] = set()
-        """Update numbers whose checkpoints are always kept: a rollback may need them."""
-        self._saved = -1
+        """Update numbers whose checkpoints are written and kept: a rollback may need them."""
+        self.quiet: set[int] = set()
+        """Update numbers after which nothing was suspicious: the newest checkpoint of one of them is kept."""
+        self._saved, self._saved_at = -1, 0.0
         self._there = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -131,13 +147,13 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Record the current step: a resumed run is already at a checkpoint."""
-        self._saved = trainer.global_step
+        self._saved, self._saved_at = trainer.global_step, time.monotonic()
         self._there = self._folder.parent.is_dir()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Save at the end of an iteration, unless an evaluation comes first (or may come, after the last one)."""
         final = trainer.max_epochs == trainer.current_epoch + 1 and evaluation_follows(trainer, at_the_end=True)
-        if self._due(trainer, gspo_module(pl_module)) and not evaluation_follows(trainer) and not final:
+        if not evaluation_follows(trainer) and not final and self._due(trainer, gspo_module(pl_module)):
             self.save(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -150,8 +166,25 @@ class LastCheckpoint(Checkpoint):
         self.save(trainer)
 
     def _due(self, trainer: Trainer, module: GSPOModule) -> bool:
-        updates = module.data.settings.updates_per_iteration * self.every_n_iterations
-        return trainer.global_step > 0 and trainer.global_step % updates == 0
+        """True at the end of an iteration that gets a checkpoint; a collective."""
+        iterations, rest = divmod(trainer.global_step, module.data.settings.updates_per_iteration)
+        return iterations > 0 and rest == 0 and from_first_rank(lambda: self._wanted(iterations, trainer, module))
+
+    def _wanted(self, iterations: int, trainer: Trainer, module: GSPOModule) -> bool:
+        own = [manifest for _, manifest in self._own()]
+        best = sorted((m.score for m in own if m.score is not None), reverse=True)[: self.keep_best]
+        score = self._score(module)
+        if trainer.global_step in self.protected:
+            return True
+        if score is not None and self.keep_best and (len(best) < self.keep_best or score > best[-1]):
+            return True
+        if self.every_n_iterations is not None:
+            return iterations % self.every_n_iterations == 0
+        old = time.monotonic() - self._saved_at >= 60 * self.every_n_minutes
+        return old or not own or sum(size for size, _ in own[0].files.values()) < SMALL
+
+    def _score(self, module: GSPOModule) -> float | None:
+        return {**module.evaluator.last, **module.last_update}.get(self.best_by)
 
     def save(self, trainer: Trainer) -> Path:
         """Save (must be called on every rank), unless no update was made since the last save; return the path."""
@@ -165,24 +198,28 @@ class LastCheckpoint(Checkpoint):
                     f"  fix: restore it and resume with --ckpt_path last, or start again"
                 )
         module = gspo_module(trainer.lightning_module)
-        score = {**module.evaluator.last, **module.last_update}.get(self.best_by)
-        trainer.save_checkpoint(path, weights_only=False, storage_options={"score": score})
+        trainer.save_checkpoint(path, weights_only=False, storage_options={"score": self._score(module)})
         if trainer.is_global_zero:
             link_last(path)
-        self._saved = trainer.global_step
+        self._saved, self._saved_at = trainer.global_step, time.monotonic()
         if trainer.is_global_zero:
             self._prune(trainer)
         return path
 
+    def _own(self) -> list[tuple[Path, Manifest]]:
+        """Return the checkpoints that this callback wrote, the newest first, with their manifests."""
+        return [(path, m) for path, m in manifests(self._folder) if _OWN.fullmatch(path.name)]
+
     def _prune(self, trainer: Trainer) -> None:
         """Remove checkpoints that no setting keeps; another callback's checkpoints stay."""
-        own = [(path, m) for path, m in manifests(self._folder) if _OWN.fullmatch(path.name)]
+        own = self._own()
         there = [(path, m) for path, m in own if path.exists()]
         scored = sorted((p for p in there if p[1].score is not None), key=lambda p: float(p[1].score or 0.0))
         kept = {path for path, _ in there[: self.keep_last]} | {
             path for path, _ in scored[len(scored) - self.keep_best :]
         }
         kept |= {path for path, m in there if m.step in self.protected}
+        kept |= set([path for path, m in there if m.step in self.quiet][:1])
         for path, _ in own:
             if path not in kept:
                 trainer.strategy.remove_checkpoint(path)

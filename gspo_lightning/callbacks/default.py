@@ -12,6 +12,7 @@ from gspo_lightning.callbacks.interrupts import Interrupts
 from gspo_lightning.callbacks.no_signal import NoSignal
 from gspo_lightning.callbacks.progress import RunProgress
 from gspo_lightning.callbacks.ranks import WatchRanks
+from gspo_lightning.callbacks.recorded_tokens import RecordedTokens
 from gspo_lightning.callbacks.summary import RunSummary
 
 
@@ -26,7 +27,8 @@ def default_callbacks(*, progress_bar: bool = True, checkpoints: bool = True) ->
         progress_bar: add :class:`RunProgress`; without it Lightning's own bar shows reward and response length.
         checkpoints: add :class:`LastCheckpoint`.
     """
-    found: list[Callback] = [WatchRanks(), ColdStartCurve(), NoSignal(), Collapse(), Dashboard(), RunSummary()]
+    found: list[Callback] = [WatchRanks(), ColdStartCurve(), NoSignal(), Collapse(), Dashboard(), RecordedTokens()]
+    found.append(RunSummary())
     found += [RunProgress()] if progress_bar else []
     # interrupts after callbacks that count updates, checkpoints last: they store the counts
     return [*found, Interrupts(), *([LastCheckpoint()] if checkpoints else [])]

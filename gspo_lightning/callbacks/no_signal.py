@@ -8,6 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from gspo_lightning.callbacks.folder import gspo_module
+from gspo_lightning.experience.sources import has_environment
 from gspo_lightning.training.module import GSPOModule
 
 log = logging.getLogger(__name__)
@@ -28,10 +29,15 @@ class NoSignal(Callback):
             earned = module.last_update["reward/mean"]
             log.warning(
                 "nothing to learn from yet: in every group of the first iteration all rewards are equal (their mean is "
-                "%.3g), so no response is better than another; give the model a cold start "
+                "%.3g), so no response is better than another%s; give the model a cold start "
                 "(model.cold_start.demonstrations: demos.jsonl), easier data, or a reward for the format of an answer",
-                earned,
-            )
+                earned, _one_turn(module),
+            )  # fmt: skip
+
+
+def _one_turn(module: GSPOModule) -> str:
+    alone = has_environment(module.data.rollouts) and module.last_update.get("response/turns") == 1.0
+    return ", and no conversation had a second turn: the policy has called no tool" if alone else ""
 
 
 def _nothing(module: GSPOModule) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import random
@@ -17,6 +18,9 @@ from gspo_lightning.escape import say
 from gspo_lightning.faults import DISK
 
 TEMPLATES = Path(__file__).parent / "templates"
+CONFIGS = Path(__file__).parents[1] / "configs"
+SCHEMA = "schema.json"
+"""The schema of the YAML, for editors: ``train.yaml`` points to it."""
 TASKS = {
     "own": "your own reward and data, on a tiny model: offline, under two minutes on a CPU",
     "math": "mathematics with a verifier, on a real model",
@@ -42,21 +46,24 @@ def main(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, help="a new or an empty folder")
-    parser.add_argument("--task", choices=TASKS, default="own", help="kind of project (default: own)")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--task", choices=TASKS, default="own", help="kind of project (default: own)")
+    kind.add_argument("--model", metavar="NAME_OR_PATH", help="a project for this model: word problems in English")
     options = parser.parse_args(list(argv))
-    write_project(options.folder, options.task)
+    write_project(options.folder, "real" if options.model else options.task, options.model)
     shown = options.folder / "train.yaml"
     say(f"written: {options.folder} ({', '.join(sorted(p.name for p in options.folder.iterdir()))})")
     say(f"next: gspo fit --config {shlex.quote(str(shown))}")
     return 0
 
 
-def write_project(folder: Path, task: str) -> None:
+def write_project(folder: Path, task: str, model: str | None = None) -> None:
     """Write the files of a task.
 
     Args:
         folder: created, or an existing empty folder.
-        task: one of ``TASKS``.
+        task: one of ``TASKS``, or ``real`` with a model.
+        model: hub id, folder or GGUF file.
 
     Raises:
         UserError: see :func:`main`.
@@ -66,12 +73,13 @@ def write_project(folder: Path, task: str) -> None:
         raise UserError("gspo init", f"{str(folder)!r} has characters that cannot be shown", fix="name another folder")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError("gspo init", f"{str(folder)!r} exists and is not an empty folder", fix="name a new folder")
+    words = {} if model is None else _words(model)
     files = {
-        file.name.removesuffix(_UNCOLLECTED): _named(file, folder)
+        file.name.removesuffix(_UNCOLLECTED): _named(file, folder, words)
         for file in sorted((TEMPLATES / task).iterdir())
         if file.is_file()
     }
-    files |= RECORDS[task]()
+    files |= RECORDS[task]() | {SCHEMA: (CONFIGS / "schema" / "fit.json").read_text(encoding="utf-8")}
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     written: list[Path] = []
     try:
@@ -94,12 +102,39 @@ def write_project(folder: Path, task: str) -> None:
         raise UserError("gspo init", said, fix="name another folder") from error
 
 
-def _named(file: Path, folder: Path) -> str:
+def _words(model: str) -> dict[str, str]:
+    """Return the settings of a model in its template: word -> value.
+
+    Raises:
+        UserError: its config cannot be read.
+    """
+    import torch
+
+    from gspo_lightning.commands.plan.memory import counts_of
+    from gspo_lightning.policy.model_settings import ModelSettings
+    from gspo_lightning.update.learning_rates import SMALLEST, usual_rate
+
+    path = Path(model).expanduser()
+    name = str(path.resolve()) if path.exists() else model
+    size, gpu = counts_of(ModelSettings(name)).total, torch.cuda.is_available()
+    return {
+        "model": json.dumps(name),
+        "size": f"{size / 1e9:.2g}",
+        "rate": f"{usual_rate(max(size, SMALLEST), adapters=False):.1e}",
+        "accelerator": "auto" if gpu else "cpu",
+        "precision": "bf16-mixed" if gpu and torch.cuda.is_bf16_supported() else "32-true",
+        "checkpointing": "true" if size > 1e9 else "false",
+        "temperature": "1.0" if size > 1e9 else "0.7",  # at 1.0 few answers of small models are right
+    }
+
+
+def _named(file: Path, folder: Path, words: Mapping[str, str]) -> str:
     """Return the text of a template with the new folder, shell-quoted, in its commands and comments."""
     config, name = (shlex.quote(str(path)) for path in (folder / "train.yaml", folder))
     if file.name.endswith(f".py{_UNCOLLECTED}"):  # inside a Python string
         config, name = (text.replace("\\", "\\\\").replace('"', '\\"') for text in (config, name))
-    return file.read_text(encoding="utf-8").replace("FOLDER/train.yaml", config).replace("FOLDER", name)
+    text = file.read_text(encoding="utf-8").replace("FOLDER/train.yaml", config).replace("FOLDER", name)
+    return functools.reduce(lambda text, word: text.replace(f"<{word}>", words[word]), words, text)
 
 
 def _lines(records: Iterable[Mapping[str, Any]]) -> str:
@@ -146,5 +181,18 @@ def _logic() -> dict[str, str]:
     return {"train.jsonl": _lines(puzzles.records())}
 
 
-RECORDS: dict[str, Callable[[], dict[str, str]]] = {"own": _own, "math": _math, "code": _code, "logic": _logic}
+def _real() -> dict[str, str]:
+    """Return word problems; the held-out ones tell other stories."""
+    from gspo_lightning.prompts import WordProblems
+
+    asked = "\nAnswer briefly, with a single number."  # without it a small model rarely ends an answer
+    return {
+        "train.jsonl": _lines(WordProblems("train", size=10 * COUNT, instruction=asked).records()),
+        "held_out.jsonl": _lines(WordProblems("held_out", size=64, instruction=asked).records()),
+    }
+
+
+RECORDS: dict[str, Callable[[], dict[str, str]]] = {
+    "own": _own, "math": _math, "code": _code, "logic": _logic, "real": _real,
+}  # fmt: skip
 """Task -> function that returns its record files: name -> text."""

@@ -14,12 +14,14 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts.encode import encode_prompts
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws
+from gspo_lightning.rollouts.recording.records import of_conversation
 from gspo_lightning.rollouts.source import ResponsePrefix, RolloutSource
 from gspo_lightning.rollouts.verify import verify_decoding
+from gspo_lightning.rollouts.wrapping import WrappingSource
 from gspo_lightning.suites.problems import Problem
 from gspo_lightning.suites.suite import Suite
 from gspo_lightning.suites.verdicts import Answer
-from gspo_lightning.types import Prompt, Rollout, SamplingParams
+from gspo_lightning.types import Prompt, Rollout, SamplingParams, SystemPrompt
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +37,7 @@ def answers_of(
     suite: Suite,
     wanted: SampleRequests,
     *,
-    system_prompt: str | None = None,
+    system_prompt: SystemPrompt | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     version: int = 0,
@@ -43,11 +45,12 @@ def answers_of(
     """Yield answers one after another.
 
     Random draws depend on the suite's seed, the problem's place and the answer's number: not on which others are
-    sampled, nor on how many ranks share the problems.
+    sampled, nor on how many ranks share the problems. An agent or environment has its conversation about each problem;
+    those that fail have no answer.
 
     Args:
         policy: the weights, in eval mode, gathered on this rank.
-        source: rollout source that supports :meth:`RolloutSource.extend`.
+        source: rollout source that supports :meth:`RolloutSource.extend`, or has conversations.
         suite: sampling settings and system prompt.
         wanted: answers to sample.
         system_prompt: for a suite without one.
@@ -56,8 +59,12 @@ def answers_of(
         version: of the weights, for sources that keep their own copy.
 
     Raises:
-        UserError: a prompt that the model cannot read or has no room to answer, or a source that cannot extend.
+        UserError: a prompt that the model cannot read or has no room to answer, or a source that cannot extend;
+            a system prompt of the suite, for a source that has conversations.
     """
+    if suite.system_prompt and isinstance(source, WrappingSource):
+        what = f"is not seen by {type(source).__name__}, which writes messages itself"
+        raise UserError(f"suite {suite.name}: system_prompt", what, fix="leave it out, or let the agent send it")
     prompts = encode_prompts(
         [{"prompt": problem.prompt} for problem, _ in wanted],
         policy.tokenizer,
@@ -76,14 +83,49 @@ def answers_of(
         longest=longest + sampling.max_response_tokens,
         context=context,
     )
-    rows = _rows(prompts, wanted, sampling.max_response_tokens)
     draws = Draws.of(suite.sampling.seed, Purpose.EVAL_SAMPLING, 0)
     with torch.no_grad(), context():
         source.sync_weights(policy, version)
+    if isinstance(source, WrappingSource):
+        yield from _conversations(policy, source, suite, prompts, wanted, sampling, draws, context, version)
+        return
+    rows = _rows(prompts, wanted, sampling.max_response_tokens)
     for first in range(0, len(rows), ROWS):
         with torch.no_grad(), context():
             found = source.extend(policy, rows[first : first + ROWS], sampling=sampling, draws=draws, version=version)
         yield from (_answer(wanted[rollout.prompt.id][0].id, rollout) for rollout in found)
+
+
+def _conversations(
+    policy: Policy,
+    source: WrappingSource,
+    suite: Suite,
+    prompts: Sequence[Prompt],
+    wanted: SampleRequests,
+    sampling: SamplingParams,
+    draws: Draws,
+    context: Callable[[], AbstractContextManager[Any]],
+    version: int,
+) -> Iterator[Answer]:
+    """Yield the wanted answers of whole groups of conversations: a source has them by group only."""
+    asked = [
+        (Prompt(place, problem.prompt, prompt.token_ids, problem.told), {*samples})
+        for place, (prompt, (problem, samples)) in enumerate(zip(prompts, wanted, strict=True))
+        if samples
+    ]
+    at_once = max(1, ROWS // suite.samples)
+    for first in range(0, len(asked), at_once):
+        part = asked[first : first + at_once]
+        with torch.no_grad(), context():
+            groups = source.generate(
+                policy, [prompt for prompt, _ in part], group_size=suite.samples, sampling=sampling, draws=draws,
+                version=version,
+            )  # fmt: skip
+        for group, (prompt, samples) in zip(groups, part, strict=True):
+            mine = [rollout for rollout in group if rollout.sample in samples]
+            if lost := [rollout.lost for rollout in mine if rollout.lost]:
+                log.warning("%s: %d answers are missing; the first: %s", suite.name, len(lost), lost[0])
+            yield from (_answer(wanted[prompt.id][0].id, rollout) for rollout in mine if not rollout.lost)
 
 
 def _rows(prompts: Sequence[Prompt], wanted: SampleRequests, token_budget: int) -> list[ResponsePrefix]:
@@ -116,4 +158,4 @@ def _sampling(policy: Policy, suite: Suite, longest: int) -> SamplingParams:
 
 
 def _answer(identifier: str, rollout: Rollout) -> Answer:
-    return Answer(identifier, rollout.sample, rollout.text, rollout.length, rollout.truncated)
+    return Answer(identifier, rollout.sample, rollout.text, rollout.length, rollout.truncated, of_conversation(rollout))

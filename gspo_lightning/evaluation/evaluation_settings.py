@@ -14,9 +14,9 @@ class Evaluation:
     """Settings for answering held-out prompts; independent of training."""
 
     temperature: float = 0.0
-    """Sampling temperature; 0 is greedy."""
+    """Sampling temperature, >= 0; 0 is greedy."""
     samples: int = 1
-    """Responses per prompt (the k of avg@k). More than one needs a temperature above 0."""
+    """Responses per prompt (the k of avg@k), >= 1. More than one needs a temperature above 0."""
     max_response_tokens: int | None = None
     """Most tokens of a response; None takes data.max_response_tokens."""
     top_p: float = 1.0

@@ -15,6 +15,7 @@ from gspo_lightning.suites.judging import judge
 from gspo_lightning.suites.metrics import Graded, measure
 from gspo_lightning.suites.problems import Problem, read_problems
 from gspo_lightning.suites.suite import Suite, load_suite
+from gspo_lightning.types import SystemPrompt
 
 
 class SuiteEvaluations:
@@ -31,7 +32,7 @@ class SuiteEvaluations:
         self,
         names: Sequence[str],
         workers: int | None = None,
-        system_prompt: str | None = None,
+        system_prompt: SystemPrompt | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self.names, self.workers = tuple(names), workers

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import torch
 
 from gspo_lightning.commands.evaluate.model import Sampled
 from gspo_lightning.errors import UserError
 from gspo_lightning.inspect.request import Choice, Numbers, Request, Response, Stop
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.thread_state import on_device
 from gspo_lightning.prompts.dialogue import Dialogue
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.registry import component
-from gspo_lightning.resume.find import newest_of_run
+from gspo_lightning.resume.find import checkpoint_at
 from gspo_lightning.rollouts import Draws
 from gspo_lightning.rollouts.source import RolloutSource
 from gspo_lightning.rollouts.verify import verify_decoding
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
-log = logging.getLogger(__name__)
 _QUIET_S = 0.03
 """Seconds without a further request after which a batch begins."""
 _MOST = 512
@@ -43,7 +43,7 @@ class InProcess:
     """Backend with a policy and a rollout source; a thread samples waiting requests in batches.
 
     Args:
-        name: a checkpoint of ``gspo fit``, a run folder, a folder in transformers' format, or a hub id.
+        name: a checkpoint of ``gspo fit``, a run folder, a folder in transformers' format, a GGUF file, or a hub id.
         source: name of a rollout source; None takes the sampler of training.
         revision: branch, tag or commit of a hub id.
         trust_remote_code: run Python code from the model's repository.
@@ -175,11 +175,18 @@ class InProcess:
         return Choice(text, rollout.length, cut if rollout.truncated else "stop", logprobs)
 
 
+_POLICIES: WeakValueDictionary[tuple[object, ...], Policy] = WeakValueDictionary()
+"""Policies in use: Inspect makes a model once for its name and once more for the settings of a task."""
+
+
 def _loaded(name: str, revision: str | None, trust_remote_code: bool, source: RolloutSource | None) -> Sampled:
-    path = Path(name)
-    if (found := newest_of_run(path, "gspo/")) is not None:
-        log.info("gspo/%s is %s", name, found.described)
-        path = found.checkpoint
-    if path.suffix == ".ckpt" or path.is_file():
-        return Sampled.of_checkpoint(path, trust_remote_code, source)
-    return Sampled.of_model(name, revision, trust_remote_code, source)
+    path = checkpoint_at(Path(name), "gspo/")
+    key = (str(path), path.stat().st_mtime_ns if path.exists() else 0, revision, trust_remote_code)
+    if (policy := _POLICIES.get(key)) is not None:
+        return Sampled(policy, {}, source)
+    if path.suffix == ".ckpt" or (path.is_file() and path.suffix.lower() != ".gguf"):
+        found = Sampled.of_checkpoint(path, trust_remote_code, source)
+    else:
+        found = Sampled.of_model(name, revision, trust_remote_code, source)
+    _POLICIES[key] = found.policy
+    return found

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gspo_lightning.distributed import from_first_rank
 from gspo_lightning.old_policy.frozen import FrozenPolicy, own_ways
 from gspo_lightning.packing.batches import cut, make_micro_batch
 from gspo_lightning.packing.rows import Row, rows_of, store
@@ -32,7 +33,7 @@ class ReferencePolicy(FrozenPolicy):
     field = "ref_logprobs"
 
     def __init__(self, policy: Policy, shard: Callable[[Policy], Policy] | None = None) -> None:
-        self.adapted = adapts_from_base(policy.model)
+        self.adapted = from_first_rank(lambda: adapts_from_base(policy.model))  # others may have no weights yet
         if self.adapted:
             self.policy = policy
         else:

@@ -35,7 +35,9 @@ def setting(config: Mapping[str, Any], path: Sequence[str]) -> Any:
     return value
 
 
-def header(base: str, sources: Iterable[Any], pipeline_tag: str, tags: Sequence[str]) -> str:
+def header(
+    base: str, sources: Iterable[Any], pipeline_tag: str, tags: Sequence[str], library: str = "transformers"
+) -> str:
     """Return the YAML header that the hub reads.
 
     Args:
@@ -43,6 +45,7 @@ def header(base: str, sources: Iterable[Any], pipeline_tag: str, tags: Sequence[
         sources: of the data; those that are hub data sets are listed.
         pipeline_tag: the hub's name of the model's task.
         tags: further labels.
+        library: that loads the folder.
     """
     from huggingface_hub import ModelCardData
 
@@ -50,7 +53,7 @@ def header(base: str, sources: Iterable[Any], pipeline_tag: str, tags: Sequence[
     data = ModelCardData(
         base_model=base if is_hub_id(base) else None,
         datasets=sorted(hub) or None,
-        library_name="transformers",
+        library_name=library,
         pipeline_tag=pipeline_tag,
         tags=list(tags),
     )

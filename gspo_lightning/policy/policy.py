@@ -17,6 +17,7 @@ from transformers import (
 from gspo_lightning.errors import UserError
 from gspo_lightning.pictures import Media
 from gspo_lightning.policy.attention import PackedLayout, attention_plan, with_plan
+from gspo_lightning.policy.decoding import Decoding
 from gspo_lightning.policy.disable_dropout import DisabledDropout, disable_dropout, hold
 from gspo_lightning.policy.freezing import trains_vision
 from gspo_lightning.policy.logprobs import token_logprobs
@@ -27,7 +28,7 @@ from gspo_lightning.policy.vision.families import FAMILIES, SAID, reads_pictures
 from gspo_lightning.policy.vision.image_processor import image_processor_of
 from gspo_lightning.policy.vision.vision_inputs import VisionInputs
 from gspo_lightning.temp_files import share
-from gspo_lightning.types import Decoding, MicroBatch, WeightsOn
+from gspo_lightning.types import MicroBatch, WeightsOn
 
 KEPT_LOGITS = 192 << 20
 """Bytes of float32 logits of a micro-batch up to which they are computed once; beyond, again in the backward pass."""
@@ -99,6 +100,14 @@ class Policy(nn.Module):
         return self.gathering is not None and bool(self.gathering.lockstep)
 
     @property
+    def shares_prefix(self) -> bool:
+        """True if :meth:`forward` computes first tokens that all prompts of a micro-batch share once.
+
+        Not for measured routers: their losses and routes count a token once for each of its rows.
+        """
+        return self.packed and self.routing is None
+
+    @property
     def backbone(self) -> nn.Module:
         """Text model without its output head."""
         base: nn.Module = self.model.base_model
@@ -163,10 +172,11 @@ class Policy(nn.Module):
 
     def _packed(self, batch: MicroBatch) -> States:
         """Compute states with every distinct token once: a prompt serves all its responses."""
-        layout = PackedLayout.of(batch)
+        layout = PackedLayout.of(batch, batch.common_prefix if self.shares_prefix else 0)
         places = TokenPlaces(layout.sources, layout.positions, layout.predicts, layout.rows, layout.steps)
         blocks = layout.pictures if self.image_processor is not None and self.image_processor.mutual else ()
-        plan = attention_plan(layout.segments, layout.crossings, layout.longest, batch.input_ids.device, blocks)
+        device = batch.input_ids.device
+        plan = attention_plan(layout.segments, layout.crossings, layout.longest, device, blocks, layout.prefix)
         ids, positions = layout.token_ids.unsqueeze(0), layout.positions.unsqueeze(0)
         inputs: dict[str, Any] = {"input_ids": ids, "position_ids": positions}
         if (vision_inputs := self._vision_inputs(batch)) is not None:

@@ -33,6 +33,8 @@ LEAK = 2.0
 Only mixtures of experts shift at all, because their products are cut by the token counts of experts. The smallest leak
 seen was 3.3 (measured).
 """
+COMMON = 2
+"""First tokens of all prompts of :func:`probe`."""
 WATCHED, COMPANION = 1, 0
 """Rows of :func:`probe` with one prompt: one that may not move, and one that changes except for its first token."""
 IN_CONFIG = re.compile(
@@ -44,14 +46,19 @@ ANYWHERE = re.compile(r"(window(_size)?|attention_chunk_size|local_attention|ind
 
 
 def probe(policy: Policy, longest: int = 9) -> MicroBatch:
-    """Return two prompts with two responses each, all of different lengths; one row has ``longest`` (>= 9) tokens."""
+    """Return two prompts with two responses each, all of different lengths; one row has ``longest`` (>= 9) tokens.
+
+    The prompts share their first :data:`COMMON` tokens.
+    """
     prompts, responses = torch.tensor([5, 5, 3, 3]), torch.tensor([4, 1, 6, 2])
     responses[WATCHED], responses[2] = max(1, longest - 6), longest - 3
     vocabulary = policy.model.config.get_text_config().vocab_size
     ids = torch.arange(4 * longest).view(4, longest) * 7 % vocabulary
+    ids[2, :COMMON] = ids[0, :COMMON]
     ids[1, :5], ids[3, :3] = ids[0, :5], ids[2, :3]
     mask = torch.arange(int(responses.max())) < responses.unsqueeze(1)
-    batch = MicroBatch(ids, prompts, responses, mask, torch.zeros(4), prompt_index=torch.tensor([0, 0, 1, 1]))
+    index = torch.tensor([0, 0, 1, 1])
+    batch = MicroBatch(ids, prompts, responses, mask, torch.zeros(4), prompt_index=index, common_prefix=COMMON)
     return batch.to(policy.device)
 
 
@@ -119,10 +126,13 @@ class Probe:
 
     @cached_property
     def others(self) -> MicroBatch:
-        """Probe rows with other tokens, except the watched row, its prompt, and the first token of one response."""
+        """Probe rows with other tokens, except the watched row, its prompt, and the first token of one response.
+
+        Every prompt keeps the tokens that all share.
+        """
         rows, vocabulary = self.rows, int(self.policy.model.config.get_text_config().vocab_size)
         ids = (rows.input_ids + 1 + torch.arange(rows.input_ids.shape[1], device=rows.input_ids.device)) % vocabulary
-        ids[WATCHED] = rows.input_ids[WATCHED]
+        ids[WATCHED], ids[:, :COMMON] = rows.input_ids[WATCHED], rows.input_ids[:, :COMMON]
         kept = int(rows.prompt_lengths[COMPANION]) + 1
         ids[COMPANION, :kept] = rows.input_ids[COMPANION, :kept]
         return replace(rows, input_ids=ids)

@@ -23,8 +23,8 @@ HARMLESS = (
     "trainer.limit_predict_batches", "trainer.detect_anomaly", "trainer.barebones", "trainer.benchmark",
     "trainer.accelerator", "trainer.strategy", "trainer.devices", "trainer.num_nodes", "trainer.sync_batchnorm",
     "data.val", "data.test", "data.predict", "data.evaluation", "data.reward_workers", "data.rollout_retries",
-    "data.rollout_retry_s", "data.record_rollouts", "data.max_tokens_per_micro_batch", "data.micro_batch_size",
-    "model.gradient_checkpointing",
+    "data.rollout_retry_s", "data.record_rollouts", "data.record_tokens",
+    "data.max_tokens_per_micro_batch", "data.micro_batch_size", "model.gradient_checkpointing",
     "model.histogram_every", "model.on_nonfinite", "model.max_skips", "model.old_policy.class_path",
 )  # fmt: skip
 """Settings that may change in a run without changing its meaning, including everything below them."""

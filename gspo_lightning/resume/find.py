@@ -84,6 +84,19 @@ def newest_of_run(path: Path, field: str) -> Found | None:
     return found
 
 
+def checkpoint_at(path: Path, field: str) -> Path:
+    """Return the newest intact checkpoint of a run folder, and log its name; any other path is returned as it is.
+
+    Raises:
+        UserError: see :func:`newest_of_run`.
+    """
+    found = newest_of_run(path, field)
+    if found is None:
+        return path
+    _say(f"{path}: {found.described}")
+    return found.checkpoint
+
+
 def _candidates(folder: Path) -> list[Path]:
     """Return checkpoints, the newest first; those without a readable manifest are ordered by step."""
     known = manifests(folder)
@@ -131,12 +144,14 @@ def read_checkpoint(path: Path, field: str = "ckpt_path") -> dict[str, Any]:
         fix += ", or --ckpt_path last for the newest one that is whole"
     if not path.exists():
         raise UserError(field, f"{str(path)!r} does not exist", fix=fix)
+    folder = is_folder(path)
+    if path.is_dir() and not folder:
+        raise UserError(field, f"{path} is neither a run folder, which has checkpoints/, nor a checkpoint", fix=fix)
     whole = path.resolve()
     if not manifest_path(whole).exists():
         _say(f"{path} has no manifest next to it: it is used unverified")
     elif why := damage(whole):
         raise UserError(field, f"{path} cannot be read: {why}", fix=fix)
-    folder = is_folder(path)
     content = read_tensors(path / METADATA if folder else path, field, fix=fix, mmap=True)
     if not isinstance(content, dict) or "global_step" not in content or not ("state_dict" in content or folder):
         raise UserError(field, f"{path} cannot be read: it was not written by gspo fit", fix=fix)

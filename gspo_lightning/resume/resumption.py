@@ -155,18 +155,21 @@ class Resumption:
         """Check the prompts likewise; return what this run's checkpoints will carry.
 
         Args:
-            prompts: ``{"train": Fingerprint.value(), "val": ...}``; under the name of a setting, demonstrations that
-                are needed to make the start of the run again.
+            prompts: ``{"train": Fingerprint.value(), "val": ...}``; under the name of a setting, demonstrations or
+                adapters that are needed to make the start of the run again.
 
         Raises:
-            UserError: the training prompts or such demonstrations have changed, without permission.
+            UserError: the training prompts or what the run starts from have changed, without permission.
         """
         self.now["data"] = {name: dict(value) for name, value in prompts.items()}
         before = self.before.get("data", {})
         for name, value in self.now["data"].items():
             if name in before and before[name] != value:
                 where = name if "." in name else f"data.{name}"
-                text = f"{where}: {before[name]['prompts']} prompts -> {value['prompts']} (their content differs)"
+                counts = [side.get("prompts") for side in (before[name], value)]
+                text = f"{where}: {counts[0]} prompts -> {counts[1]} (their content differs)"
+                if None in counts:
+                    text = f"{where}: its content differs"
                 if (name == "train" or where == name) and not self.allowed:
                     raise _refused(self.path, [text])
                 _say(f"changed since the checkpoint: {text}")

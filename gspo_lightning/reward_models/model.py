@@ -9,9 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import logging as transformers_logging
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.classifier import output_layers
+from gspo_lightning.policy.gguf import loadable_name
 from gspo_lightning.policy.loading import load_config
 from gspo_lightning.policy.loading_lock import LOADING
 from gspo_lightning.policy.lora import add_adapters
@@ -39,8 +41,7 @@ def load_reward_model(settings: ModelSettings) -> PreTrainedModel:
     :func:`gspo_lightning.policy.classifier.set_pad`.
 
     A head that the model does not have yet starts at zero, so all rewards are 0 before the first update. With adapters,
-    the
-    head is trained, too, and everything else is frozen; a vision tower is always frozen.
+    the head is trained, too, and everything else is frozen; a vision tower is always frozen.
 
     Raises:
         UserError: the model cannot be found or loaded, or lacks other weights than those of its head.
@@ -57,7 +58,9 @@ def load_reward_model(settings: ModelSettings) -> PreTrainedModel:
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if settings.lora is not None:
-        add_adapters(model.base_model, settings.lora, settings.seed)
+        from_causal = settings.lora.start_from is not None  # whose names begin at the whole model
+        add_adapters(model if from_causal else model.base_model, settings.lora, settings.seed)
+        head_of(model).requires_grad_(True)
     head_of(model).__class__ = _Float32Linear
     return model.train()
 
@@ -111,10 +114,12 @@ def _not_loadable(name: str, error: Exception) -> UserError:
 
 def _pretrained(settings: ModelSettings) -> PreTrainedModel:
     config = _one_output(load_config(settings))
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # a head that is missing is not worth a table; others are refused below
     try:
         model: PreTrainedModel
         model, report = AutoModelForSequenceClassification.from_pretrained(
-            settings.name_or_path,
+            loadable_name(settings.name_or_path),
             config=config,
             output_loading_info=True,
             revision=settings.revision,
@@ -124,6 +129,8 @@ def _pretrained(settings: ModelSettings) -> PreTrainedModel:
         )
     except Exception as error:  # shapes that do not fit, a package that is missing, a family without a classifier
         raise _not_loadable(settings.name_or_path, error) from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
     head = {f"{name}." for name, _ in _outside(model)}
     missing = sorted(report["missing_keys"])
     if lost := [name for name in missing if not any(name.startswith(prefix) for prefix in head)]:

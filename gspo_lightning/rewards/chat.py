@@ -50,13 +50,16 @@ def completion_messages(sample: Sample) -> list[dict[str, Any]]:
 def tools_of(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the chat template's arguments beside the messages: ``tools``, a list of JSON schemas, or nothing.
 
-    The column may hold JSON text. Null fields are left out, because a table gives every tool the fields of all tools. A
+    The column may hold JSON text. Null fields are left out, because a table gives every tool the fields of all tools.
+    Templates read chat completions' shape; tools in that of OpenAI's Responses (no ``function``) are put into it. A
     column of this name with any other content is ignored.
 
     >>> tools_of({"tools": '[{"type": "function", "function": {"name": "add"}}]'})
     {'tools': [{'type': 'function', 'function': {'name': 'add'}}]}
     >>> tools_of({"tools": [{"name": "add", "strict": None}]}), tools_of({"tools": "saw"}), tools_of({"tools": []})
     ({'tools': [{'name': 'add'}]}, {}, {})
+    >>> tools_of({"tools": [{"type": "function", "name": "add", "parameters": {"type": "object"}}]})["tools"]
+    [{'type': 'function', 'function': {'name': 'add', 'parameters': {'type': 'object'}}}]
     """
     tools = record.get("tools")
     if isinstance(tools, str):
@@ -66,7 +69,12 @@ def tools_of(record: Mapping[str, Any]) -> dict[str, Any]:
             return {}
     if not isinstance(tools, list | tuple) or not tools or not all(isinstance(tool, Mapping) for tool in tools):
         return {}
-    return {"tools": [_without_null(tool) for tool in tools]}
+    return {"tools": [_in_function(_without_null(tool)) for tool in tools]}
+
+
+def _in_function(tool: dict[str, Any]) -> dict[str, Any]:
+    flat = "function" not in tool and "name" in tool and (tool.get("type") == "function" or "parameters" in tool)
+    return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}} if flat else tool
 
 
 def _without_null(value: Any) -> Any:

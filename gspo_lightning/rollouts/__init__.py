@@ -4,6 +4,7 @@ from typing import Any
 
 from gspo_lightning.environments import Environment
 from gspo_lightning.errors import say_renamed
+from gspo_lightning.rollouts.agents import AgentRollouts
 from gspo_lightning.rollouts.conversations.environment import EnvironmentRollouts
 from gspo_lightning.rollouts.drawing import Draws, sample_tokens
 from gspo_lightning.rollouts.generate import TransformersGenerate
@@ -13,6 +14,7 @@ from gspo_lightning.rollouts.source import ResponsePrefix, RolloutSource
 from gspo_lightning.rollouts.vllm import VLLMEngine, VLLMServer
 
 __all__ = [
+    "AgentRollouts",
     "Draws",
     "Environment",
     "EnvironmentRollouts",

@@ -75,7 +75,10 @@ class RetryingSource:
             InfrastructureError: every attempt failed.
         """
         self.source.on_group = self.on_group
-        return self._fit(policy, lambda: self.source.generate(policy, prompts, **options))
+        try:
+            return self._fit(policy, lambda: self.source.generate(policy, prompts, **options))
+        finally:
+            self.source.on_group = None
 
     def extend(self, policy: Policy, beginnings: Sequence[ResponsePrefix], **options: Any) -> list[Rollout]:
         """Continue responses, with retries.

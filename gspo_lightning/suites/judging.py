@@ -98,12 +98,11 @@ def _batches(answers: Iterable[Answer], broken: list[Exception]) -> Iterator[lis
 
 
 def _sample(problem: Problem, answer: Answer) -> Sample:
-    columns = {name: value for name, value in problem.columns.items() if name not in ("id", "prompt")}
     return Sample(
         id=f"{answer.id}/{answer.sample}",
         prompt=problem.prompt,
         completion=answer.completion,
-        columns=columns,
+        columns={**problem.told, **answer.conversation},
         truncated=answer.truncated,
     )
 

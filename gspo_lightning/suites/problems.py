@@ -42,14 +42,18 @@ class Problem:
         """Hash of the prompt, so that answers are never graded against another wording."""
         return hashlib.sha256(self.prompt.encode()).hexdigest()
 
+    @property
+    def told(self) -> dict[str, Any]:
+        """Columns for the reward, in the order of their names."""
+        return {name: self.columns[name] for name in sorted(self.columns) if name not in ("id", "prompt")}
+
     @cached_property
     def record_sha256(self) -> str:
         """Hash of the columns given to a reward, so that verdicts from different answers are never compared.
 
         Computed once: records may hold megabytes of tests.
         """
-        told = {name: self.columns[name] for name in sorted(self.columns) if name not in ("id", "prompt")}
-        return hashlib.sha256(json.dumps(told, default=repr).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self.told, default=repr).encode()).hexdigest()
 
 
 def data_file(suite: Suite, folder: Path) -> Path:

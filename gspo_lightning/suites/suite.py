@@ -14,6 +14,7 @@ from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.parsing import load_yaml
 from gspo_lightning.prompts.prompt_set import Columns, PromptSet
 from gspo_lightning.rewards import Reward
+from gspo_lightning.types import SystemPrompt
 
 SHIPPED = Path(__file__).parent / "shipped"
 METRICS = ("avg", "pass", "maj", "g-pass", "puzzle_accuracy", "cell_accuracy", "rating")
@@ -50,7 +51,7 @@ class Suite:
     """``id``, ``prompt``, ``answer`` and other columns of the reward -> the data's columns."""
     prompt: str = "{{ prompt }}"
     """Template (Jinja) of the user's message, over the record's columns (ours, and the data's)."""
-    system_prompt: str | None = None
+    system_prompt: SystemPrompt | None = None
     samples: int = 1
     """Answers to each problem: the k of avg@k."""
     sampling: Sampling = field(default_factory=Sampling)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, asdict, dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +25,8 @@ class Answer:
     tokens: int | None = None
     """Number of tokens in the completion; None if unknown."""
     truncated: bool = False
+    conversation: Mapping[str, Any] = field(default_factory=dict)
+    """Columns of a conversation, for the reward: ``messages``, ``environment_reward``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,12 @@ from gspo_lightning.randomness import Purpose
 from gspo_lightning.rewards import EnvironmentReward, RewardRunner
 from gspo_lightning.rewards.by_record import Rewards
 from gspo_lightning.rewards.workers.runner_settings import weights_by_name
-from gspo_lightning.rollouts import EnvironmentRollouts, GroupedSampler, RolloutSource
+from gspo_lightning.rollouts import GroupedSampler, RolloutSource
 from gspo_lightning.rollouts.partial import PartialRollouts
 from gspo_lightning.rollouts.prefetcher import RolloutPrefetcher
 from gspo_lightning.rollouts.retrying import RetryingSource
-from gspo_lightning.types import MiniBatch, SamplingParams
+from gspo_lightning.rollouts.wrapping import WrappingSource
+from gspo_lightning.types import MiniBatch, SamplingParams, SystemPrompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -72,6 +73,8 @@ class PromptDataModule(LightningDataModule):
         rollout_retry_s: seconds before the first retry; four times as long before each further one.
         record_rollouts: write every training response to ``rollouts/`` in the run folder, a file per iteration, for
             ``Recorded`` to replay.
+        record_tokens: responses of an iteration, at most, whose tokens are recorded for ``gspo view``, in whole groups:
+            how far an update moved each token, and what was clipped; 0 records none.
         advantages: how a reward is compared with its group.
         combine_rewards: ``weighted_sum``, or ``normalised_separately`` (each reward is compared within the group on
             its own scale, then the sum is standardised over the batch: GDPO, arXiv 2601.05242; penalties for truncation
@@ -84,30 +87,31 @@ class PromptDataModule(LightningDataModule):
         resample_dead_groups: additional prompts per iteration and rank that may replace those whose responses all
             earned the same reward (DAPO's dynamic sampling with a budget); 0 keeps every group. Needs advantages that
             learn nothing from such groups.
-        kl_in_reward: weight of a KL penalty to the initial policy that is subtracted from the reward, per nat of the
-            whole response, between the trainer's own log-probabilities (one more forward pass); groups whose rewards
-            are equal stay dead. 0 needs no reference. As a loss term instead: model.objective.kl_coef.
-        group_size: responses per prompt (G).
-        prompts_per_rollout: prompts per iteration over all ranks (P).
+        kl_in_reward: weight, >= 0, of a KL penalty to the initial policy that is subtracted from the reward, per nat of
+            the whole response, between the trainer's own log-probabilities (one more forward pass); groups whose
+            rewards are equal stay dead. 0 needs no reference. As a loss term instead: model.objective.kl_coef.
+        group_size: responses per prompt (G), >= 1.
+        prompts_per_rollout: prompts per iteration over all ranks (P), >= 1.
         prompts_in_flight: prompts sampled at the same time, over all ranks. If above prompts_per_rollout, sampling
             stops when prompts_per_rollout groups are complete, and the other responses continue in the next iteration
             (partial rollouts). 0 samples every group to its end.
-        max_carry: iterations for which an unfinished group may be carried over (partial rollouts).
+        max_carry: iterations for which an unfinished group may be carried over (partial rollouts), >= 0.
         max_staleness: iterations that sampling runs ahead of training, in its own thread with a copy of the weights.
             With 0 the two alternate, and only then does a resumed run repeat the interrupted one exactly.
-        minibatches_per_rollout: optimizer steps per pass over a rollout batch; the GSPO paper uses 4.
-        epochs_per_rollout: passes over each rollout batch.
+        minibatches_per_rollout: optimizer steps per pass over a rollout batch, >= 1; the GSPO paper uses 4.
+        epochs_per_rollout: passes over each rollout batch, >= 1.
         deal: how rows are dealt to mini-batches: ``stratified`` (equal parts of every group), ``shuffled`` (a random
             permutation of all rows) or ``groups`` (whole groups). None: ``stratified``; a resumed run keeps its own.
         rows: weights in the loss of a rollout's rows, if it has several: ``rollout`` (they share the weight 1 by their
             trained tokens) or ``row`` (each has the weight 1).
-        max_tokens_per_micro_batch: tokens, padding included, in one forward pass; changes memory, not results.
-        max_prompt_tokens: longer prompts are dropped with a message, never cut.
-        max_response_tokens: longer responses are cut and count as truncated.
+        max_tokens_per_micro_batch: tokens, padding included, in one forward pass, >= 1; changes memory, not results.
+        max_prompt_tokens: longer prompts are dropped with a message, never cut; tokens, >= 1.
+        max_response_tokens: longer responses are cut and count as truncated; tokens, >= 1.
         temperature: temperature of training rollouts, > 0; every log-probability uses it.
         stop_strings: further texts that end a response. For special tokens use stop_token_ids.
         stop_token_ids: token ids that end a response, besides the end-of-sequence tokens.
-        system_prompt: system message before every prompt; needs a chat template.
+        system_prompt: what precedes every prompt: a system message as text, or messages, such as worked examples as
+            earlier turns; needs a chat template.
         chat_template_kwargs: passed to the chat template (for example ``{enable_thinking: false}``).
         pictures: settings for reading pictures of prompts: their limit, treatment of bad ones (docs/vision.md).
         evaluation: settings for answering held-out prompts.
@@ -136,6 +140,7 @@ class PromptDataModule(LightningDataModule):
         rollout_retries: int = 3,
         rollout_retry_s: float = 1.0,
         record_rollouts: bool = False,
+        record_tokens: int = 16,
         advantages: Advantages | None = None,
         combine_rewards: CombineRewards = "weighted_sum",
         turn_credit: TurnCredit = "conversation",
@@ -158,7 +163,7 @@ class PromptDataModule(LightningDataModule):
         temperature: float = 1.0,
         stop_strings: list[str] | None = None,
         stop_token_ids: list[int] | None = None,
-        system_prompt: str | None = None,
+        system_prompt: SystemPrompt | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         pictures: Pictures = Pictures(),  # noqa: B008 (frozen)
         evaluation: Evaluation = Evaluation(),  # noqa: B008 (frozen)
@@ -194,13 +199,13 @@ class PromptDataModule(LightningDataModule):
             max_response_tokens=max_response_tokens, temperature=temperature, stop_strings=tuple(stop_strings or ()),
             stop_token_ids=tuple(stop_token_ids or ()), resample_dead_groups=resample_dead_groups,
             kl_in_reward=kl_in_reward, prompts_in_flight=prompts_in_flight, max_carry=max_carry,
-            max_staleness=max_staleness, record_rollouts=record_rollouts, shaping=shaping, deal=deal or DEFAULT_DEAL,
-            rows=rows, advantages=advantages if advantages is not None else GroupNormalised(),
+            max_staleness=max_staleness, record_rollouts=record_rollouts, record_tokens=record_tokens, shaping=shaping,
+            deal=deal or DEFAULT_DEAL, rows=rows, advantages=GroupNormalised() if advantages is None else advantages,
         )  # fmt: skip
         self._deal = deal
         sources.check_sources(self.settings, self.rollouts, judges, weights, turn_credit)
         evaluation.check(judges)
-        if isinstance(self.rollouts, EnvironmentRollouts):
+        if isinstance(self.rollouts, WrappingSource):
             self.rollouts.system_prompt, self.rollouts.chat_template_kwargs = system_prompt, chat_template_kwargs or {}
         self.loader = ExperienceLoader(self._roll_out, minibatches_per_rollout, epochs_per_rollout, seed)
         self.memory = MemoryLimit(max_tokens_per_micro_batch)

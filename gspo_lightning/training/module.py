@@ -318,7 +318,7 @@ class GSPOModule(PolicyModule):
 
         def backward(parts: list[MicroBatch]) -> tuple[Tensor, MetricSums]:
             self.policy_optimizer.zero_grad(set_to_none=True)
-            sums = self.update_metrics.sums(parts if comparable else ())
+            sums = self.update_metrics.sums(parts if comparable else (), self.data.loader.recorded)
             loss = all_but_last_backward(
                 parts, terms, sums, on_policy=update.on_policy, without_sync=without_sync, scale=scale
             )

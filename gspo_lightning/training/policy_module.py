@@ -14,6 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from gspo_lightning.errors import UserError
 from gspo_lightning.evaluation.evaluator import Evaluator
 from gspo_lightning.experience.generate_and_score import Groups
+from gspo_lightning.policy.adapter_files import FIELD as START
+from gspo_lightning.policy.adapter_files import WEIGHTS, adapter_config, adapter_folder
 from gspo_lightning.policy.autocast_weights import autocast_dtype
 from gspo_lightning.policy.averaging import Average
 from gspo_lightning.policy.loading import context_length, load_tokenizer
@@ -21,6 +23,7 @@ from gspo_lightning.policy.lora import BASE_NORM, check_base, check_names, only_
 from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.report.run import Shown, shown_by
+from gspo_lightning.resume.files import sha256
 from gspo_lightning.rollouts.recording.records import record
 from gspo_lightning.rollouts.source import RolloutSource
 from gspo_lightning.rollouts.verify import verify_decoding
@@ -104,14 +107,31 @@ class PolicyModule(LightningModule):
             UserError: settings that do not go together, prompts that cannot be read ...
         """
         data.prepare(stage, self.tokenizer, context_length(self.settings), trainer.world_size)
+        self._check_adapters()
         if self.cold_start is not None and self.makes_start(data):
             self.cold_start.check(self.tokenizer, prompt_format_of(data))
 
+    def _check_adapters(self) -> None:
+        """Check the files of adapters to start from.
+
+        Raises:
+            UserError: they cannot be read, or belong to weights that a cold start would change.
+        """
+        if self.settings.lora is None or self.settings.lora.start_from is None:
+            return
+        if self.cold_start is not None:
+            what = "is set, but a cold start would change the weights that these adapters were trained on"
+            raise UserError(START, what, fix="leave out one of the two (--model.cold_start=null)")
+        self.settings.lora.agreed(adapter_config(adapter_folder(self.settings.lora.start_from)))
+
     def fingerprints(self, data: PromptDataModule) -> dict[str, dict[str, Any]]:
-        """Return the fingerprint of the demonstrations that a resumed run needs again: its start must stay the same."""
-        if self.cold_start is None or not self.keeps_start(data):
-            return {}
-        return {FIELD: self.cold_start.fingerprint()}
+        """Return fingerprints of what a resumed run starts from: its demonstrations, or the adapters it began with."""
+        found: dict[str, dict[str, Any]] = {}
+        if self.settings.lora is not None and (start := self.settings.lora.start_from) is not None:
+            found[START] = {"sha256": sha256(adapter_folder(start) / WEIGHTS)}
+        if self.cold_start is not None and self.keeps_start(data):
+            found[FIELD] = self.cold_start.fingerprint()
+        return found
 
     def keeps_start(self, data: PromptDataModule) -> bool:
         """True if the model to start from is needed unchanged, even when a checkpoint has newer weights."""

@@ -50,7 +50,7 @@ from gspo_lightning.rollouts import GroupedSampler, RolloutSource
 from gspo_lightning.rollouts.verify import verify_decoding
 from gspo_lightning.training.checks import check_critic
 from gspo_lightning.training.teacher import teacher_of
-from gspo_lightning.training.trainer_config import GSPOConfig, objective_of, prompt_limit, settings_of
+from gspo_lightning.training.trainer_config import GSPOConfig, config_of, objective_of, prompt_limit, settings_of
 from gspo_lightning.training.trainer_inputs import (
     REWARD,
     CallerReward,
@@ -81,7 +81,8 @@ class GSPOTrainer:
     Args:
         model: any causal language model of transformers; trained in place.
         tokenizer: the model's.
-        config: settings; the default trains on policy with the paper's clip range.
+        config: settings; the default trains on policy with the paper's clip range. A YAML file of ``gspo fit``, or a
+            mapping of its settings (``{"model.optimizer.lr": 1e-5}``), keeps their names, meaning and defaults.
         objective: another objective than GSPO with the config's clip range: its name (``"DAPO"``, those of ``gspo list
             objectives`` and of plug-ins), class, or an instance with its own settings.
         advantages: how advantages are computed; None compares rewards within groups (``GroupNormalised``).
@@ -121,12 +122,15 @@ class GSPOTrainer:
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        config: GSPOConfig | None = None,
+        config: GSPOConfig | str | Path | Mapping[str, Any] | None = None,
         objective: Objective | type[Objective] | str | None = None,
         advantages: Advantages | None = None,
         critic: ValueModel | None = None,
         teacher: PreTrainedModel | str | None = None,
     ) -> None:
+        if isinstance(config, str | Path | Mapping):
+            config, found = config_of(config)
+            objective = found if objective is None else objective
         self.config = config if config is not None else GSPOConfig()
         check_model(model)
         if rank_and_world()[1] > 1:
@@ -350,7 +354,7 @@ class GSPOTrainer:
 
     def _read(self, records: list[dict[str, Any]]) -> list[Prompt]:
         """Return the queries, checked and encoded, in order; ids are their positions."""
-        return encode_queries(records, self._reading_tokenizer, *self._prompt_limit())
+        return encode_queries(records, self._reading_tokenizer, self.config.system_prompt, *self._prompt_limit())
 
     def _prompt_limit(self) -> tuple[int, str]:
         text = self.policy.model.config.get_text_config()

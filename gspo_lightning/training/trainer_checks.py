@@ -73,7 +73,7 @@ _REFUSED: tuple[tuple[type[Callback], str, str], ...] = (
     (
         OnExceptionCheckpoint,
         "would save in the middle of an update",
-        "leave it out: the run saves after every iteration and when it is interrupted (LastCheckpoint)",
+        "leave it out: LastCheckpoint saves between two iterations and when the run is interrupted",
     ),
 )
 """Callback, reason, and alternative."""

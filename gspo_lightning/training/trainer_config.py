@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import get_args
+from pathlib import Path
+from typing import Any, get_args
 
 import torch
+import yaml
 
 from gspo_lightning.advantages.advantages import Advantages
 from gspo_lightning.advantages.within_groups import GroupNormalised
-from gspo_lightning.errors import UserError, check_number
+from gspo_lightning.errors import UserError, check_number, first_line
 from gspo_lightning.experience.settings import ExperienceSettings
 from gspo_lightning.objectives import GSPO, Objective
 from gspo_lightning.packing.deal import DEFAULT_DEAL, Deal
+from gspo_lightning.parsing import load_yaml
 from gspo_lightning.registry import component
+from gspo_lightning.types import SystemPrompt
+
+_SAME = (
+    "group_size", "max_response_tokens", "max_prompt_tokens", "temperature", "deal", "max_tokens_per_micro_batch",
+    "system_prompt",
+)  # fmt: skip
+WORDS = {f"data.{name}": name for name in _SAME} | {
+    "data.minibatches_per_rollout": "minibatches", "data.epochs_per_rollout": "epochs",
+    "data.rollouts.max_rows": "max_rows", "model.optimizer.lr": "learning_rate",
+    "model.optimizer.weight_decay": "weight_decay", "seed_everything": "seed",
+    "trainer.gradient_clip_val": "gradient_clip",
+}  # fmt: skip
+"""Setting of ``gspo fit`` -> field of :class:`GSPOConfig`."""
+_ONLY = {
+    "model.optimizer": ("AdamW",), "model.optimizer.class_path": ("AdamW",), "data.rollouts": ("GroupedSampler",),
+    "data.rollouts.class_path": ("GroupedSampler",), "trainer.precision": ("32-true", "32"),
+}  # fmt: skip
+"""Setting -> the only values that :class:`GSPOTrainer` trains with."""
+_OF_THE_CALLER = (
+    "trainer.", "plugins", "model.name_or_path", "data.train", "data.val", "data.test", "data.predict", "data.columns",
+    "data.reward", "data.prompts_per_rollout", "data.evaluation",
+)  # fmt: skip
+"""First letters of settings that the arguments of :class:`GSPOTrainer` and of its methods stand for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +99,9 @@ class GSPOConfig:
     """Device to train on; None: the model's device."""
     use_chat_template: bool = True
     """Queries become user messages if the tokenizer has a chat template; False: they are encoded as they are."""
+    system_prompt: SystemPrompt | None = None
+    """What precedes every query in the chat template: a system message as text, or messages, such as worked examples
+    as earlier turns."""
 
     def __post_init__(self) -> None:
         names = ("group_size", "max_response_tokens", "minibatches", "epochs", "max_tokens_per_micro_batch", "max_rows")
@@ -93,6 +124,62 @@ class GSPOConfig:
         check_number("weight_decay", self.weight_decay, low=0.0)
         if self.gradient_clip is not None:
             check_number("gradient_clip", self.gradient_clip, low=0.0, open_low=True)
+        if self.system_prompt is not None and not self.use_chat_template:
+            raise UserError("system_prompt", "is set, but use_chat_template is False", fix="set one of the two only")
+
+
+def config_of(given: str | Path | Mapping[str, Any]) -> tuple[GSPOConfig, Objective | None]:
+    """Return config and objective from settings of ``gspo fit``, which keep their names, meaning and defaults.
+
+    Settings that arguments stand for (model, prompts, rewards, devices, number of steps) are not read.
+
+    Args:
+        given: a YAML file, or a mapping of settings, nested or dotted; ``model.optimizer.lr`` is needed.
+
+    Raises:
+        UserError: the file cannot be read, or a setting has no counterpart in :class:`GSPOTrainer`.
+
+    >>> config_of({"model.optimizer.lr": 1e-5, "data": {"group_size": 16}})[0].minibatches
+    4
+    >>> config_of({"model.optimizer.lr": 1e-5, "model.lora.r": 4})
+    Traceback (most recent call last):
+        ...
+    gspo_lightning.errors.UserError: model.lora.r: is no setting of GSPOTrainer
+      fix: leave it out, or use gspo fit
+    """
+    if not isinstance(given, Mapping):
+        try:
+            given = load_yaml(Path(given).read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise UserError("config", f"{str(given)!r} cannot be read: {first_line(error)}") from error
+    if not isinstance(given, Mapping):
+        raise UserError("config", "is no mapping of settings of gspo fit")
+    usual = ExperienceSettings()
+    found = {WORDS[path]: getattr(usual, name) for path in WORDS if hasattr(usual, name := path.removeprefix("data."))}
+    objective, kinds = None, {field.name: str(field.type) for field in dataclasses.fields(GSPOConfig)}
+    for path, value in _settings(given, ""):
+        last = str(value).rsplit(".", 1)[-1]
+        if path == "model.objective":
+            named = value if isinstance(value, Mapping) else {"class_path": value}
+            objective = component("objectives", named["class_path"])(**named.get("init_args", {}))
+        elif path in WORDS:
+            number = isinstance(value, str) and kinds[WORDS[path]].startswith("float")
+            found[WORDS[path]] = float(value) if number else value  # 1e-6 is a text in YAML
+        elif last not in _ONLY.get(path, ()) and (path in _ONLY or not path.startswith(_OF_THE_CALLER)):
+            raise UserError(path, "is no setting of GSPOTrainer", fix="leave it out, or use gspo fit")
+    if "learning_rate" not in found:
+        raise UserError("model.optimizer.lr", "is not set", fix="docs/first_real_run.md has usual ones")
+    return GSPOConfig(**found), objective
+
+
+def _settings(given: Mapping[str, Any], at: str) -> Iterator[tuple[str, Any]]:
+    """Yield dotted path and value of each setting; the objective stays whole."""
+    for name, value in given.items():
+        path = f"{at}{name}"
+        if isinstance(value, Mapping) and path != "model.objective":
+            yield from _settings(value, f"{path}.")
+        elif value is not None or path == "trainer.gradient_clip_val":  # without a number there is no clipping
+            yield path.replace(".init_args.", "."), value
 
 
 def prompt_limit(config: GSPOConfig, context: int | None) -> tuple[int, str]:

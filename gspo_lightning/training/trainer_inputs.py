@@ -13,7 +13,7 @@ from gspo_lightning.prompts.encode import encode_prompts
 from gspo_lightning.rewards import Reward, Sample, SampleScore
 from gspo_lightning.rewards.signature import BUILT_IN, make_plan
 from gspo_lightning.rewards.workers.judge import judge
-from gspo_lightning.types import Prompt
+from gspo_lightning.types import Prompt, SystemPrompt
 
 Query = str | Mapping[str, Any]
 """A text, or a record: ``prompt`` (text or chat messages) and any columns that the reward asks for."""
@@ -38,20 +38,27 @@ def records_of(queries: Sequence[Query]) -> list[dict[str, Any]]:
 
 
 def encode_queries(
-    records: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, limit: int, reason: str
+    records: list[dict[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    system_prompt: SystemPrompt | None,
+    limit: int,
+    reason: str,
 ) -> list[Prompt]:
     """Encode queries as prompts of the policy, in order; ids are their positions.
 
     Args:
         records: see :func:`records_of`.
         tokenizer: of the policy.
+        system_prompt: what precedes every query.
         limit: tokens that a prompt may have.
         reason: the setting that determines the limit, for messages.
 
     Raises:
         UserError: a query has more tokens.
     """
-    prompts = encode_prompts(records, tokenizer, max_prompt_tokens=1 << 30, field="queries")
+    prompts = encode_prompts(
+        records, tokenizer, max_prompt_tokens=1 << 30, system_prompt=system_prompt, field="queries"
+    )
     for prompt in prompts:
         if len(prompt.token_ids) > limit:
             raise UserError(

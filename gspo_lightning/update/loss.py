@@ -109,6 +109,8 @@ def micro_batch_loss(
         positive_tokens=denominator[1],
     )
     _measure(sums, out, part, logprobs, old_logprobs, denominator)
+    if sums.tokens is not None:
+        sums.tokens.add(part, logprobs, old_logprobs, entropy, out)
     if recording is None or policy.routing is None:
         return out.loss
     _measure_routes(sums, recording, part, policy)

@@ -76,6 +76,7 @@ class Update:
         """
         pairs, vectors, maxima = sums.reduce()
         scalars = update_scalars(pairs)
+        update_metrics.tokens = [] if sums.tokens is None else sums.tokens.rows()
         if self.on_policy:
             old.note(pairs)
             iteration |= {tag: value for tag, value in scalars.items() if tag.startswith("noise/")}

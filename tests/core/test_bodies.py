@@ -187,6 +187,9 @@ CLIENTS_OF_HTTP = {
     "rewards/judge/server.py": "judges",
     "rewards/judge/judge.py": "imports aiohttp before the first request",
     "prompts/pictures/reading.py": "pictures by address, tested above",
+    "rollouts/agents/http_agent.py": "services that run an agent; tests/rollouts/agents",
+    "gateway/server.py": "a server; it sends no request",
+    "view/server.py": "a server; it sends no request",
 }
 _OF_HTTP = {"aiohttp", "urllib.request", "http.client", "requests", "httpx", "urllib3", "openai"}
 

@@ -13,6 +13,7 @@ import yaml
 from gspo_lightning import __version__, registry
 from gspo_lightning.cli import COMMANDS, TRAINING, main
 from gspo_lightning.commands.fit.help import GROUPS
+from tests import ROOT
 
 
 def test_usage_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,6 +132,14 @@ def test_package_import_is_light() -> None:
         "import sys, gspo_lightning, gspo_lightning.cli; sys.exit('torch' in sys.modules or 'lightning' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_a_rented_image_needs_few_packages() -> None:
+    """The checks of a GPU import where torch, transformers and lightning are, without network: docs/device.md."""
+    absent = ("jsonargparse", "bitsandbytes", "math_verify", "tensorboard", "peft", "aiohttp", "gguf", "trl")
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); import benchmarks.gpu_check"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,12 @@ COMPONENTS = {
         "gspo_lightning.rewards.ReasoningGym",
         "gspo_lightning.rewards.SequenceClassificationReward",
     ],
+    "agents": [
+        "gspo_lightning.rollouts.agents.HttpAgent",
+        "gspo_lightning.rollouts.agents.PythonAgent",
+    ],
     "rollouts": [
+        "gspo_lightning.rollouts.AgentRollouts",
         "gspo_lightning.rollouts.EnvironmentRollouts",
         "gspo_lightning.rollouts.GroupedSampler",
         "gspo_lightning.rollouts.Recorded",

@@ -30,7 +30,12 @@ def test_commands_of_the_page_run_in_their_order(tmp_path: Path, monkeypatch: py
     write(tmp_path / "benchmark.jsonl", [{"prompt": questions[1]}])
     write(tmp_path / "rollouts.jsonl", [{"prompt": q, "reward": k % 2} for q in questions for k in range(4)])
     write(tmp_path / "other.jsonl", [{"prompt": f"Prove theorem {i}."} for i in range(9)])
-    (block,) = re.findall(r"```bash\n(.*?)```", DOCS, flags=re.DOTALL)
+    gym = {"responses_create_params": {"input": questions[2]}, "expected_answer": "30"}
+    write(tmp_path / "gym.jsonl", [gym])
+    block, of_gym = re.findall(r"```bash\n(.*?)```", DOCS, flags=re.DOTALL)
+    assert cli.main(shlex.split(of_gym)[1:]) == 0
+    assert read(tmp_path / "ours.jsonl")[0]["prompt"] in (questions[2], [{"role": "user", "content": questions[2]}])
+    (tmp_path / "ours.jsonl").unlink()
     for line in block.splitlines():
         assert cli.main(shlex.split(line)[1:]) == 0
     assert [len(read(tmp_path / f"{name}.jsonl")) for name in ("ours", "unique", "clean", "train", "val")] == [

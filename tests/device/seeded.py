@@ -64,8 +64,8 @@ def forgets_prompts() -> AbstractContextManager[Any]:
     """The mask of the device's kernel leaves prompts out: right on a CPU, wrong there."""
     real = flex._block_mask
 
-    def mask(own: Tensor, last: Tensor, first: Tensor, end: Tensor, device: torch.device) -> Any:
-        return real(own, last, torch.zeros_like(first), torch.zeros_like(end), device)
+    def mask(own: Tensor, last: Tensor, first: Tensor, end: Tensor, common: Tensor, device: torch.device) -> Any:
+        return real(own, last, torch.zeros_like(first), torch.zeros_like(end), common, device)
 
     return mock.patch.object(flex, "_block_mask", mask)
 

@@ -109,6 +109,7 @@ def test_a_spent_buffer_is_not_written() -> None:
         "examples": [],
         "rewards": {},
         "distributions": {},
+        "recorded": "[]",
         "media": {"files": {}, "rows": []},
     }
     assert state["bytes"] < 2000

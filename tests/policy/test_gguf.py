@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from gspo_lightning.cli import main
 from gspo_lightning.errors import UserError
@@ -17,6 +24,7 @@ from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.prompts.tasks.chain import ChainTask
 from gspo_lightning.training.cold_start import ColdStart
+from tests import ROOT
 from tests.runs.runs import UNTAUGHT, fit
 
 gguf = pytest.importorskip("gguf", reason="pip install 'gspo_lightning[gguf]'")
@@ -137,6 +145,41 @@ def test_training_and_export_give_a_plain_folder(tmp_path: Path) -> None:
     assert not torch.equal(logits(exported), logits(before))
     assert "quantization_config" not in json.loads((out / "config.json").read_text())
     assert AutoTokenizer.from_pretrained(out).chat_template == TEMPLATE
+
+
+def test_a_reward_model_begins_with_a_file_and_no_table_of_missing_weights(tmp_path: Path) -> None:
+    write(llama(), tmp_path / "tiny.gguf")
+    pairs = [{"prompt": f"{a}+{a}=", "chosen": str(2 * a), "rejected": str(2 * a + 1)} for a in range(8)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("transformers").addHandler(handler)
+    try:
+        assert main([
+            "fit-reward", f"--config={ROOT / 'configs' / 'reward_model.yaml'}", "--trainer.max_epochs=1",
+            f"--trainer.default_root_dir={tmp_path}", f"--model.name_or_path={tmp_path / 'tiny.gguf'}",
+            f"--data.train={tmp_path / 'pairs.jsonl'}", f"--data.val={tmp_path / 'pairs.jsonl'}",
+        ]) == 0  # fmt: skip
+    finally:
+        logging.getLogger("transformers").removeHandler(handler)
+    assert not any("MISSING" in line for line in said)
+    (made,) = tmp_path.glob("**/model/model.safetensors")
+    trained = AutoModelForSequenceClassification.from_pretrained(made.parent)
+    assert trained.score.weight.abs().max() > 0  # the head begins at zero, so one update moves nothing else
+    assert torch.equal(trained.model.embed_tokens.weight, llama().model.embed_tokens.weight)
+
+
+def test_inspect_reads_a_file_and_holds_one_model_however_often_it_asks(tmp_path: Path) -> None:
+    pytest.importorskip("inspect_ai")
+    from gspo_lightning.inspect.sampled import InProcess
+
+    write(llama(), tmp_path / "tiny.gguf")
+    first, second = InProcess(str(tmp_path / "tiny.gguf")), InProcess(str(tmp_path / "tiny.gguf"))
+    assert first.policy is second.policy
+    torch.testing.assert_close(logits(first.policy.model), logits(llama()), rtol=1e-5, atol=1e-6)
+    first.close()
+    second.close()
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_every_target_that_is_made_exists(file: Path) -> None:
 def test_the_script_makes_what_has_no_other_step() -> None:
     assert made(script()) == {
         "quickstart", "test", "test-thorough", "lint", "types", "docs", "test-sandbox", "test-user", "test-trl",
-        "bench", "test-wheel", "real-model", "test-real-model", "test-vllm",
+        "bench", "test-wheel", "real-model", "test-real-model", "test-vllm", "test-agents", "test-view",
     }  # fmt: skip
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +55,21 @@ def fit(root: Path, *arguments: str, small: bool = True, config: Path = QUICKSTA
     assert main(argv) == code
     runs = sorted((root / config.stem).glob("version_*"), key=lambda p: int(p.name.split("_")[1]))
     return runs[-1] if runs else root
+
+
+@contextmanager
+def interrupted(when: Callable[[ExperienceLoader], bool], by: signal.Signals = signal.SIGINT) -> Iterator[None]:
+    """Inside, runs of this process get a signal behind each mini-batch for whose loader ``when`` is true."""
+    original = ExperienceLoader.mark_trained
+
+    def mark(self: ExperienceLoader) -> None:
+        original(self)
+        if when(self):
+            os.kill(os.getpid(), by)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ExperienceLoader, "mark_trained", mark)
+        yield
 
 
 def handed_out(monkeypatch: pytest.MonkeyPatch) -> list[MiniBatch]:

@@ -139,9 +139,18 @@ def test_a_precision_of_another_library_is_told_what_works_here(
 ) -> None:
     assert main(["fit", "--config=quickstart", f"--trainer.precision={written}"]) == 2
     said = capsys.readouterr().err
-    assert f"trainer.precision: is '{written}'; it must be 32-true, bf16-mixed or, for a policy on a GPU, 16" in said
+    assert f"trainer.precision: is '{written}'; it must be 32-true, bf16-mixed or 16-mixed, on a GPU\n" in said
     assert f"fix: write {near}\n" in said
     assert "64" not in said
+
+
+@pytest.mark.parametrize(("written", "near"), [("fp16", "bf16-mixed"), ("fp32", "32-true")])
+def test_a_reward_model_is_told_a_precision_that_it_takes(
+    written: str, near: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit-reward", "--config=reward_model", f"--trainer.precision={written}"]) == 2
+    said = capsys.readouterr().err
+    assert f"trainer.precision: is '{written}'; it must be 32-true or bf16-mixed\n  fix: write {near}\n" in said
 
 
 def test_only_a_file_of_a_near_name_is_suggested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from gspo_lightning.callbacks import AtomicCheckpointIO
-from gspo_lightning.errors import NonFiniteError
+from gspo_lightning.callbacks import AtomicCheckpointIO, checkpoints
+from gspo_lightning.cli import main
+from gspo_lightning.errors import InfrastructureError, NonFiniteError
+from gspo_lightning.experience.collect import Experience
+from gspo_lightning.experience.iteration import Iteration
 from tests.runs import runs
 from tests.runs.processes import Command
 
@@ -143,6 +146,18 @@ def test_a_run_folder_stands_for_its_newest_checkpoint(
     assert "has no checkpoint yet" in capsys.readouterr().err
 
 
+def test_a_folder_that_is_no_run_is_said_to_be_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "other").mkdir()
+    for argv in (
+        ["fit", f"--config={runs.QUICKSTART}", *runs.SMALL, *OPTIONS, f"--ckpt_path={tmp_path / 'other'}"],
+        ["export", str(tmp_path / "other"), str(tmp_path / "exported")],
+    ):
+        assert main(argv) == 2
+        said = capsys.readouterr().err
+        assert "other is neither a run folder, which has checkpoints/, nor a checkpoint\n" in said
+        assert "unverified" not in said
+
+
 def test_a_checkpoint_loads_without_code_and_says_where_it_comes_from(three_iterations: Path) -> None:
     content = runs.checkpoint(three_iterations)  # weights_only=True
     origin = content["gspo_run"]
@@ -164,6 +179,66 @@ def test_policy_of_what_is_kept(tmp_path: Path) -> None:
     assert len(kept) == 3 - (rewards[10] in best)
     assert sorted(rewards[step] for step in kept)[-2:] == best  # two updates may have the same reward
     assert (run / "checkpoints" / "last.ckpt").resolve().name == "step-00000010.ckpt"
+
+
+def kept(run: Path) -> set[int]:
+    return {int(path.stem.split("-")[1]) for path in (run / "checkpoints").glob("step-*.ckpt")}
+
+
+def test_a_large_checkpoint_is_written_first_every_n_minutes_last_and_for_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "SMALL", 0)
+    options = [*OPTIONS, KEEP_ALL, "--trainer.max_epochs=5"]
+    set_to = "--trainer.callbacks.init_args."
+    assert kept(runs.fit(tmp_path / "few", *options)) == {2, 10}
+    assert kept(runs.fit(tmp_path / "all", *options, f"{set_to}every_n_minutes=0")) == {2, 4, 6, 8, 10}
+    assert kept(runs.fit(tmp_path / "two", *options, f"{set_to}every_n_iterations=2")) == {4, 8, 10}
+    run = runs.fit(tmp_path / "best", *options, f"{set_to}keep_best=1")
+    rewards = dict(runs.scalars(run)["reward/mean"])
+    assert kept(run) == {
+        s for s in (2, 4, 6, 8, 10) if s in (2, 10) or rewards[s] > max(rewards[t] for t in range(2, s, 2))
+    }
+
+
+@pytest.mark.parametrize("more", [[], ["--model.lora.r=4"], ["--model.old_policy=ResidentSnapshot"]])
+def test_a_plan_says_how_large_a_checkpoint_is(
+    tmp_path: Path, more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = runs.fit(tmp_path, *OPTIONS, "--trainer.max_epochs=1", *more)
+    size = (run / "checkpoints" / "last.ckpt").stat().st_size / (1 << 20)
+    capsys.readouterr()
+    argv = ["plan", f"--config={runs.QUICKSTART}", *runs.SMALL, *OPTIONS, *more]
+    keep = (
+        '--trainer.callbacks=[{"class_path": "LastCheckpoint", "init_args": {"keep_last": 3, "every_n_iterations": 4}}]'
+    )
+    for given, said in (([], "every iteration), 2 kept"), ([keep], "every 4 iterations), 3 kept")):
+        assert main([*argv, *given]) == 0
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("disk: "))
+        assert float(line.split()[1]) == pytest.approx(size, abs=0.15)
+        assert said in line
+    assert main([*argv, "--trainer.enable_checkpointing=false"]) == 0
+    assert "disk: " not in capsys.readouterr().out
+
+
+def test_a_run_that_fails_long_after_its_checkpoint_is_resumed_exactly(
+    tmp_path: Path, four_iterations: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: Iteration, number: int) -> Experience:
+        if number == 3:
+            raise InfrastructureError("the server is gone")
+        return own(self, number)
+
+    own = Iteration.run
+    monkeypatch.setattr(checkpoints, "SMALL", 0)
+    monkeypatch.setattr(Iteration, "run", fails)
+    run = runs.fit(tmp_path, *OPTIONS, "--trainer.max_epochs=4", code=1)
+    assert kept(run) == {2}
+    monkeypatch.setattr(Iteration, "run", own)
+    assert runs.fit(tmp_path, *OPTIONS, "--trainer.max_epochs=4", "--ckpt_path=last") == run
+    assert kept(run) == {2, 8}
+    assert runs.largest_difference(runs.weights(run), runs.weights(four_iterations)) == 0.0
+    assert runs.scalars(run) == runs.scalars(four_iterations)
 
 
 def test_a_changed_config_is_shown_and_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

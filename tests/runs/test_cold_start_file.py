@@ -182,6 +182,20 @@ def test_the_way_out_is_named_once_where_nothing_is_earned(
     assert caplog.text.count("nothing to learn from yet") == int("correct" in rewards)
 
 
+def test_a_policy_that_calls_no_tool_is_told_to_be_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tools = {"class_path": "ToolUse", "init_args": {"tools": {"calculator": "Calculator"}, "style": "line"}}
+    rollouts = {"class_path": "EnvironmentRollouts", "init_args": {"environment": tools}}
+    runs.fit(
+        tmp_path,
+        *runs.UNTAUGHT[:2],
+        '--data.rewards={"correct": "ExactMatch"}',
+        f"--data.rollouts={json.dumps(rollouts)}",
+    )
+    assert (
+        "no conversation had a second turn: the policy has called no tool; give the model a cold start" in caplog.text
+    )
+
+
 @pytest.mark.long
 def test_the_quickstarts_demonstrations_in_a_file_reach_the_same_accuracy(tmp_path: Path, cold_starts: Path) -> None:
     file = tmp_path / "demos.jsonl"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from gspo_lightning.callbacks import checkpoints
 from gspo_lightning.callbacks.collapse import SIGNATURES
 from gspo_lightning.cli import main
 from gspo_lightning.experience.iteration import Iteration
@@ -143,14 +144,16 @@ def test_a_provoked_collapse_rings_within_five_iterations(
     assert max(value for _, value in scalars) >= 1
 
 
+@pytest.mark.parametrize("large", [False, True], ids=["every iteration has a checkpoint", "only the first one has"])
 def test_a_rollback_goes_on_from_before_the_collapse(
-    taught: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    taught: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], large: bool
 ) -> None:
     inject(monkeypatch, unlearn)
+    monkeypatch.setattr(checkpoints, "SMALL", 0 if large else checkpoints.SMALL)
     options = [*SIZE, collapse(action="rollback"), "--trainer.max_epochs=8"]
     run = runs.fit(taught, *options, small=False)
-    first = 2 * AT + 1
-    assert f"rolled back (1 of at most 2): weights and optimizer are those of step-{first - 1:08d}.ckpt" in " ".join(
+    good = 2 if large else 2 * AT
+    assert f"rolled back (1 of at most 2): weights and optimizer are those of step-{good:08d}.ckpt" in " ".join(
         capsys.readouterr().err.split()
     )
     assert {a["action"] for a in alarms(run)} == {"rolled back"}

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 
 import pytest
 import torch
 
 from gspo_lightning.cli import main
-from gspo_lightning.experience.loader import ExperienceLoader
 from gspo_lightning.objectives import GSPO
 from gspo_lightning.old_policy.snapshots import CachedLogProbs
 from gspo_lightning.old_policy.teacher import LocalTeacher
@@ -133,26 +130,16 @@ def test_shards_do_the_update_of_one(tmp_path: Path, teacher: Path, strategy: st
 
 
 @pytest.mark.parametrize("exact", ["false", pytest.param("true", marks=LONG)])
-def test_an_interrupted_run_goes_on_bit_for_bit(
-    tmp_path: Path, teacher: Path, exact: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path: Path, teacher: Path, exact: str) -> None:
     """In the middle of a rollout batch: what the teacher said of the rest of it is in the checkpoint."""
     options = [
         *runs.UNTAUGHT, FOLLOW, f"--model.teacher={teacher}", f"--model.objective.distill_exact={exact}",
         "--trainer.max_epochs=2",
     ]  # fmt: skip
     undisturbed = runs.fit(tmp_path / "a", *options)
-    original = ExperienceLoader.mark_trained
-
-    def interrupt(self: ExperienceLoader) -> None:
-        original(self)
-        if self.iteration * 2 + self.trained == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(ExperienceLoader, "mark_trained", interrupt)
-    run = runs.fit(tmp_path / "b", *options, code=130)
-    assert runs.checkpoint(run)["global_step"] == 3
-    monkeypatch.undo()
+    with runs.interrupted(lambda loader: loader.iteration * 2 + loader.trained == 3):
+        run = runs.fit(tmp_path / "b", *options, code=130)
+        assert runs.checkpoint(run)["global_step"] == 3
     runs.fit(tmp_path / "b", *options, "--ckpt_path=last")
     assert runs.largest_difference(runs.weights(run), runs.weights(undisturbed)) == 0.0
     assert runs.scalars(run) == runs.scalars(undisturbed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import threading
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from gspo_lightning.experience.loader import ExperienceLoader
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
@@ -58,7 +56,7 @@ BESIDE = {
 @pytest.mark.long
 @pytest.mark.parametrize("what", BESIDE)
 def test_all_that_a_response_brings_survives_cuts_and_a_resume_in_the_middle_of_an_iteration(
-    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, what: str
 ) -> None:
     options = [*PARTIAL, *BESIDE[what], "--trainer.max_epochs=3"]
     if what == "teacher":
@@ -66,16 +64,8 @@ def test_all_that_a_response_brings_survives_cuts_and_a_resume_in_the_middle_of_
         options.append(f"--model.teacher={tmp_path / 'teacher'}")
     config = runs.ROOT / "configs" / "vision.yaml" if what == "pictures" else runs.QUICKSTART
     whole = runs.fit(tmp_path / "whole", *options, config=config)
-    original = ExperienceLoader.mark_trained
-
-    def interrupt(self: ExperienceLoader) -> None:
-        original(self)
-        if self.iteration * 2 + self.trained == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(ExperienceLoader, "mark_trained", interrupt)
-    runs.fit(tmp_path / "cut", *options, config=config, code=143)
-    monkeypatch.undo()
+    with runs.interrupted(lambda loader: loader.iteration * 2 + loader.trained == 3, signal.SIGTERM):
+        runs.fit(tmp_path / "cut", *options, config=config, code=143)
     resumed = runs.fit(tmp_path / "cut", *options, "--ckpt_path=last", config=config)
     assert runs.largest_difference(runs.weights(whole), runs.weights(resumed)) == 0.0
     scalars = runs.scalars(whole)

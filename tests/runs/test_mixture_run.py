@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +13,6 @@ import torch
 import yaml
 
 from gspo_lightning.cli import main
-from gspo_lightning.experience.loader import ExperienceLoader
 from gspo_lightning.prompts.tasks.chain import ChainTask
 from tests.runs import runs
 from tests.runs.processes import Command
@@ -145,23 +142,13 @@ CURRICULUM = {
         *(pytest.param(name, range(1, 8), marks=pytest.mark.long) for name in ("TargetRate", "DifficultyPools")),
     ],
 )
-def test_interrupts_change_nothing(
-    curriculum: str, updates: Sequence[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupts_change_nothing(curriculum: str, updates: Sequence[int], tmp_path: Path) -> None:
     path = config(tmp_path / "files", **(CURRICULUM | {"curriculum": curriculum}))
     whole = run(path, tmp_path / "whole")
-    original = ExperienceLoader.mark_trained
-
-    def interrupt(self: ExperienceLoader) -> None:
-        original(self)
-        if self.iteration * 2 + self.trained in updates:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(ExperienceLoader, "mark_trained", interrupt)
-    for update in updates:
-        again = run(path, tmp_path / "often", "--ckpt_path=last", code=130)
-        assert runs.checkpoint(again)["global_step"] == update
-    monkeypatch.undo()
+    with runs.interrupted(lambda loader: loader.iteration * 2 + loader.trained in updates):
+        for update in updates:
+            again = run(path, tmp_path / "often", "--ckpt_path=last", code=130)
+            assert runs.checkpoint(again)["global_step"] == update
     again = run(path, tmp_path / "often", "--ckpt_path=last")
     assert runs.largest_difference(runs.weights(again), runs.weights(whole)) == 0.0
     assert runs.scalars(again) == runs.scalars(whole)

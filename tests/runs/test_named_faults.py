@@ -108,7 +108,7 @@ def test_somebody_elses_folder_of_runs(name: str) -> None:
         log.touch()
         log.chmod(0o666)
         Path(folder).chmod(0o755)
-        assert Command(argv(root, *more), log=log, prepare=as_nobody).start().wait() == [2]
+        assert Command(argv(root, *more), log=log, prepare=as_nobody).start().wait() == [2], log.read_text()
         assert f"{root / name}' cannot be written: Permission denied" in sentence(log.read_text())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +13,8 @@ import torch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import record_routers, routed
 from gspo_lightning.rollouts import GroupedSampler, ResponsePrefix
-from gspo_lightning.training.data import ExperienceLoader
 from gspo_lightning.types import Rollout
-from tests.runs.runs import UNTAUGHT, fit, handed_out, largest_difference, scalars, weights
+from tests.runs.runs import UNTAUGHT, fit, handed_out, interrupted, largest_difference, scalars, weights
 
 MOE = [*UNTAUGHT, "--model.name_or_path=tiny-qwen3-moe", "--model.optimizer.lr=3e-3", "--model.objective=GRPO"]
 
@@ -43,25 +41,15 @@ def test_metrics_change_no_weight_and_show_what_routing_does(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("replay", ["R2", pytest.param("R3", marks=pytest.mark.long)])
-def test_replay_by_one_word_survives_a_resume_inside_an_iteration(
-    tmp_path: Path, replay: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replay_by_one_word_survives_a_resume_inside_an_iteration(tmp_path: Path, replay: str) -> None:
     chosen = [*MOE, f"--model.routing_replay={replay}"]
     whole = fit(tmp_path / "whole", *chosen)
     tags = scalars(whole)
     assert first_updates(tags, "ratio/mean") == [1.0, 1.0]
     assert first_updates(tags, "ratio/std") == [0.0, 0.0]
     assert dict(tags["moe/changed_choices"])[2] > 0
-    original = ExperienceLoader.mark_trained
-
-    def interrupt(self: ExperienceLoader) -> None:
-        original(self)
-        if self.iteration * 2 + self.trained == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(ExperienceLoader, "mark_trained", interrupt)
-    fit(tmp_path / "cut", *chosen, code=143)
-    monkeypatch.undo()
+    with interrupted(lambda loader: loader.iteration * 2 + loader.trained == 3, signal.SIGTERM):
+        fit(tmp_path / "cut", *chosen, code=143)
     resumed = fit(tmp_path / "cut", *chosen, "--ckpt_path=last")
     assert largest_difference(weights(whole), weights(resumed)) == 0
     assert scalars(resumed) == tags

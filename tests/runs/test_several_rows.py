@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 
 import pytest
 
-from gspo_lightning.experience.loader import ExperienceLoader
 from tests.runs import runs
 from tests.runs.processes import Command
 from tests.runs.test_invariance import SGD
@@ -68,21 +65,11 @@ def test_rows_of_weight_one_train_otherwise_and_a_single_row_does_not_care(tmp_p
 
 
 @pytest.mark.parametrize("options", [[], CRITIC], ids=["group", "critic"])
-def test_an_interrupted_run_goes_on_bit_for_bit(
-    tmp_path: Path, options: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path: Path, options: list[str]) -> None:
     """After the first of two mini-batches: rows of the other are in the checkpoint."""
     undisturbed = runs.fit(tmp_path / "undisturbed", *OPTIONS, *options)
-    original = ExperienceLoader.mark_trained
-
-    def interrupt(self: ExperienceLoader) -> None:
-        original(self)
-        if self.iteration == 1 and self.trained == 1:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(ExperienceLoader, "mark_trained", interrupt)
-    runs.fit(tmp_path / "cut", *OPTIONS, *options, code=130)
-    monkeypatch.undo()
+    with runs.interrupted(lambda loader: loader.iteration == 1 and loader.trained == 1):
+        runs.fit(tmp_path / "cut", *OPTIONS, *options, code=130)
     resumed = runs.fit(tmp_path / "cut", *OPTIONS, *options, "--ckpt_path=last")
     assert runs.largest_difference(runs.weights(resumed), runs.weights(undisturbed)) == 0.0
     assert runs.scalars(resumed) == runs.scalars(undisturbed)

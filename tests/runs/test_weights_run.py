@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +11,6 @@ from typing import Any
 import pytest
 
 from gspo_lightning.cli import main
-from gspo_lightning.experience.loader import ExperienceLoader
 from gspo_lightning.prompts.tasks.chain import ChainTask
 from tests.runs import runs
 from tests.runs.processes import Command
@@ -46,9 +43,7 @@ def by_weight(folder: Path) -> dict[str, int]:
     return {row["prompt"]: row["weight"] or 1 for row in rows}
 
 
-def test_every_prompt_is_drawn_by_its_weight_and_interrupts_change_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_prompt_is_drawn_by_its_weight_and_interrupts_change_nothing(tmp_path: Path) -> None:
     """Weights add up to 21: seven iterations of three draw each prompt exactly as often as its weight says."""
     path = words(tmp_path / "whole", prompts_per_rollout=3, minibatches_per_rollout=1)
     epochs = f"--trainer.max_epochs={ITERATIONS}"
@@ -58,17 +53,9 @@ def test_every_prompt_is_drawn_by_its_weight_and_interrupts_change_nothing(
         assert set(iteration.values()) == {2}  # a group of two: three different prompts
         total.update({*iteration})
     assert total == by_weight(whole)
-    original = ExperienceLoader.mark_trained
-
-    def interrupt(self: ExperienceLoader) -> None:
-        original(self)
-        if self.iteration + self.trained in (2, 5):
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(ExperienceLoader, "mark_trained", interrupt)
-    for _ in range(2):
-        run(path, tmp_path / "often", epochs, "--ckpt_path=last", code=130)
-    monkeypatch.undo()
+    with runs.interrupted(lambda loader: loader.iteration + loader.trained in (2, 5)):
+        for _ in range(2):
+            run(path, tmp_path / "often", epochs, "--ckpt_path=last", code=130)
     again = run(path, tmp_path / "often", epochs, "--ckpt_path=last")
     assert runs.largest_difference(runs.weights(again), runs.weights(whole)) == 0.0
     assert runs.scalars(again) == runs.scalars(whole)

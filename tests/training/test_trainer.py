@@ -555,3 +555,18 @@ def test_chat_template_wraps_what_the_model_reads_and_not_what_the_reward_sees(
     assert tokenizer.decode(list(read)) == ("<1+1>:" if use else "1+1")
     assert asked == {"1+1"}
     assert tokenizer.chat_template == template
+
+
+def test_worked_examples_of_a_config_precede_every_query(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    tokenizer.chat_template = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
+    examples = [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}]
+    settings = {"model.optimizer.lr": 1e-3, "data": {"max_response_tokens": 8, "system_prompt": examples}}
+    trainer = GSPOTrainer(model, tokenizer, settings)
+    trainer.rollouts = Recorder()
+    trainer.train_step(["1+1"] * 4, graded)
+    read = trainer.rollouts.groups[0][0].prompt.token_ids
+    assert tokenizer.decode(list(read)) == "<2+2><4><1+1>"
+    with pytest.raises(UserError, match="system_prompt: is set, but use_chat_template is False"):
+        GSPOConfig(system_prompt="Think.", use_chat_template=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from gspo_lightning import GSPOConfig, GSPOTrainer
 from gspo_lightning.errors import UserError
 from gspo_lightning.objectives import CISPO, DAPO, GSPO, DrGRPO
+from gspo_lightning.parsing import load_yaml
 from gspo_lightning.policy.tiny import build_tiny_model
 from gspo_lightning.rewards import ExactMatch, FunctionReward
 from gspo_lightning.rewards.signature import BUILT_IN
+from tests import ROOT
 from tests.training.test_trainer import QUERIES, SHORT, graded, same, weights
 
 RECORDS = [{"prompt": query, "answer": str(i), "level": i} for i, query in enumerate(QUERIES)]
@@ -24,6 +27,76 @@ RECORDS = [{"prompt": query, "answer": str(i), "level": i} for i, query in enume
 @pytest.fixture
 def model() -> PreTrainedModel:
     return build_tiny_model("tiny-qwen3", seed=0)
+
+
+# the words of gspo fit -----------------------------------------------------------------------------------------------
+
+
+def test_settings_of_gspo_fit_train_as_the_config_with_these_values(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text("""
+        seed_everything: 5
+        trainer: {max_epochs: 3, gradient_clip_val: null}
+        model:
+          name_or_path: tiny-qwen3
+          objective: {class_path: GSPO, init_args: {clip_low: 0.1, clip_high: 0.2}}
+          optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 1e-3, weight_decay: 0.1}}
+        data:
+          train: x.jsonl
+          rewards: ExactMatch
+          rollouts: {class_path: GroupedSampler, init_args: {max_rows: 4}}
+          max_response_tokens: 8
+          max_prompt_tokens: 40
+    """)
+    config = GSPOConfig(
+        learning_rate=1e-3, weight_decay=0.1, left_clip_range=0.1, right_clip_range=0.2, group_size=8, minibatches=4,
+        max_response_tokens=8, max_prompt_tokens=40, max_rows=4, seed=5, gradient_clip=None,
+    )  # fmt: skip
+    trainer = GSPOTrainer(model, tokenizer, config)
+    trainer.train_step(QUERIES[:4], graded)
+    for given in (file, str(file), load_yaml(file.read_text())):
+        again = GSPOTrainer(build_tiny_model("tiny-qwen3", seed=0), tokenizer, given)
+        again.train_step(QUERIES[:4], graded)
+        assert same(weights(model), weights(again.policy.model))
+
+
+def test_a_shipped_config_of_a_real_model_is_taken(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    file = ROOT / "configs" / "smollm2.yaml"
+    config, written = GSPOTrainer(model, tokenizer, file).config, load_yaml(file.read_text())
+    assert config.learning_rate == written["model"]["optimizer"]["init_args"]["lr"]
+    assert (config.temperature, config.minibatches) == (
+        written["data"]["temperature"], written["data"]["minibatches_per_rollout"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        ({"model": {"lora": {"r": 4}}}, "model.lora.r"),
+        ({"trainer.precision": "bf16-mixed"}, "trainer.precision"),
+        ({"model.optimizer.class_path": "torch.optim.SGD"}, "model.optimizer.class_path"),
+        ({"data.grup_size": 4}, "data.grup_size"),
+        ({"data.group_size": 1}, "group_size"),
+        ({"model.optimizer.lr": None}, "model.optimizer.lr"),
+    ],
+)
+def test_a_setting_that_the_trainer_does_not_have_is_refused(
+    words: dict[str, Any], field: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    with pytest.raises(UserError) as refused:
+        GSPOTrainer(model, tokenizer, {"model.optimizer.lr": 1e-3} | words)
+    assert refused.value.field == field
+
+
+def test_a_file_that_cannot_be_read_is_named(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.yaml").write_text("model: [")
+    for name in ("nowhere.yaml", "broken.yaml"):
+        with pytest.raises(UserError, match=f"{name}' cannot be read"):
+            GSPOTrainer(model, tokenizer, tmp_path / name)
 
 
 # columns -------------------------------------------------------------------------------------------------------------

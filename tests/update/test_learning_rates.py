@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
-from gspo_lightning.update.learning_rates import SMALLEST, usual_rate, warn_if_rate_is_high
+from gspo_lightning.update.learning_rates import FAR, SMALLEST, usual_rate, warn_if_rate_is_high
+from tests import ROOT
 
 
 class Sized(nn.Module):
@@ -35,6 +38,25 @@ def test_only_a_rate_far_above_the_usual_one(
     assert warned(policy, fine, caplog) == ""
     assert f"model.optimizer.lr is {high:g}" in warned(policy, high, caplog)
     assert warned(policy, high, caplog, torch.optim.SGD) == ""  # whose rate is no step size
+
+
+def test_the_guide_and_the_configs_have_the_rates_of_the_warning() -> None:
+    page = (ROOT / "docs" / "first_real_run.md").read_text()
+    rows = re.findall(r"^\| ([\d.]+)B \| (\S+) \| (\S+) \|$", page, flags=re.MULTILINE)
+    assert [float(size) for size, _, _ in rows] == [0.135, 0.5, 1.5, 3, 7, 30]
+    table = {float(size): (float(full), float(adapters)) for size, full, adapters in rows}
+    for size, rates in table.items():
+        assert rates == tuple(float(f"{usual_rate(int(size * 1e9), adapters=how):.0e}") for how in (False, True))
+    assert lr_of("smollm2_lora.yaml") == table[0.135][1]
+    assert lr_of("lora.yaml") == table[3.0][1]
+    for name, size in {"math": 1.7, "smollm2": 0.135, "models/qwen3_4b": 4, "models/qwen3_8b": 8}.items():
+        assert lr_of(f"{name}.yaml") < FAR * usual_rate(int(size * 1e9), adapters=False)
+
+
+def lr_of(config: str) -> float:
+    found = yaml.safe_load((ROOT / "configs" / config).read_text())["model"]["optimizer"]["init_args"]["lr"]
+    assert isinstance(found, float)
+    return found
 
 
 def test_tiny_models_have_rates_of_their_own(caplog: pytest.LogCaptureFixture) -> None:

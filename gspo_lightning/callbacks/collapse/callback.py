@@ -113,11 +113,9 @@ class Collapse(Callback):
             return
         if self._due is not None:
             self._go_back(trainer, module, self._due)
-        if self.action == "rollback" and (keeper := last_checkpoint(trainer)) is not None:
-            if self.watch.quiet:
-                self._quiet = [*self._quiet, trainer.global_step][-16:]
-            due = keeper.every_n_iterations * module.data.settings.updates_per_iteration
-            keeper.protected = set([step for step in self._quiet if step % due == 0][-1:]) | self._of_best_evaluation()
+        if self.action == "rollback" and self.watch.quiet:
+            self._quiet = [*self._quiet, trainer.global_step][-1000:]  # most have no checkpoint, if it is large
+        self._protect(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check the held-out accuracy of an evaluation during training; a rollback waits for the end of an iteration.
@@ -130,6 +128,7 @@ class Collapse(Callback):
         if trainer.state.fn != "fit" or repeated or module.shown_by != "accuracy":
             return
         self._raise(trainer, self.watch.see_evaluation(module.evaluator.last, trainer.global_step))
+        self._protect(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Correct alarms of the end, after which no iteration was left to roll back."""
@@ -208,6 +207,11 @@ class Collapse(Callback):
         """Replace the action of an alarm and of those since, which was not taken."""
         self.alarms = [replace(a, action=action) if a.update >= alarm.update else a for a in self.alarms]
         _write(trainer, self._folder, self.alarms)
+
+    def _protect(self, trainer: Trainer) -> None:
+        """Name the checkpoints that a rollback may need."""
+        if self.action == "rollback" and (keeper := last_checkpoint(trainer)) is not None:
+            keeper.quiet, keeper.protected = set(self._quiet), self._of_best_evaluation()
 
     def _of_best_evaluation(self) -> set[int]:
         """Return the number of updates before the best evaluation, if there was one."""

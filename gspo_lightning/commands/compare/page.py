@@ -99,7 +99,7 @@ PANELS = (
     Panel("reward/mean", "Training reward", "mean reward"),
     Panel("clip/tokens", "Clipped tokens", "fraction of tokens (0 not shown)", log=True),
     Panel("optim/gradient_norm", "Gradient norm", "L2, before clipping"),
-    Panel("ratio/log_sequence_std", "Spread of sequence ratios", "std of log $s_i$ (nats per token)"),
+    Panel("ratio/log_sequence_std", "Spread of sequence ratios", "std of log s_i (nats per token)"),
     Panel("policy/entropy", "Entropy", "nats per token"),
     Panel("response/length", "Response length", "tokens"),
 )

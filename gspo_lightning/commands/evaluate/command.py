@@ -203,8 +203,7 @@ def _source(options: argparse.Namespace, file: VerdictFile) -> Answers:
 
     if options.model is not None:
         return Sampled.of_model(options.model, options.revision, options.trust_remote_code)
-    from gspo_lightning.resume.find import newest_of_run  # torch
+    from gspo_lightning.resume.find import checkpoint_at  # torch
 
-    path = Path(options.ckpt_path)
-    found = newest_of_run(path, "--ckpt_path")
-    return Sampled.of_checkpoint(path if found is None else found.checkpoint, options.trust_remote_code)
+    path = checkpoint_at(Path(options.ckpt_path), "--ckpt_path")
+    return Sampled.of_checkpoint(path, options.trust_remote_code)

@@ -13,7 +13,7 @@ import torch
 from gspo_lightning.commands.evaluate.answers import Answers
 from gspo_lightning.commands.evaluate.model import DEVICE, Sampled
 from gspo_lightning.commands.export import checkpoint_policy
-from gspo_lightning.commands.fit.cli import TrainingCLI
+from gspo_lightning.commands.fit.cli import TrainingCLI, keep_inputs
 from gspo_lightning.commands.fit.command import run
 from gspo_lightning.commands.fit.run_folder import root_of, runs_of
 from gspo_lightning.policy.loading import load_policy
@@ -48,6 +48,7 @@ def configured(arguments: Sequence[str], work: Callable[[TrainingCLI], None]) ->
         def before_instantiate_classes(self) -> None:
             """Resolve the checkpoint; nothing is written."""
             config = self.config[self.subcommand]
+            keep_inputs(config)
             self.resumption = Resumption.of(config.get("ckpt_path"), runs_of(config), writer=None)
 
         def instantiate_classes(self) -> None:
@@ -79,7 +80,7 @@ def sampled(cli: TrainingCLI) -> Sampled:
 
 def _autocast(precision: str) -> Callable[[], AbstractContextManager[Any]]:
     """Return the autocast context that evaluations during training use."""
-    if not precision.endswith("-mixed"):
+    if precision not in ("16", "16-mixed", "bf16", "bf16-mixed"):
         return nullcontext
     dtype = torch.float16 if precision.startswith("16") else torch.bfloat16
     return functools.partial(torch.autocast, "cuda" if torch.cuda.is_available() else "cpu", dtype=dtype)

@@ -20,6 +20,7 @@ from gspo_lightning.rollouts import GroupedSampler
 from gspo_lightning.rollouts.source import RolloutSource
 from gspo_lightning.suites.suite import Suite
 from gspo_lightning.suites.verdicts import Answer
+from gspo_lightning.types import SystemPrompt
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 """Device of sampling."""
@@ -44,7 +45,7 @@ class Sampled:
         policy: Policy,
         described: Mapping[str, Any],
         source: RolloutSource | None = None,
-        system_prompt: str | None = None,
+        system_prompt: SystemPrompt | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from gspo_lightning.commands.evaluate.answers import SampleRequests
 from gspo_lightning.errors import InfrastructureError, UserError
+from gspo_lightning.prompts.specials import leading
 from gspo_lightning.randomness import Purpose, stream
 from gspo_lightning.rollouts.serving.chat_requests import ChatRequests
 from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
@@ -118,9 +119,7 @@ class Served:
 
     async def _ask(self, suite: Suite, identifier: str, prompt: str, place: int, sample: int) -> Answer:
         sampling = suite.sampling
-        messages = [{"role": "user", "content": prompt}]
-        if suite.system_prompt is not None:
-            messages.insert(0, {"role": "system", "content": suite.system_prompt})
+        messages = [*leading(suite.system_prompt), {"role": "user", "content": prompt}]
         body: dict[str, Any] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,

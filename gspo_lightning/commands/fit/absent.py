@@ -48,7 +48,7 @@ def check_named(arguments: Sequence[str], *, hub: bool = True) -> None:
             check_path(field, name)
         elif suffix_of(name) and "://" not in name:
             check_there(name, field)
-    for field, name in names.items() if hub else ():
+    for field, name in names.items() if hub and not printed else ():
         name = name.partition(":")[0]
         old = field.startswith("model.") and _OLD_HUB_ID.fullmatch(name)
         if (_HUB_ID.fullmatch(name) or old) and not Path(name).exists():

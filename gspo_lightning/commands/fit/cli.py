@@ -116,6 +116,12 @@ def _found(config: Any, name: str) -> Any:
     return None if config is None else config.get(name)
 
 
+def keep_inputs(config: Any) -> None:
+    """Turn ``bf16-true`` into bfloat16 weights without a cast of inputs; the policy computes the same."""
+    if str(config.trainer.precision) == "bf16-true":
+        config.trainer.precision, config.model.dtype = "32-true", "bfloat16"
+
+
 class Parser(LightningArgumentParser):
     """Parser that takes values literally: ``data.train: x.csv`` is the path, not the file's content; 1 is not 1.0."""
 
@@ -199,8 +205,7 @@ class TrainingCLI(LightningCLI):
         config = self.config[self.subcommand]
         components = {name: config.data.get(name) for name in ("train", "val", "test", "predict", "rewards")}
         refuse_mappings(sys.argv[2:], components | {"demonstrations": config.model.get("cold_start.demonstrations")})
-        if str(config.trainer.precision) == "bf16-true":  # the same weights, but inputs are not cast
-            config.trainer.precision, config.model.dtype = "32-true", "bfloat16"
+        keep_inputs(config)
         grow_segments(config.data.get("rollouts"))
         accelerator = str(config.trainer.accelerator)
         cpu = accelerator == "cpu" or (accelerator in ("auto", "gpu", "cuda") and not torch.cuda.is_available())

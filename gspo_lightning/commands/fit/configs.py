@@ -15,11 +15,13 @@ from gspo_lightning.parsing import compose_yaml
 
 FOLDER = Path(__file__).parents[2] / "configs"
 """Folder of built-in configs: in a wheel part of the package, in a checkout a link to the top-level ``configs/``."""
+SCHEMA_LINE = "# yaml-language-server: $schema="
+"""First line of a config, by which editors find its schema (``gspo schema``)."""
 _FLAGS = ("--config", "-c")
 _NEAR = 5
 _SECTIONS = ("plugins", "ckpt_path", "model", "data")
 """Top-level settings with paths to read; paths under ``trainer`` are for writing and stay as they are."""
-_NAMES = ("plugins", "ckpt_path", "name_or_path", "demonstrations", "train", "val", "test", "predict")
+_NAMES = ("plugins", "ckpt_path", "name_or_path", "start_from", "demonstrations", "train", "val", "test", "predict")
 """Settings whose value may be a path without a slash or a suffix."""
 
 
@@ -30,13 +32,15 @@ def built_in() -> dict[str, Path]:
 
 
 def about(file: Path) -> str:
-    """Return the first sentence of a config's leading comment.
+    """Return the first sentence of a config's leading comment, after the line for editors.
 
     >>> about(built_in()["data/gsm8k"])
     'Grade-school mathematics; solutions end in "#### 42".'
     """
     lines: list[str] = []
     for line in file.read_text(encoding="utf-8").splitlines():
+        if line.startswith(SCHEMA_LINE):
+            continue
         if not line.startswith("# ") or line.startswith("#  "):
             break
         lines.append(line.removeprefix("# "))

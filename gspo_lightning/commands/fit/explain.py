@@ -18,7 +18,8 @@ from gspo_lightning.commands.fit.foreign import foreign, translation
 from gspo_lightning.errors import UserError, did_you_mean, mistake_of_plugin
 
 
-def _fields() -> Fields:
+def training_fields() -> Fields:
+    """Return the valid settings of a config of ``gspo fit``."""
     from lightning.pytorch import Trainer
 
     from gspo_lightning.training.data import PromptDataModule
@@ -41,7 +42,7 @@ def refuse_mappings(arguments: Sequence[str], values: Mapping[str, object]) -> N
         UserError: there is such a mapping; the message names the wrong setting.
     """
     if any(_refused(value) for value in values.values()):
-        fault = _fields().fault(settings(arguments))
+        fault = training_fields().fault(settings(arguments))
         if fault is not None:
             raise fault
 
@@ -74,7 +75,7 @@ def explain(error: BaseException, arguments: Sequence[str] = (), fields: Fields 
     field = found.group(1) if found else ""
     if (own := _own_error(error, field)) is not None:
         return own
-    fields = _fields() if fields is None else fields
+    fields = training_fields() if fields is None else fields
     try:
         fault = fields.fault(settings(arguments))
     except UserError as mistake:
@@ -182,6 +183,7 @@ _KIND_OF = {
     "objective": "objectives", "old_policy": "old_policies", "train": "prompts", "val": "prompts", "test": "prompts",
     "predict": "prompts", "demonstrations": "prompts", "rewards": "rewards", "rollouts": "rollouts",
     "advantages": "advantages", "environment": "environments", "tools": "tools",
+    "agent": "agents",
 }  # fmt: skip
 """Last part of a field -> kind of component it takes."""
 

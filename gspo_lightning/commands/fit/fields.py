@@ -113,8 +113,17 @@ class Fields:
             return
         if not keys and not (fits(hint, loaded) or fits(hint, value)):
             if path == "trainer.precision":  # Lightning's list has several that are refused here
-                raise _no_precision(loaded)
+                raise self._no_precision(loaded)
             raise UserError(path, f"is {shown(loaded)}; it must be {in_words(hint)}")
+
+    def _no_precision(self, value: object) -> UserError:
+        given, usable = str(value).lower(), list(_PRECISIONS)
+        if "objective" not in parameters(self.sections["model"]):  # a reward model, whose loss is not scaled
+            usable.remove("16-mixed")
+        near = next((ours for ours in usable if given in _PRECISIONS[ours]), None) or nearest(given, usable)
+        problem = f"is {shown(value)}; it must be {', '.join(usable[:-1])} or {usable[-1]}"
+        scaled = ", on a GPU" if "16-mixed" in usable else ""
+        return UserError("trainer.precision", problem + scaled, fix=f"write {near or 'bf16-mixed'}")
 
     def _many(self, path: str, hint: Any, inner: Any, keys: Sequence[str], value: Any, flag: bool, whole: Any) -> None:
         """Check a list or mapping of components."""
@@ -207,13 +216,6 @@ def _loaded(text: object) -> Any:
         return load_yaml(text)
     except yaml.YAMLError:
         return text
-
-
-def _no_precision(value: object) -> UserError:
-    given = str(value).lower()
-    near = next((ours for ours, names in _PRECISIONS.items() if given in names), None) or nearest(given, _PRECISIONS)
-    problem = f"is {shown(value)}; it must be 32-true, bf16-mixed or, for a policy on a GPU, 16-mixed"
-    return UserError("trainer.precision", problem, fix=f"write {near or 'bf16-mixed'}")
 
 
 def _class(path: str, base: type[Any], name: str) -> type[Any]:

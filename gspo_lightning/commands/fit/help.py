@@ -37,7 +37,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "data.columns": "our word -> the data's: {prompt: question, answer: solution}",
         "data.rewards": "name -> reward (gspo list rewards)",
         "data.reward_weights": "name -> weight in the total (default: 1)",
-        "data.system_prompt": "system message before every prompt",
+        "data.system_prompt": "system message, or messages, before every prompt",
     },
     "batches and sampling": {
         "data.group_size": "responses per prompt (default: 8)",

@@ -1,5 +1,14 @@
-"""``gspo plan``: estimate the memory and compute of a config, before you pay for a GPU."""
+"""``gspo plan``: memory and time of a run, estimated before it starts."""
 
-from gspo_lightning.commands.plan.command import main
+from __future__ import annotations
+
+from collections.abc import Sequence
 
 __all__ = ["main"]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; its parts import without jsonargparse, which it needs."""
+    from gspo_lightning.commands.plan import command
+
+    return command.main(argv)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gspo_lightning.commands.fit.cli import TrainingCLI
+from gspo_lightning.commands.fit.cli import TrainingCLI, keep_inputs
 from gspo_lightning.commands.fit.command import run
 from gspo_lightning.commands.fit.unknown import refuse_unknown
 from gspo_lightning.commands.plan.advice import options_that_fit
@@ -42,7 +42,8 @@ def main(argv: Sequence[str]) -> int:
         """CLI of ``gspo fit`` that prints a plan instead of starting a run."""
 
         def before_instantiate_classes(self) -> None:
-            """Do nothing: a plan resumes and writes nothing."""
+            """Resume and write nothing."""
+            keep_inputs(self.config[self.subcommand])
 
         def instantiate_classes(self) -> None:
             """Instantiate only the model and data modules: a trainer would look for devices that this machine lacks."""

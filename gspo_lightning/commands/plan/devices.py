@@ -1,10 +1,14 @@
-"""Memory, speed and bandwidth of accelerators, from their data sheets."""
+"""Memory, speed and bandwidth of accelerators from their data sheets, and of this machine's CPU, measured."""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import time
 from dataclasses import dataclass
+
+import torch
 
 from gspo_lightning.errors import UserError, did_you_mean
 
@@ -19,17 +23,19 @@ class Device:
     memory: int
     """Bytes."""
     flops: float = 312e12
-    """Dense bfloat16 FLOP per second; a multiply-add counts as two."""
+    """Dense bfloat16 FLOP per second, of a CPU float32; a multiply-add counts as two."""
     bandwidth: float = 2.0e12
     """Bytes per second."""
     link: float = 25e9
     """Bytes per second to another device of the same machine, one way; PCIe 4 unless there is a faster link."""
     cpu: bool = False
+    libraries: int = 0
+    """Bytes of a CPU that Python and its libraries take."""
 
     @property
     def reserved(self) -> int:
-        """Bytes of a GPU unavailable to tensors: driver context, libraries, communication, allocator fragmentation."""
-        return 0 if self.cpu else round(1.0 * GIB + 0.03 * self.memory)
+        """Bytes unavailable to tensors: driver context, libraries, communication, allocator fragmentation."""
+        return self.libraries if self.cpu else round(1.0 * GIB + 0.03 * self.memory)
 
 
 CARDS: dict[str, Device] = {
@@ -78,4 +84,17 @@ def device_of(word: str | None, accelerator: str) -> Device:
 
 def _this_cpu() -> Device:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Device("this machine's CPU", memory, 100e9, 20e9, cpu=True)
+    return Device("this machine's CPU", memory, _matrix_rate(), 20e9, cpu=True, libraries=GIB // 2)
+
+
+@functools.cache
+def _matrix_rate() -> float:
+    """Measure the FLOP per second of float32 matrix products: the fastest of 30, because the machine may be busy."""
+    rows, width = 128, 512
+    left, right = torch.ones(rows, width), torch.ones(width, width)
+    seconds = []
+    for _ in range(30):
+        start = time.perf_counter()
+        left @ right
+        seconds.append(time.perf_counter() - start)
+    return 2.0 * rows * width * width / min(seconds)

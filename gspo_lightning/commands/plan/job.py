@@ -11,6 +11,7 @@ import torch
 
 from gspo_lightning.commands.plan.models import config_of
 from gspo_lightning.errors import UserError
+from gspo_lightning.old_policy.logprobs import OldLogProbsChoice
 from gspo_lightning.packing.deal import DEFAULT_DEAL, Deal, prompts_per_update
 from gspo_lightning.policy.lora import LoRA
 from gspo_lightning.policy.model_settings import DType, ModelSettings
@@ -18,6 +19,7 @@ from gspo_lightning.policy.tiny import TINY_MODELS
 from gspo_lightning.types import MicroBatch
 
 if TYPE_CHECKING:
+    from gspo_lightning.callbacks import LastCheckpoint
     from gspo_lightning.training.data import PromptDataModule
     from gspo_lightning.training.module import GSPOModule
 
@@ -74,8 +76,11 @@ class Job:
     """True if responses are sampled from the shards, layer by layer, in lockstep with all ranks (FSDP2)."""
     copies: int = 0
     """Copies of the trained weights kept for rollouts ahead of training (``data.max_staleness``)."""
+    old_logprobs: OldLogProbsChoice = "auto"
     max_pixels: int | None = None
     """Maximum pixels of a picture (``data.pictures.max_pixels``); None is the limit of the model's processor."""
+    checkpoints: LastCheckpoint | None = None
+    """When checkpoints are written, and how many are kept; None without any."""
 
     @property
     def of_critic(self) -> Job | None:
@@ -99,6 +104,12 @@ class Job:
         return dataclasses.replace(self, model=taught, precision=precision, teacher=None, critic=None)
 
     @property
+    def old_from_source(self) -> bool:
+        """True if old log-probabilities are the sampler's: a run's own choice in float32, after the first iteration."""
+        precise = self.in_process and self.compute_bytes == 4 and not self.copies
+        return self.old_logprobs == "source" or (self.old_logprobs == "auto" and precise)
+
+    @property
     def checkpointing(self) -> bool:
         """True if activations are recomputed in the backward pass."""
         return self.model.gradient_checkpointing
@@ -111,7 +122,7 @@ class Job:
     @property
     def autocast(self) -> bool:
         """True if 16-bit compute runs on float32 weights."""
-        return self.precision in ("bf16-mixed", "16-mixed") and self.weight_dtype != torch.bfloat16
+        return self.precision in ("bf16", "bf16-mixed", "16", "16-mixed") and self.weight_dtype != torch.bfloat16
 
     @property
     def weight_dtype(self) -> torch.dtype:
@@ -132,6 +143,11 @@ class Job:
     def waves_fit(self) -> bool:
         """True if the source limits the responses decoded at a time to what free memory has room for."""
         return self.source == "GroupedSampler"
+
+    @property
+    def still_old(self) -> float:
+        """Share of an iteration whose policy is the old policy: no forward pass gives its old log-probabilities."""
+        return 1 / self.minibatches if self.epochs == 1 else 0.0
 
     @property
     def rows(self) -> int:
@@ -214,6 +230,7 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
         world=world,
         nodes=int(trainer.num_nodes or 1),
         old_policy=type(module.old_policy).__name__,
+        old_logprobs=module.old_logprobs.choice,
         reference=getattr(module.objective, "kl_coef", 0.0) > 0 or data.settings.kl_in_reward > 0,
         prompts=data.settings.prompts_per_rollout,
         group_size=data.settings.group_size,
@@ -236,7 +253,20 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
         lockstep=options.get("rollouts") == "lockstep",
         copies=data.settings.max_staleness + (data.settings.max_staleness > 0 and rollouts.updates_in_flight),
         max_pixels=data.sets.pictures.max_pixels,
+        checkpoints=_checkpoints(trainer),
     )
+
+
+def _checkpoints(trainer: Any) -> LastCheckpoint | None:
+    """Return the callback that the run will have; None if it writes no checkpoints."""
+    from gspo_lightning.callbacks import LastCheckpoint  # imports jsonargparse, which the checks of a GPU do without
+    from gspo_lightning.commands.fit.callbacks import listed
+
+    if trainer.enable_checkpointing is False:
+        return None
+    given = (_class_and_options(callback) for callback in listed(trainer.callbacks))
+    options = [options for name, options in given if name.rsplit(".", 1)[-1] == LastCheckpoint.__name__]
+    return LastCheckpoint(**(options[-1] if options else {}))
 
 
 def stored_dtype(settings: ModelSettings) -> DType:

@@ -161,6 +161,16 @@ def optimizer_bytes(name: str, counts: Counts, size: int) -> int:
     return round(tensors * (large * (1 + 4 / 256) + counts.small * 4))
 
 
+def checkpoint_bytes(job: Job) -> int:
+    """Return the bytes of a checkpoint: trained weights (without adapters all weights), optimizer state, snapshot."""
+    counts, size = counts_of(job.model), 4 if job.lora is not None else job.weight_dtype.itemsize
+    weights = (counts.total if job.lora is None else counts.trainable) * size
+    found = weights * (2 if job.old_policy == "ResidentSnapshot" else 1) + optimizer_bytes(job.optimizer, counts, size)
+    if (critic := job.of_critic) is not None:
+        found += 3 * backbone_counts(critic.model).trainable * size
+    return found
+
+
 def _training(memory: Memory, job: Job, counts: Counts) -> None:
     found = step_memory(job)
     if job.strategy != "fsdp":  # FSDP gathers layers in compute precision instead
@@ -221,9 +231,10 @@ def _critic(memory: Memory, job: Job, shares_frozen: bool) -> None:
 def _sampling(memory: Memory, job: Job, counts: Counts, device: Device) -> None:
     """Add the memory of a batch of responses, which fills what the other items leave free."""
     copies = counts.total * job.compute_bytes
-    fast_decoder = job.packed and job.compute_bytes == 4 and job.lora is None and not job.lockstep
+    plain = job.lora is None or job.lora.base != "4bit"
+    fast_decoder = plain and job.packed and job.compute_bytes == 4 and not job.lockstep
     if fast_decoder and copies <= LARGEST_COPY:  # on a CPU
-        memory.add("weights, transposed", copies, SAMPLING)
+        memory.add("weights, decoding copy", copies, SAMPLING)
     free = device.memory - device.reserved - memory.total(SAMPLING)
     memory.rows = wave_rows(job, device, free)
     while memory.rows > 1 and job.waves_fit and sum(_wave(job, memory.rows).values()) > free:

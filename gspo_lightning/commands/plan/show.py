@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
+from gspo_lightning.callbacks.checkpoints import SMALL
 from gspo_lightning.commands.plan.devices import GIB, Device
 from gspo_lightning.commands.plan.job import Job
-from gspo_lightning.commands.plan.memory import Memory, counts_of
+from gspo_lightning.commands.plan.memory import Memory, checkpoint_bytes, counts_of
 from gspo_lightning.commands.plan.time import ASSUMPTIONS, DECODING, SAMPLED, phases_of
 from gspo_lightning.commands.plan.vision import Tower, tower_of
 from gspo_lightning.commands.plan.work import equation, work_of
@@ -21,7 +22,7 @@ def show(job: Job, device: Device, memory: Memory, options: list[tuple[str, int]
     for line in _head(job, device):
         console.print(line)
     console.print(_table(memory))
-    for line in (*_waves(job, memory), *_verdict(device, memory, options), *_work(job, device)):
+    for line in (*_waves(job, memory), *_verdict(device, memory, options), *_disk(job), *_work(job, device)):
         console.print(line)
     if phases:
         console.print(_phases(job, device))
@@ -112,6 +113,20 @@ def _verdict(device: Device, memory: Memory, options: list[tuple[str, int]]) -> 
         yield f"  option {number}: {words} ({_size(size)})"
 
 
+def _disk(job: Job) -> Iterator[str]:
+    """Yield a line about checkpoints; while one is written, the disk holds one more than are kept."""
+    if (own := job.checkpoints) is None:
+        return
+    size, kept = checkpoint_bytes(job), own.keep_last + own.keep_best
+    if own.every_n_iterations is not None:
+        when = f"every {own.every_n_iterations} iterations"
+    elif size < SMALL:
+        when = "every iteration"
+    else:
+        when = f"after the first iteration, then every {own.every_n_minutes:g} minutes"
+    yield f"disk: {_size(size)} a checkpoint ({when}), {kept} kept, at most {_size((kept + 1) * size)} at a time"
+
+
 def _work(job: Job, device: Device) -> Iterator[str]:
     work, found = work_of(job), phases_of(job, device)
     seconds = sum(phase.seconds for phase in found)
@@ -133,7 +148,7 @@ def _work(job: Job, device: Device) -> Iterator[str]:
         )
     yield (
         f"time, at most: {_time(seconds)} an iteration, {_time(seconds * job.iterations)} for {job.iterations:,}; "
-        f"{decoding:.0%} of it sampling{where} (an estimate from data sheets: gspo plan --time shows its parts)"
+        f"{decoding:.0%} of it sampling{where} (an estimate: gspo plan --time shows its parts)"
     )
 
 

@@ -17,6 +17,8 @@ SAMPLED = (PREFILL, DECODING)
 
 EFFICIENCY = 0.35
 """Share of a device's peak FLOP/s that matrix products reach over a pass of training or prefill."""
+CPU_EFFICIENCY = 0.6
+"""The same share of a CPU, whose peak is measured."""
 READING = 0.6
 """Share of a device's bandwidth that decoding reaches."""
 LAUNCHES = {"GroupedSampler": 0.5e-3, "TransformersGenerate": 0.8e-3}
@@ -31,7 +33,8 @@ LINK_SHARE = 0.7
 """Share of a link's rate that collectives reach."""
 
 ASSUMPTIONS = (
-    f"matrix products reach {EFFICIENCY:.0%} of the device's peak, decoding {READING:.0%} of its bandwidth",
+    f"matrix products reach {EFFICIENCY:.0%} of a card's peak, {CPU_EFFICIENCY:.0%} of the rate measured on this CPU, "
+    f"and decoding reaches {READING:.0%} of the bandwidth",
     f"a decoding step costs at least {LAUNCHES['GroupedSampler'] * 1e3:g} ms a layer in this process, "
     f"{GRAPH * 1e3:g} ms in a server with CUDA graphs",
     "the sampler in this process decodes one wave after another, each with as many responses as free memory has room "
@@ -71,7 +74,8 @@ def phases_of(job: Job, device: Device) -> list[Phase]:
         found.insert(0, handed)
     passes, counts = work.response_tokens + work.trained_prompt_tokens, counts_of(job.model)
     if work.old_flops:
-        found.append(_forward("old log-probabilities", job, device, work.old_flops, passes, counts))
+        old = passes - int(passes * job.still_old)
+        found.append(_forward("old log-probabilities", job, device, work.old_flops, old, counts))
     if work.reference_flops:
         found.append(_forward("reference", job, device, work.reference_flops, passes, counts))
     if work.teacher_flops:
@@ -170,7 +174,9 @@ def _served(job: Job, device: Device, found: KVCacheSize) -> int:
 
 def _speed(job: Job, device: Device) -> float:
     """Return the FLOP per second of all devices."""
-    return device.flops * (1.0 if job.compute_bytes == 2 or device.cpu else 0.25) * job.world * EFFICIENCY
+    if device.cpu:
+        return device.flops * job.world * CPU_EFFICIENCY
+    return device.flops * (1.0 if job.compute_bytes == 2 else 0.25) * job.world * EFFICIENCY
 
 
 def _sampling(job: Job, device: Device, work: Work) -> tuple[Phase, Phase]:

@@ -72,7 +72,7 @@ def work_of(job: Job) -> Work:
     prefill, seen = (0.0, 0.0) if tower is None else (tower.flops * job.prompts, tower.flops * job.prompts_seen)
     sampling = token * (job.prompts * job.max_prompt + response) + prefill
     forward = token * (prompt + response) + seen
-    old = forward if job.old_policy != "ResidentSnapshot" else 0.0
+    old = 0.0 if job.old_from_source or job.old_policy == "ResidentSnapshot" else forward * (1 - job.still_old)
     training = job.epochs * (_training_passes(job) * token * (prompt + response) + _tower_flops(job, trained=True))
     values, critic = _critic(job, prompt + response)
     return Work(

@@ -40,12 +40,12 @@ _TRACE_CHARACTERS = 20_000
 @escaped_logs()
 def main() -> int:
     """Serve until stdin ends, then return exit code 0; return 1 if the worker could not start."""
-    requests, descriptor = _take_over_pipes()
+    requests, descriptor = take_over_pipes()
     replies = _Replies(descriptor)
     setup: Setup | None = _read(requests)
     if setup is None:
         return 0
-    _die_with_parent(setup.parent_pid)
+    die_with_parent(setup.parent_pid)
     try:
         rewards = _start(setup)
     except BaseException as error:
@@ -85,7 +85,7 @@ class _Replies:
             view = view[os.write(self._descriptor, view) :]
 
 
-def _take_over_pipes() -> tuple[int, int]:
+def take_over_pipes() -> tuple[int, int]:
     """Take private copies of stdin and stdout: plug-ins then print to stderr and read an empty stdin.
 
     Writing to stderr never fails a reward, even if its reader is gone.
@@ -98,10 +98,10 @@ def _take_over_pipes() -> tuple[int, int]:
     return requests, replies
 
 
-def _die_with_parent(parent_pid: int) -> None:
+def die_with_parent(parent_pid: int, by: int = signal.SIGKILL) -> None:
     """Have the kernel kill this process when its parent thread ends; a busy worker does not notice the end of stdin."""
     with contextlib.suppress(OSError, AttributeError):  # another C library: the CPU limit still ends an orphan
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(by), 0, 0, 0)
     if os.getppid() != parent_pid:  # it ended before it could be watched
         os._exit(0)
 

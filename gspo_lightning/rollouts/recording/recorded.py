@@ -189,6 +189,7 @@ class Recorded(RolloutSource):
             lost=row.get("lost") or "",
             row_ends=row_ends,
             contexts=contexts,
+            tree=tuple(row.get("tree") or ()),
         )
         if row.get("turn_ends"):
             rollout.messages, rollout.turn_ends = tuple(row["messages"]), tuple(row["turn_ends"])
@@ -230,6 +231,7 @@ def _take_rewards(rollout: Rollout, row: dict[str, Any]) -> None:
     rollout.reward = None if reward is None else float(reward)
     rollout.reward_parts = dict(row.get("reward_parts") or {"recorded": rollout.reward})
     statuses = {name: "missing" if value is None else "ok" for name, value in rollout.reward_parts.items()}
+    rollout.reward_logged = dict(row.get("reward_logged") or {})
     rollout.reward_statuses = statuses | dict(row.get("reward_statuses") or {})
 
 

@@ -44,9 +44,11 @@ def record(rollout: Rollout, sampling: SamplingParams, iteration: int | None = N
         "reward": rollout.reward,
         "reward_parts": rollout.reward_parts,
         "reward_statuses": rollout.reward_statuses,
+        **({"reward_logged": rollout.reward_logged} if rollout.reward_logged else {}),
         **({"reward_extra": rollout.reward_extra} if rollout.reward_extra else {}),
         **({"turn_ends": list(rollout.turn_ends)} if rollout.turn_ends else {}),
         **_of_rows(rollout),
+        **({"tree": list(rollout.tree)} if rollout.tree else {}),
         **({"lost": rollout.lost} if rollout.lost else {}),
     }
 
@@ -58,7 +60,7 @@ def of_conversation(rollout: Rollout) -> dict[str, Any]:
     return {
         "messages": list(rollout.messages),
         "turn_rewards": list(rollout.turn_rewards),
-        "environment_reward": sum(rollout.turn_rewards),
+        "environment_reward": sum(rollout.turn_rewards) if rollout.turn_rewards else None,
     }
 
 

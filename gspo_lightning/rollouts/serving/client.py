@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-
-import aiohttp
 
 from gspo_lightning.addresses import IDLE_S, UNIX
 from gspo_lightning.bodies import ACCEPTED, PER_DETAILED_TOKEN, Body, BodyError, read_body, reply_limit
 from gspo_lightning.escape import visible
 from gspo_lightning.rollouts.serving.endpoint import KEY, Endpoint
+
+if TYPE_CHECKING:
+    import aiohttp
 
 COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 """Lines of vLLM's metrics, in the format of Prometheus."""
@@ -263,6 +264,8 @@ class Client:
         refusals: bool = False,
         name: str | None = None,
     ) -> Body:
+        import aiohttp
+
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 headers=self._headers | ACCEPTED, connector=self._connector(), auto_decompress=False
@@ -296,6 +299,8 @@ class Client:
         return found
 
     def _connector(self) -> aiohttp.BaseConnector:
+        import aiohttp
+
         if self._socket is None:
             return aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
         return aiohttp.UnixConnector(self._socket, limit=0, keepalive_timeout=IDLE_S)

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from gspo_lightning.addresses import UNIX
 from gspo_lightning.errors import UserError
+from gspo_lightning.policy.adapter_files import uniform
 from gspo_lightning.policy.lora import adapter_rank
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
@@ -140,7 +141,14 @@ def parallelism(options: Mapping[str, Any]) -> int:
 
 
 def lora_rank(policy: Policy) -> int:
-    """Return ``--max-lora-rank`` for the adapters of a policy."""
+    """Return ``--max-lora-rank`` for the adapters of a policy.
+
+    Raises:
+        UserError: they differ in rank or scale, which vLLM does not read.
+    """
+    if not uniform(policy.model):
+        what = "is true, but the adapters differ in rank or scale (rank_pattern, alpha_pattern), which vLLM ignores"
+        raise UserError("data.rollouts.options.enable_lora", what, fix="leave it out: adapters are merged")
     return next((size for size in _RANKS if size >= adapter_rank(policy.model)), _RANKS[-1])
 
 

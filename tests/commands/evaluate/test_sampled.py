@@ -10,6 +10,9 @@ import pytest
 
 from gspo_lightning.cli import main
 from gspo_lightning.commands.export import export
+from gspo_lightning.policy.autocast_weights import compute_dtype
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.rollouts import GroupedSampler
 from tests.rollouts.toy_server import Reply, ToyServer
 from tests.runs import runs
 
@@ -75,10 +78,54 @@ def test_every_way_to_the_model_gives_what_validate_gave(taught: Path, last: Pat
     assert texts(tmp_path / "checkpoint") == texts(tmp_path / "folder") == texts(tmp_path / "config")
 
 
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("32", "float32"), ("bf16", "bfloat16"), ("bf16-mixed", "bfloat16"), ("bf16-true", "bfloat16")],
+)
+def test_a_config_is_evaluated_in_the_precision_of_its_rollouts(
+    precision: str, dtype: str, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, seen = GroupedSampler.extend, []
+
+    def spied(self: GroupedSampler, policy: Policy, *args: Any, **options: Any) -> Any:
+        seen.append(str(compute_dtype(policy)))
+        return own(self, policy, *args, **options)
+
+    monkeypatch.setattr(GroupedSampler, "extend", spied)
+    config = ("--config", runs.QUICKSTART, "--model.cold_start=null", f"--trainer.precision={precision}")
+    evaluate(tmp_path / "found", suite, *config, "--limit=2")
+    assert seen[-1] == f"torch.{dtype}"  # the probes before it also sample in float32
+
+
+def test_conversations_with_an_environment_are_evaluated(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    suite = tmp_path / "guess.yaml"
+    text = (
+        "about: numbers\ndata: {class_path: GuessTask, init_args: {split: held_out}}\n"
+        "reward: {class_path: EnvironmentReward}\nmetrics: [avg]\n"
+        "sampling: {temperature: 0.0, top_p: 1.0, max_response_tokens: 24}\n"
+    )
+    suite.write_text(text)
+    config = ("--config", runs.ROOT / "configs" / "guess.yaml", "--model.cold_start=null")
+    found = evaluate(tmp_path / "found", suite, *config, "--limit=5", "--data.rollouts.max_turns=2")
+    assert found["guess"]["avg@1"]["n"] == 5
+    rows = [json.loads(line) for line in (tmp_path / "found" / "samples.jsonl").read_text().splitlines()]
+    assert {row["status"] for row in rows} == {"ok"}
+    suite.write_text(text + "system_prompt: Be quick.\n")
+    words = [f"--suite={suite}", f"--output={tmp_path / 'refused'}", *map(str, config)]
+    assert main(["evaluate", *words]) == 2
+    assert "system_prompt: is not seen by EnvironmentRollouts" in capfd.readouterr().err
+
+
 @pytest.mark.long
 def test_adapters_answer_as_their_exported_folder(suite: Path, tmp_path: Path) -> None:
     overlay = f"--config={runs.ROOT / 'configs' / 'lora.yaml'}"
-    run = runs.fit(tmp_path / "runs", overlay, "--model.cold_start=null", "--data.max_response_tokens=32")
+    run = runs.fit(
+        tmp_path / "runs",
+        overlay,
+        "--model.optimizer.lr=1e-3",
+        "--model.cold_start=null",
+        "--data.max_response_tokens=32",
+    )
     last = run / "checkpoints" / "last.ckpt"
     export(last, tmp_path / "folder")
     for name, words in {"adapters": ("--ckpt_path", last), "folder": ("--model", tmp_path / "folder")}.items():

@@ -14,6 +14,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
+from gspo_lightning.cli import main
 from gspo_lightning.commands.fit.absent import check_named, objective_names
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.hub import check_reachable
@@ -133,6 +134,14 @@ def test_a_hub_that_gives_no_answer_is_asked_once(endpoint: list[socket.socket])
         load_tokenizer(ModelSettings(name_or_path="someone/thing"))
     assert caught.value.field == "model.name_or_path"
     assert len(endpoint) <= 1
+
+
+def test_a_config_is_printed_without_asking_a_hub(
+    endpoint: list[socket.socket], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", "--config=quickstart", "--model.name_or_path=someone/thing", "--print_config"]) == 0
+    assert "name_or_path: someone/thing" in capsys.readouterr().out
+    assert not endpoint
 
 
 def test_a_data_set_that_nobody_can_be_asked_about(endpoint: list[socket.socket]) -> None:

@@ -12,14 +12,17 @@ import zlib
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from gspo_lightning.cli import main
 from gspo_lightning.commands.init import TASKS
+from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.model_settings import ModelSettings
 from tests.resume.test_files import in_a_fork
 from tests.runs import runs
 
-FILES = {"README.md", "reward.py", "test_reward.py", "train.jsonl", "train.yaml"}
+FILES = {"README.md", "reward.py", "schema.json", "test_reward.py", "train.jsonl", "train.yaml"}
 FEW = [
     "--model.cold_start.steps=2", "--trainer.max_epochs=1", "--data.prompts_per_rollout=4", "--data.group_size=2",
     "--data.evaluation.limit=4", "--data.reward_workers=1",
@@ -55,9 +58,12 @@ def test_every_task_writes_a_project_whose_config_is_right(
         assert config["data"]["train"] == str(tmp_path / folder / "train.jsonl")
 
 
-@pytest.mark.parametrize("task", ["own", *(pytest.param(t, marks=pytest.mark.long) for t in TASKS if t != "own")])
-def test_the_written_test_passes_with_plain_pytest(task: str, tmp_path: Path) -> None:
-    assert main(["init", str(tmp_path / "project"), f"--task={task}"]) == 0
+OTHERS = [*(f"--task={task}" for task in TASKS if task != "own"), "--model=tiny-qwen3"]
+
+
+@pytest.mark.parametrize("kind", ["--task=own", *(pytest.param(kind, marks=pytest.mark.long) for kind in OTHERS)])
+def test_the_written_test_passes_with_plain_pytest(kind: str, tmp_path: Path) -> None:
+    assert main(["init", str(tmp_path / "project"), kind]) == 0
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q"]
     done = subprocess.run(command, cwd=tmp_path / "project", capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout
@@ -71,6 +77,48 @@ def test_a_project_runs_from_another_folder(project: Path, tmp_path: Path, monke
     (run,) = Path("runs/train").glob("version_*")
     assert runs.summary(run)["updates"] == 4
     assert {file.name: file.read_bytes() for file in project.iterdir() if file.is_file()} == before
+
+
+def test_a_project_for_a_model_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = load_policy(ModelSettings("tiny-qwen3", config_overrides={"max_position_embeddings": 512}))
+    policy.save_pretrained(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "project", "--model", "model"]) == 0
+    for name in ("train", "held_out"):  # in letters that the model knows
+        sums = [json.dumps({"prompt": f"{n}+{n}:", "answer": str(2 * n)}) for n in range(10, 30)]
+        Path(f"project/{name}.jsonl").write_text("\n".join(sums))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    few = ["--trainer.max_epochs=1", "--data.evaluation.limit=4", "--data.max_response_tokens=8"]
+    assert main(["fit", "--config=../project/train.yaml", *few, "--data.reward_workers=1"]) == 0
+    (run,) = Path("runs/train").glob("version_*")
+    assert runs.summary(run)["updates"] == 2
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["model"]["cold_start"] is None
+    assert config["model"]["name_or_path"] == str(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("model", "rate", "large"), [("Qwen/Qwen3-0.6B", 6.5e-6, False), ("Qwen/Qwen3-8B", 1e-6, True)]
+)
+def test_a_project_for_a_model_has_settings_for_its_size(model: str, rate: float, large: bool, tmp_path: Path) -> None:
+    assert main(["init", str(tmp_path / "project"), f"--model={model}"]) == 0
+    text = (tmp_path / "project" / "train.yaml").read_text()
+    config = yaml.safe_load(text)
+    assert "<" not in text
+    assert config["model"]["name_or_path"] == model
+    assert config["model"]["gradient_checkpointing"] is large
+    assert config["model"]["optimizer"]["init_args"]["lr"] == pytest.approx(rate, rel=0.05)
+    assert config["trainer"]["precision"] == ("bf16-mixed" if torch.cuda.is_available() else "32-true")
+    records = [json.loads(line) for line in (tmp_path / "project" / "train.jsonl").read_text().splitlines()]
+    assert {"prompt", "answer"} <= records[0].keys()
+    assert all(record["prompt"].endswith("?\nAnswer briefly, with a single number.") for record in records)
+
+
+def test_a_model_that_is_not_there_leaves_no_project(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", str(tmp_path / "project"), f"--model={tmp_path / 'nothing'}"]) == 2
+    assert "nothing" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("there", ["a file in it", "a hidden file in it", "a file", "a folder below a file"])

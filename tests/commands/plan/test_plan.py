@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import Qwen3Config
 
 from benchmarks.plan import CASES, compare
@@ -129,12 +131,26 @@ def test_a_reference_is_sharded(job: Job) -> None:
 def test_small_models_are_copied_to_decode(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = dataclasses.replace(job, packed=True)
     total = 4 * counts_of(job.model).total
-    assert memory_of(packed, CPU).items["weights, transposed"] == {SAMPLING: total}
-    assert "weights, transposed" not in memory_of(job, CPU).items
-    assert "weights, transposed" not in memory_of(dataclasses.replace(packed, lockstep=True), CPU).items
-    assert "weights, transposed" not in memory_of(dataclasses.replace(packed, precision="bf16-mixed"), CPU).items
+    assert memory_of(packed, CPU).items["weights, decoding copy"] == {SAMPLING: total}
+    assert "weights, decoding copy" not in memory_of(job, CPU).items
+    assert "weights, decoding copy" not in memory_of(dataclasses.replace(packed, lockstep=True), CPU).items
+    assert "weights, decoding copy" not in memory_of(dataclasses.replace(packed, precision="bf16-mixed"), CPU).items
+    assert "weights, decoding copy" in memory_of(packed.with_model(lora=LoRA()), CPU).items
     monkeypatch.setattr(memory, "LARGEST_COPY", total - 1)
-    assert "weights, transposed" not in memory_of(packed, CPU).items
+    assert "weights, decoding copy" not in memory_of(packed, CPU).items
+
+
+@pytest.mark.parametrize(
+    ("written", "same"), [("bf16", ["--trainer.precision=bf16-mixed"]), ("bf16-true", ["--model.dtype=bfloat16"])]
+)
+def test_every_name_of_a_precision_is_planned_as_it_trains(
+    written: str, same: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = []
+    for options in ([f"--trainer.precision={written}"], same, []):
+        assert main(["plan", f"--config={QUICKSTART}", *options]) == 0
+        tables.append(capsys.readouterr().out.partition("memory of one device")[2].partition("tokens per")[0])
+    assert tables[0] == tables[1] != tables[2]
 
 
 def test_eight_bit_state(job: Job) -> None:
@@ -223,6 +239,11 @@ def test_work_by_hand(job: Job) -> None:
     token = 2 * active + 2 * 2 * 128 * 120
     assert work.sampling_flops == token * 6720
     assert work.training_flops == 3 * token * 64 * 120
+    assert work.old_flops == 0  # in float32 a run takes the sampler's
+    recomputed = dataclasses.replace(job, old_logprobs="recompute")
+    assert work_of(recomputed).old_flops == token * 48 * 120  # all but the first mini-batch
+    assert work_of(dataclasses.replace(recomputed, epochs=2)).old_flops == token * 64 * 120
+    assert work_of(dataclasses.replace(job, precision="bf16-true")).old_flops > 0
 
 
 def test_a_deal_repeats_prompts_in_training_only(job: Job) -> None:
@@ -246,6 +267,18 @@ def test_devices() -> None:
     assert 23 * GIB < device_of("24GB", "gpu").memory < 24 * GIB
     assert device_of(None, "cpu").cpu
     assert device_of("CPU", "gpu").cpu
+
+
+def test_the_speed_of_this_cpu_is_measured_and_its_libraries_count(job: Job) -> None:
+    here = device_of("cpu", "cpu")
+    left, right = torch.ones(128, 512), torch.ones(512, 512)
+    start = time.perf_counter()
+    for _ in range(20):
+        left @ right
+    average = 20 * 2.0 * 128 * 512 * 512 / (time.perf_counter() - start)
+    assert average / 4 < here.flops < 40 * average  # the machine may be busy now, or have been
+    with_libraries, without = memory_of(job, here), memory_of(job, dataclasses.replace(here, libraries=0))
+    assert with_libraries.peak - without.peak == GIB // 2
 
 
 def test_quickstart_fits(capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,6 +66,28 @@ def test_answer_types(kind: str, answer: str, right: list[str], wrong: list[str]
     assert [paid(verifier, answer, text) for text in wrong] == [False] * len(wrong)
 
 
+@pytest.mark.parametrize("kind", ["any", "integer", "number"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("3 + 7 = 10.", "3 + 7 = 10 apples", "10 = 3 + 7", "$3 + 7 = 10$", r"\boxed{3 + 7 = 10}"),
+        *("5 x 2 = 10", "5 \u00d7 2 = 10", "20 \u00f7 2 = 10", r"\frac{20}{2} = 10", "1,010 - 1,000 = 10"),
+        *("3 + 5 + 2 = 8 + 2 = 10", "12 - 5 = 7\n7 + 3 = 10.", "total = 3 + 7 = 10", "2^3 + 2 = 10"),
+    ],
+)
+def test_calculation_with_its_result_is_an_answer(kind: str, text: str) -> None:
+    """A calculation and its result was worth 0 where computer algebra was off (answer_type: integer or number)."""
+    assert MathVerifier(answer_type=kind).score(text, "10").reward == 1.0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["any", "integer", "number"])
+@pytest.mark.parametrize(
+    "text", ["3 + 8 = 10", "11 = 10", "10 = 11", "3 + 7 = 10 = 11", r"\boxed{3 + 8 = 10}", "3 + 7"]
+)
+def test_false_calculation_is_no_answer(kind: str, text: str) -> None:
+    assert MathVerifier(answer_type=kind).score(text, "10").reward == 0.0  # type: ignore[arg-type]
+
+
 def test_answer_types_by_column() -> None:
     verifier = MathVerifier(answer_type="column")
     assert verifier.score(r"\boxed{\sqrt{1764}}", "42", answer_type="any").reward == 1.0
