@@ -73,8 +73,11 @@ def ratio_percentiles(counts: Sequence[float]) -> dict[str, float]:
     return {tag: percentile(counts, share) if any(counts) else 0.0 for tag, share in shares.items()}
 
 
-NEEDED = {"loss", "sampler_logprob_gap_squared", "sampler_sequence_gap_squared"}
-"""Sums that are kept at every level: the noise decides the source of old log-probabilities."""
+NEEDED = {
+    "loss", "sampler_logprob_gap_squared", "sampler_sequence_gap_squared", "correction_weight",
+    "correction_weight_squared",
+}  # fmt: skip
+"""Sums that are kept at every level: noise decides the source of old log-probabilities, weights can scale a step."""
 
 
 class MetricSums:

@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from gspo_lightning.objectives.corrections import Corrections
 from gspo_lightning.objectives.inputs import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
 from gspo_lightning.objectives.measure import Sums
-from gspo_lightning.objectives.options import Correction, CorrectionMode, correction_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Distillation:
     sums: Sums = field(default_factory=dict)
 
 
-def distillation(rows: Rows, correction: Correction, cap: float, mode: CorrectionMode) -> Distillation:
+def distillation(rows: Rows, corrections: Corrections) -> Distillation:
     """Return the distillation term of each token, in nats.
 
     With ``x = log pi - log q``, sampled: ``w * x**2 / 2``, where ``w`` is min(pi / pi_old, cap), a constant, times the
@@ -46,9 +46,8 @@ def distillation(rows: Rows, correction: Correction, cap: float, mode: Correctio
 
     Args:
         rows: with ``teacher_kl`` or ``teacher_logprobs``; with neither there is no term.
-        correction: level of the correction for samples of a policy other than the old one.
-        cap: largest importance weight.
-        mode: treatment of larger weights old / behaviour.
+        corrections: of the objective; their cap bounds pi / pi_old, too. Rows that they drop keep this term: a teacher
+            is right about every token that was sampled.
     """
     if rows.teacher_kl is not None:
         measured = rows.teacher_kl.detach().double()
@@ -58,11 +57,14 @@ def distillation(rows: Rows, correction: Correction, cap: float, mode: Correctio
     x = rows.logprobs - rows.teacher_logprobs
     with torch.no_grad():
         ratio = torch.exp(clamp_log_ratio(rows.log_ratio))
-        weight = ratio.clamp(max=cap)
-        if correction != "none" and rows.behaviour_logprobs is not None:
-            weight = weight * correction_weights(rows, correction, cap, mode)
+        weight = ratio.clamp(max=corrections.cap)
+        if corrections.level != "none" and rows.behaviour_logprobs is not None:
+            weight = weight * corrections.importance(rows)
         sums, count = _sums(rows, x.double()), rows.mask.sum().double()
-        sums["distill_capped"] = ((ratio > cap).sum().double(), count)  # 1 at masked positions, and cap >= 1
+        sums["distill_capped"] = (
+            (ratio > corrections.cap).sum().double(),
+            count,
+        )  # 1 at masked positions, cap >= 1
     return Distillation(weight * _half_square(x), sums)
 
 

@@ -13,17 +13,11 @@ from torch import Tensor
 
 from gspo_lightning.errors import UserError, check_choice, check_number
 from gspo_lightning.objectives.aggregate import Aggregation, aggregate, count_rows, count_tokens, weighted_count
+from gspo_lightning.objectives.corrections import Correction, CorrectionMode, Corrections
 from gspo_lightning.objectives.distillation import distillation
 from gspo_lightning.objectives.inputs import Rows
-from gspo_lightning.objectives.measure import Sums, Term, measure
-from gspo_lightning.objectives.options import (
-    Correction,
-    CorrectionMode,
-    KLEstimator,
-    correction_weights,
-    kl_estimate,
-    off_policy_rows,
-)
+from gspo_lightning.objectives.measure import Term, measure
+from gspo_lightning.objectives.options import KLEstimator, kl_estimate
 from gspo_lightning.objectives.positive import positive_nll
 from gspo_lightning.objectives.shapes import check_count, check_term
 from gspo_lightning.types import ObjectiveOutput
@@ -61,7 +55,10 @@ class Objective(Surface):
         correction: importance weights old / behaviour for samples that another policy drew (an inference engine, a
             stale snapshot): none, per token, or per sequence (geometric mean).
         correction_cap: largest importance weight, >= 1. 2 is the usual bound of truncated importance sampling.
-        correction_mode: truncate (cut to the cap) or mask (drop larger weights).
+        correction_floor: smallest importance weight, in (0, 1]; None: no lower bound.
+        correction_mode: truncate (cut weights to the bounds) or mask (drop what has a weight outside them).
+        trm_delta: trust region mask: rows in which some token's estimated KL(behaviour || old) is above this many nats
+            are dropped (arXiv 2512.23075); needs no ``correction``. None turns it off.
     """
 
     kl_coef: float = field(default=0.0, kw_only=True)
@@ -73,7 +70,9 @@ class Objective(Surface):
     opsm_delta: float | None = field(default=None, kw_only=True)
     correction: Correction = field(default="none", kw_only=True)
     correction_cap: float = field(default=2.0, kw_only=True)
+    correction_floor: float | None = field(default=None, kw_only=True)
     correction_mode: CorrectionMode = field(default="truncate", kw_only=True)
+    trm_delta: float | None = field(default=None, kw_only=True)
 
     per_token_advantages: ClassVar[bool] = True
     """True if advantages [N, T] are allowed besides [N]."""
@@ -86,8 +85,11 @@ class Objective(Surface):
         check_number("distill_coef", self.distill_coef, low=0.0)
         check_number("positive_nll_coef", self.positive_nll_coef, low=0.0)
         check_number("correction_cap", self.correction_cap, low=1.0)
-        if self.opsm_delta is not None:
-            check_number("opsm_delta", self.opsm_delta, low=0.0)
+        for name in ("opsm_delta", "trm_delta"):
+            if (delta := getattr(self, name)) is not None:
+                check_number(name, delta, low=0.0)
+        if (floor := self.correction_floor) is not None:
+            check_number("correction_floor", floor, low=0.0, high=1.0, open_low=True)
         check_choice("kl_estimator", self.kl_estimator, get_args(KLEstimator))
         check_choice("correction", self.correction, get_args(Correction))
         check_choice("correction_mode", self.correction_mode, get_args(CorrectionMode))
@@ -149,7 +151,7 @@ class Objective(Surface):
             advantages: [N], or [N, T] if the objective allows it.
             response_mask: [N, T] bool, True on tokens that the policy chose. Values elsewhere are never read.
             ref_logprobs: [N, T] of the reference policy; needed with ``kl_coef``.
-            behaviour_logprobs: [N, T] of the policy that drew the samples; needed with ``correction``.
+            behaviour_logprobs: [N, T] of the policy that drew the samples; needed with ``correction``, ``trm_delta``.
             entropy: [N, T] nats; needed with ``entropy_coef``.
             segments: [N, T] int64 in [0, T), for objectives over segments.
             teacher_logprobs: [N, T] of the teacher; needed with ``distill_coef``.
@@ -190,10 +192,11 @@ class Objective(Surface):
         """Return the sum of the loss terms, each over its own denominator, with their measurements."""
         term = self.term(rows)
         check_term(self, term, rows)
-        weights, extra = self._weights(rows, term.loss)
+        corrections = self._corrections
+        weights, extra = corrections.weights(rows, term.loss)
         loss = term.loss if weights is None else term.loss * weights.reshape_as(term.loss)
         total = aggregate(loss, rows.mask, rows.lengths, self.aggregation, rows.row_weights)
-        taught = distillation(rows, self.correction, self.correction_cap, self.correction_mode)
+        taught = distillation(rows, corrections)
         if (penalty := self._penalty(rows, taught.loss)) is not None:
             total = total + aggregate(penalty, rows.mask, rows.lengths, self.aggregation, rows.row_weights)
         loss, sums = total / self._denominator(denominator, rows), extra | taught.sums
@@ -213,6 +216,13 @@ class Objective(Surface):
             sums=measure(rows, term, level=self.level, dropped=dropped) | sums,
         )
 
+    @property
+    def _corrections(self) -> Corrections:
+        return Corrections(
+            self.correction, self.correction_cap, self.correction_floor, self.correction_mode, self.trm_delta,
+            self.opsm_delta,
+        )  # fmt: skip
+
     def _check_needed(self, rows: Rows) -> None:
         exact, coef = self.distill_exact, self.distill_coef
         for option, wanted, argument, value in (
@@ -222,29 +232,11 @@ class Objective(Surface):
             ("entropy_coef", self.entropy_coef > 0, "entropy", rows.entropy),
             ("positive_nll_coef", self.positive_nll_coef > 0, "positive", rows.positive),
             ("correction", self.correction != "none", "behaviour_logprobs", rows.behaviour_logprobs),
+            ("trm_delta", self.trm_delta is not None, "behaviour_logprobs", rows.behaviour_logprobs),
         ):
             if wanted and value is None:
                 shape = "[N]" if argument == "positive" else "[N, T]"
                 raise UserError(argument, f"is None, but {option}={getattr(self, option)!r} needs it, shape {shape}")
-
-    def _weights(self, rows: Rows, loss: Tensor) -> tuple[Tensor | None, Sums]:
-        """Return constant weights on ``loss``, at its level, and the sums that report them."""
-        weights: Tensor | None = None
-        sums: Sums = {}
-        if self.correction != "none":
-            weights = correction_weights(rows, self.correction, self.correction_cap, self.correction_mode)
-            weights = weights.squeeze(-1) if loss.ndim == 1 else weights.expand_as(loss)
-            valid = rows.valid(loss)
-            counted = torch.where(valid, weights, 0.0).double()
-            sums["correction_weight"] = (counted.sum(), valid.sum().double())
-            sums["correction_weight_squared"] = (counted.square().sum(), valid.sum().double())
-        if self.opsm_delta is not None:
-            far = off_policy_rows(rows, self.opsm_delta)
-            drop = (far if loss.ndim == 1 else far.unsqueeze(-1)) & (rows.advantages_like(loss) < 0)
-            weights = torch.where(drop, 0.0, torch.ones_like(loss) if weights is None else weights)
-            hit = drop if drop.ndim == 1 else drop.any(dim=-1)
-            sums["opsm_dropped_sequences"] = (hit.sum().double(), rows.nonempty.sum().double())
-        return weights, sums
 
     def _penalty(self, rows: Rows, taught: Tensor | None) -> Tensor | None:
         """Return the KL and distillation terms minus the entropy bonus, [N, T]."""

@@ -1,4 +1,4 @@
-"""Options of every objective: a KL term, and corrections for stale samples or samples of another policy."""
+"""The KL term that every objective can have."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gspo_lightning.objectives.inputs import Rows, clamp_log_ratio
+from gspo_lightning.objectives.inputs import clamp_log_ratio
 
 KLEstimator = Literal["k1", "k2", "k3"]
-Correction = Literal["none", "token", "sequence"]
-CorrectionMode = Literal["truncate", "mask"]
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator) -> Tensor:
@@ -30,26 +28,3 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator) 
     if estimator == "k2":
         return 0.5 * x.square()
     return torch.exp(-clamp_log_ratio(x)) - 1 + x
-
-
-def correction_weights(rows: Rows, level: Correction, cap: float, mode: CorrectionMode) -> Tensor:
-    """Return importance weights old / behaviour, [N, 1] or [N, T], for samples of a policy other than ``old``.
-
-    At sequence level the weight is the geometric mean over tokens: the product collapses (0.06 where tokens say
-    0.9999).
-    Above ``cap`` a weight is cut to ``cap`` (truncated importance sampling) or set to zero (masked).
-    """
-    assert rows.behaviour_logprobs is not None
-    log_weight = rows.old_logprobs - rows.behaviour_logprobs
-    if level == "sequence":
-        log_weight = rows.mean(log_weight).unsqueeze(-1)
-    weight = torch.exp(clamp_log_ratio(log_weight))
-    return weight.clamp(max=cap) if mode == "truncate" else torch.where(weight > cap, 0.0, weight)
-
-
-def off_policy_rows(rows: Rows, delta: float) -> Tensor:
-    """Mark rows with mean(old - new) > delta nats per token, [N] bool: dropped if the advantage is negative.
-
-    Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556, section 3.1).
-    """
-    return rows.mean(-rows.log_ratio) > delta

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.critic import ValueModel
 from gspo_lightning.errors import UserError
+from gspo_lightning.objectives import Objective, segments_by_delimiter
 from gspo_lightning.policy.checks import check_head, choose_layout
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.model_settings import ModelSettings
@@ -20,6 +23,7 @@ from gspo_lightning.policy.routing import Replay, routers_of
 from gspo_lightning.strategies.checks import check_optimizer
 from gspo_lightning.strategies.loading import made_by_first_rank
 from gspo_lightning.strategies.sharding_strategy import sharding_of
+from gspo_lightning.types import MicroBatch
 from gspo_lightning.update.learning_rates import warn_if_rate_is_high
 from gspo_lightning.update.nonfinite import check_weights
 from gspo_lightning.update.optimizers import fuse, settings_of_optimizer, warn_if_weights_stand_still
@@ -135,3 +139,23 @@ def build_optimizers(
     if "monitor" in config:
         check_monitor(config["monitor"], config["scheduler"].mode)
     return {"optimizer": made, "lr_scheduler": config}
+
+
+def segments_of(
+    objective: Objective, delimiters: Sequence[str], tokenizer: PreTrainedTokenizerBase, part: MicroBatch
+) -> Tensor | None:
+    """Return segment numbers [N, T] if the objective uses delimited segments, or if rewards score steps; else None.
+
+    A response without a step is one segment, even if no row of a micro-batch has any.
+
+    Args:
+        objective: of the run.
+        delimiters: texts that end a segment.
+        tokenizer: of the model.
+        part: N rows.
+    """
+    if not delimiters:
+        given = part.segments is None and getattr(objective, "by", None) == "given"
+        return torch.zeros_like(part.response_mask, dtype=torch.int64) if given else part.segments
+    ends = [tokenizer.encode(text, add_special_tokens=False)[-1] for text in delimiters]
+    return segments_by_delimiter(part.response_ids, part.response_mask, ends)

@@ -55,6 +55,7 @@ class RunModule(Protocol):
     old_logprobs: OldLogProbs
     update_metrics: UpdateMetrics
     segment_delimiters: list[str]
+    ess_step_scaling: bool
     allow_unusual_clip: bool
     routing_replay: Replay
     critic: ValueModel | None
@@ -121,6 +122,12 @@ def _check_objective(data: PromptDataModule, module: RunModule) -> None:
             "model.objective.positive_nll_coef",
             f"is {module.objective.positive_nll_coef:g}, but data.rewards is empty: no response can be correct",
             fix="name a reward, for example rewards: {correct: ExactMatch}, or leave positive_nll_coef out",
+        )
+    if module.ess_step_scaling and module.objective.correction == "none":
+        raise UserError(
+            "model.ess_step_scaling",
+            "is true, but without a correction every sample has the weight 1",
+            fix="use model.objective.correction: sequence, or leave ess_step_scaling out",
         )
     scored = _check_steps(data, module)
     given = getattr(module.objective, "by", None) == "given"

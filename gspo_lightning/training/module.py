@@ -21,7 +21,7 @@ from gspo_lightning.critic import ValueModel
 from gspo_lightning.distributed import from_first_rank, rank_and_world
 from gspo_lightning.metrics.sums import Level, MetricSums
 from gspo_lightning.metrics.update_metrics import UpdateMetrics
-from gspo_lightning.objectives import GSPO, Objective, segments_by_delimiter
+from gspo_lightning.objectives import GSPO, Objective
 from gspo_lightning.old_policy.logprobs import OldLogProbs, OldLogProbsChoice
 from gspo_lightning.old_policy.noise import check_ratio_noise
 from gspo_lightning.old_policy.old_policy import OldPolicy
@@ -36,7 +36,7 @@ from gspo_lightning.policy.row_isolation import probe, probe_length
 from gspo_lightning.resume import close_epoch, flush, reopen_epoch
 from gspo_lightning.strategies.sharding import clip_gradients, is_sharded, total_norm
 from gspo_lightning.strategies.sharding_strategy import ddp_of, no_backward_sync, sharding_of
-from gspo_lightning.training.build import build_critic, build_optimizers, build_policy
+from gspo_lightning.training.build import build_critic, build_optimizers, build_policy, segments_of
 from gspo_lightning.training.checkpoint import RunRecord
 from gspo_lightning.training.checks import check_run, check_sampling
 from gspo_lightning.training.cold_start import ColdStart
@@ -85,6 +85,8 @@ class GSPOModule(PolicyModule):
         lora: train low-rank adapters and keep the weights as they are (``{r: 16}``); None trains all weights.
         freeze: modules that are not trained, by name with ``*`` for anything, or ``vision`` for the vision tower; None
             is ``[vision]`` for a model that reads pictures, ``[]`` trains everything.
+        ess_step_scaling: multiply the learning rate of an update by the square root of its effective sample size, the
+            metric correction/effective_sample_size (VCPO, arXiv 2602.17616); needs ``objective.correction``.
         segment_delimiters: texts that end a segment, for ``Segment`` with ``by: given`` (for example a line feed).
         allow_unusual_clip: accept a clip range of the wrong scale for the objective's level.
         histogram_every: optimizer steps between two sets of histograms, after those of the first; 0 writes none.
@@ -122,6 +124,7 @@ class GSPOModule(PolicyModule):
         experts_implementation: str | None = None,
         lora: LoRA | None = None,
         freeze: list[str] | None = None,
+        ess_step_scaling: bool = False,
         segment_delimiters: list[str] | None = None,
         allow_unusual_clip: bool = False,
         histogram_every: int = 20,
@@ -146,7 +149,7 @@ class GSPOModule(PolicyModule):
         self.teacher: Teacher | None = None
         self.critic = critic
         self.build_optimizer, self.build_scheduler = optimizer, lr_scheduler
-        self.segment_delimiters = segment_delimiters or []
+        self.segment_delimiters, self.ess_step_scaling = segment_delimiters or [], ess_step_scaling
         self.allow_unusual_clip, self.histogram_every = allow_unusual_clip, histogram_every
         self.routing_replay, self.router_metrics = replay_word(routing_replay), router_metrics
         self.router_aux_loss_coef = router_aux_loss_coef
@@ -180,21 +183,11 @@ class GSPOModule(PolicyModule):
         """True for the first update on its rollouts, if they come from a snapshot that equals the current policy."""
         return batch.index == 0 and self.old_policy.due(batch.iteration) and not self.old_logprobs.as_behaviour
 
-    def segments(self, part: MicroBatch) -> Tensor | None:
-        """Return segment numbers [N, T] if the objective uses delimited segments, or if rewards score steps; else None.
-
-        A response without a step is one segment, even if no row of a micro-batch has any.
-        """
-        if not self.segment_delimiters:
-            given = part.segments is None and getattr(self.objective, "by", None) == "given"
-            return torch.zeros_like(part.response_mask, dtype=torch.int64) if given else part.segments
-        ends = [self.tokenizer.encode(text, add_special_tokens=False)[-1] for text in self.segment_delimiters]
-        return segments_by_delimiter(part.response_ids, part.response_mask, ends)
-
     def terms(self) -> LossTerms:
         """Return the inputs of this run's loss."""
         temperature, coef = self.data.settings.temperature, self.router_aux_loss_coef
-        return LossTerms(self.policy, self.old_policy, self.objective, temperature, self.segments, coef, self.teacher)
+        segments = partial(segments_of, self.objective, self.segment_delimiters, self.tokenizer)
+        return LossTerms(self.policy, self.old_policy, self.objective, temperature, segments, coef, self.teacher)
 
     # building ----------------------------------------------------------------------------------------------------
 
@@ -338,6 +331,8 @@ class GSPOModule(PolicyModule):
         """Record the gradient norm before clipping; drop an update with a NaN or infinity, and keep the weights."""
         values, gradients = self._update.values, [p.grad for p in self.policy.parameters() if p.grad is not None]
         norm = total_norm(gradients, sharded=is_sharded(self.policy), device=self.device)
+        if self.ess_step_scaling:
+            self._update.scale_step(optimizer)
         values["optim/gradient_norm"], values["optim/lr"] = norm, float(optimizer.param_groups[0]["lr"])
         suspects = self._update.suspects
         if (scaler := scaler_of(self.trainer)) is not None:
@@ -368,6 +363,7 @@ class GSPOModule(PolicyModule):
         """Make the optimizer step; only then count the mini-batch as trained on, and log the update."""
         super().optimizer_step(*args, **kwargs)
         update, step = self._update, self.global_step + 1  # Lightning counts the step after this hook
+        update.restore_rates(self.policy_optimizer)
         check_weights(self.policy, f"after update {step}")
         update.values |= self.update_metrics.after_step(self.policy)
         self.data.loader.mark_trained()

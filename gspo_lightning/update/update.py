@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -36,6 +37,21 @@ class Update:
     on_policy: bool
     started: float
     values: dict[str, float] = field(default_factory=dict)
+    rates: list[Any] = field(default_factory=list)
+    """Learning rates of the optimizer's groups while :meth:`scale_step` has changed them."""
+
+    def scale_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Multiply learning rates by the root of the effective sample size (VCPO's rule for Adam, arXiv 2602.17616)."""
+        self.rates = [group["lr"] for group in optimizer.param_groups]
+        factor = self.values["correction/effective_sample_size"] ** 0.5
+        for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * factor
+
+    def restore_rates(self, optimizer: torch.optim.Optimizer) -> None:
+        """Undo :meth:`scale_step`, before a schedule reads the learning rates."""
+        for group, rate in zip(optimizer.param_groups, self.rates, strict=bool(self.rates)):
+            group["lr"] = rate
+        self.rates = []
 
     def show(self, module: LightningModule) -> None:
         """Show reward and response length in the progress bar of any trainer."""

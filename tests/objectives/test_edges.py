@@ -83,7 +83,9 @@ def test_options_of_every_objective_have_these_defaults_and_are_keywords() -> No
         "opsm_delta": None,
         "correction": "none",
         "correction_cap": 2.0,
+        "correction_floor": None,
         "correction_mode": "truncate",
+        "trm_delta": None,
     }
     parameters = inspect.signature(GSPO).parameters
     keywords = {n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
