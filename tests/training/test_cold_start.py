@@ -39,9 +39,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
     own = ColdStart.train
 
-    def counted(
-        self: ColdStart, policy: Policy, seed: int, prompt_format: PromptFormat, layout: Layout
-    ) -> list[Point]:
+    def counted(self: ColdStart, policy: Policy, seed: int, prompt_format: PromptFormat, layout: Layout) -> list[Point]:
         calls.append(seed)
         return own(self, policy, seed, prompt_format, layout)
 
