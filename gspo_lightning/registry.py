@@ -68,9 +68,7 @@ def components(kind: str) -> dict[str, type[Any]]:
         UserError: two different classes have one name.
     """
     found: dict[str, type[Any]] = {}
-    for cls in subclasses(base_class(kind)):
-        if inspect.isabstract(cls) or cls.__name__.startswith("_") or "<locals>" in cls.__qualname__:
-            continue
+    for cls in _concrete(base_class(kind)):
         other = found.get(cls.__name__)
         if other is not None and _origin(other) != _origin(cls):
             raise UserError(
@@ -81,6 +79,19 @@ def components(kind: str) -> dict[str, type[Any]]:
         if other is None or not _is_current(other):  # the same module and qualname redefined (a notebook cell) replaces
             found[cls.__name__] = cls
     return dict(sorted(found.items()))
+
+
+def defined(kind: str) -> list[str]:
+    """Return the names of the components of a kind whose classes exist already, without importing any."""
+    module, name = KINDS[kind]
+    base = getattr(sys.modules.get(module), name, None)
+    return [] if base is None else sorted(cls.__name__ for cls in _concrete(base))
+
+
+def _concrete(base: type[Any]) -> Iterator[type[Any]]:
+    for cls in subclasses(base):
+        if not (inspect.isabstract(cls) or cls.__name__.startswith("_") or "<locals>" in cls.__qualname__):
+            yield cls
 
 
 def component(kind: str, name: str) -> type[Any]:

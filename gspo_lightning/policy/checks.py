@@ -17,7 +17,7 @@ from gspo_lightning.pictures import Media, Picture
 from gspo_lightning.policy.attention import check_attention, windows
 from gspo_lightning.policy.model_settings import Layout
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.rope import pin_rope
+from gspo_lightning.policy.rope import follows_length, pin_rope
 from gspo_lightning.policy.rounding import few_tokens
 from gspo_lightning.policy.row_isolation import Probe, answers, carried_state
 from gspo_lightning.policy.vision.image_processor import ImageProcessorAdapter
@@ -26,6 +26,8 @@ from gspo_lightning.types import MicroBatch
 log = logging.getLogger(__name__)
 
 ANOTHER = "use another model family, or report this with the name of the model"
+LONGEST = 1 << 20
+"""Tokens of a row of a model without a largest number of positions: every window is shorter."""
 _RESPONSE = 4
 _TEXT = 3
 
@@ -105,6 +107,21 @@ def choose_layout(
         raise UserError("model.layout", f"packed does not work here: {reason}", fix="use model.layout: auto or padded")
     else:
         log.warning("model.layout: rows are padded and prompts repeated, because of %s", reason)
+
+
+def pack_if_exact(policy: Policy, dtype: torch.dtype | None = None) -> None:
+    """Set ``policy.packed`` for sampling if probes show the same log-probabilities at any length; else rows are padded.
+
+    Args:
+        policy: the model, on the device that samples. Nothing of it is pinned or refused.
+        dtype: compute dtype of attention; the weights' own by default.
+    """
+    policy.packed = False
+    config = policy.model.config
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None) or LONGEST
+    if not follows_length(config):
+        why = _why_not_packed(Probe(policy, longest), policy.device, dtype or next(policy.parameters()).dtype)
+        policy.packed = why is None
 
 
 def _why_not_packed(asked: Probe, device: torch.device, dtype: torch.dtype) -> str | None:

@@ -21,9 +21,11 @@ from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.faults import written
+from gspo_lightning.packing.rows import common_prefix
+from gspo_lightning.policy.checks import choose_layout
 from gspo_lightning.policy.gguf import loadable_name
 from gspo_lightning.policy.loading import load_config, load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.policy.model_settings import Layout, ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.rope import follows_length, pin_rope
 from gspo_lightning.policy.tiny import TINY_MODELS
@@ -132,17 +134,24 @@ class ColdStart:
         policy = load_policy(settings)
         if longest:
             pin_rope(policy.model, longest)
-        curve = self.train(policy, settings.seed, prompt_format)
+        curve = self.train(policy, settings.seed, prompt_format, settings.layout)
         with written(f"the cold start {folder}", folder):
             policy.save_pretrained(folder)
             write_curve(curve, folder)
 
-    def train(self, policy: Policy, seed: int, prompt_format: PromptFormat = _PLAIN) -> list[Point]:
-        """Train in place; return the loss curve in nats per learnt token."""
+    def train(
+        self, policy: Policy, seed: int, prompt_format: PromptFormat = _PLAIN, layout: Layout = "auto"
+    ) -> list[Point]:
+        """Train in place; return the loss curve in nats per learnt token.
+
+        If all prompts begin alike, with worked examples for example, that part is computed once for all rows of a pass.
+        """
         pairs, where = self._read()
         if not self._from_file:
             prompt_format = dataclasses.replace(prompt_format, **_UNLIMITED)
         rows = teach(pairs, policy.tokenizer, policy.eos_token_ids, prompt_format, where, FIELD)
+        if layout != "padded" and common_prefix({tuple(row.prompt) for row in rows}):
+            choose_layout(policy, layout, max(len(row.prompt) + len(row.response) for row in rows))
         rows, held_out = self._split(rows, seed)
 
         def batch(step: int) -> list[int]:

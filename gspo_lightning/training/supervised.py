@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from gspo_lightning.packing.rows import common_prefix
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts.taught import Taught
 from gspo_lightning.types import MicroBatch
@@ -134,7 +135,12 @@ def _collate(rows: Sequence[Taught]) -> MicroBatch:
         ids[i, : len(row.prompt) + len(row.response)] = torch.tensor([*row.prompt, *row.response])
         mask[i, : len(row.response)] = torch.tensor(row.mask)
     media = tuple(row.media for row in rows) if any(row.media for row in rows) else None
-    return MicroBatch(ids, prompts, responses, mask, torch.zeros(len(rows)), media=media)
+    batch = MicroBatch(ids, prompts, responses, mask, torch.zeros(len(rows)), media=media)
+    if media is not None:
+        return batch
+    contexts = {tuple(row.prompt): number for number, row in enumerate(rows)}
+    index = torch.tensor([contexts[tuple(row.prompt)] for row in rows])
+    return replace(batch, prompt_index=index, common_prefix=common_prefix(contexts.keys()))
 
 
 def write_curve(curve: Sequence[Point], folder: Path) -> None:

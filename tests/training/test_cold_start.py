@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.policy.model_settings import Layout, ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts import ChainTask, PromptSet, Record
 from gspo_lightning.prompts.taught import PromptFormat
@@ -39,9 +39,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
     own = ColdStart.train
 
-    def counted(self: ColdStart, policy: Policy, seed: int, prompt_format: PromptFormat) -> list[Point]:
+    def counted(self: ColdStart, policy: Policy, seed: int, prompt_format: PromptFormat, layout: Layout) -> list[Point]:
         calls.append(seed)
-        return own(self, policy, seed, prompt_format)
+        return own(self, policy, seed, prompt_format, layout)
 
     monkeypatch.setattr(ColdStart, "train", counted)
     return calls
@@ -256,10 +256,10 @@ def _ensure(number: int, folder: str) -> None:
     """In a process of its own: the cold start, and the other process arrives while it is trained."""
     root, own = Path(folder), ColdStart.train
 
-    def train(self: ColdStart, policy: Policy, seed: int, prompt_format: PromptFormat) -> list[Point]:
+    def train(self: ColdStart, policy: Policy, seed: int, prompt_format: PromptFormat, layout: Layout) -> list[Point]:
         (root / f"trained-{number}").touch()
         time.sleep(0.5)
-        return own(self, policy, seed, prompt_format)
+        return own(self, policy, seed, prompt_format, layout)
 
     ColdStart.train = train  # type: ignore[method-assign]
     (root / f"ready-{number}").touch()
@@ -314,6 +314,32 @@ def test_the_loss_is_the_mean_over_completion_tokens_with_the_end_token(policy: 
 def test_training_lowers_the_loss(policy: Policy) -> None:
     cold_start = ColdStart(Spoken(("7+5:", "#2"), ("1*3:", "#3")), steps=30, batch_size=2, warmup_steps=5)
     assert cold_start.train(policy, seed=0)[-1].loss < 0.7
+
+
+def test_what_all_prompts_begin_with_is_computed_once_with_the_same_result() -> None:
+    start = "9*9=1;8*8=4;7*7=9;6*6=6;5*5=5;"  # worked examples, a token each character
+    pairs = [(f"{start}{sum_}:", answer) for sum_, answer in (("7+5", "#2"), ("1*3-4", "#9"), ("7+5", "5+7=2;#2"))]
+    cold_start = ColdStart(Spoken(*pairs), steps=3, batch_size=3, warmup_steps=0, learning_rate=1e-3)
+
+    def trained(layout: Layout) -> tuple[list[float], dict[str, torch.Tensor], int]:
+        policy, tokens = load_policy(TINY), 0
+
+        def count(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            nonlocal tokens
+            tokens += inputs[0].numel() if torch.is_grad_enabled() else 0
+
+        policy.model.get_input_embeddings().register_forward_pre_hook(count)
+        curve = cold_start.train(policy, seed=0, layout=layout)
+        return [point.loss for point in curve], policy.model.state_dict(), tokens
+
+    losses, weights, tokens = trained("auto")
+    padded_losses, padded_weights, padded_tokens = trained("padded")
+    assert losses == pytest.approx(padded_losses, rel=1e-5)
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, padded_weights[name], rtol=0, atol=2e-5, msg=name)
+    # a step: the start once, each sum once, and every token of the answers but the end token
+    assert padded_tokens == 3 * 3 * (len(start) + 4 + 9 - 1)
+    assert tokens == 3 * (len(start) + len("7+5:") + len("1*3-4:") + len("#2") + len("#9") + len("5+7=2;#2"))
 
 
 @settings(deadline=None, max_examples=30)

@@ -12,6 +12,8 @@ import torch
 
 from gspo_lightning.commands.export import checkpoint_policy
 from gspo_lightning.evaluation.answering import ROWS, SampleRequests, answers_of
+from gspo_lightning.policy.autocast_weights import compute_dtype
+from gspo_lightning.policy.checks import pack_if_exact
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.model_settings import DType, ModelSettings
 from gspo_lightning.policy.policy import Policy
@@ -56,6 +58,8 @@ class Sampled:
         self.source = (source or GroupedSampler(max_rows=ROWS)).for_evaluation()
         self.system_prompt, self.template_kwargs = system_prompt, dict(chat_template_kwargs or {})
         self._described, self.context = dict(described), context
+        with context():
+            pack_if_exact(self.policy, compute_dtype(self.policy))  # else every row pays for its whole prompt
 
     @classmethod
     def of_model(
