@@ -12,8 +12,8 @@ from gspo_lightning.types import SamplingParams
 
 BLOCK = 64
 """Vocabulary tokens per block in the two-level search for a drawn token."""
-
-
+FIRST = 1024
+"""Most likely tokens that are looked at first for ``top_p``; sorting a vocabulary of 150,000 takes 20 ms a row."""
 BELOW_ONE = 1 - 2.0**-40
 """Largest factor below 1: in float64 a product with it is smaller than the other factor, whatever the rounding."""
 
@@ -91,8 +91,28 @@ def _truncate(probabilities: Tensor, sampling: SamplingParams) -> Tensor:
     if sampling.top_k > 0:
         kept = probabilities.topk(min(sampling.top_k, probabilities.shape[-1]), dim=-1).values[:, -1:]
         probabilities = torch.where(probabilities >= kept, probabilities, 0.0)
-    if sampling.top_p < 1.0:
-        ordered, index = probabilities.sort(dim=-1, descending=True)
-        outside = ordered.cumsum(dim=-1) - ordered > sampling.top_p * ordered.sum(dim=-1, keepdim=True)
-        probabilities = torch.zeros_like(probabilities).scatter(-1, index, ordered.masked_fill(outside, 0.0))
-    return probabilities
+    if sampling.top_p == 1.0:
+        return probabilities
+    wanted = sampling.top_p * probabilities.sum(dim=-1, keepdim=True)
+    if probabilities.device.type != "cpu" or probabilities.shape[-1] <= FIRST:  # a choice by row would stall a GPU
+        return _nucleus(probabilities, probabilities.sort(dim=-1, descending=True), wanted)[0]
+    found, whole = _nucleus(probabilities, probabilities.topk(FIRST, dim=-1), wanted)
+    rest = (~whole).nonzero().squeeze(-1)
+    if len(rest):
+        flat = probabilities[rest]
+        found[rest] = _nucleus(flat, flat.sort(dim=-1, descending=True), wanted[rest])[0]
+    return found
+
+
+def _nucleus(probabilities: Tensor, largest: tuple[Tensor, Tensor], wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Keep the largest probabilities that together reach ``wanted`` [rows, 1]; also return the rows that reach it.
+
+    Args:
+        probabilities: [rows, V].
+        largest: the largest of each row in falling order, with their tokens, [rows, K] each.
+        wanted: probability to keep.
+    """
+    ordered, index = largest
+    running = ordered.cumsum(dim=-1)
+    kept = ordered.masked_fill(running - ordered > wanted, 0.0)
+    return torch.zeros_like(probabilities).scatter(-1, index, kept), running[:, -1] > wanted.squeeze(-1)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gspo_lightning.randomness import Purpose, stream, uniforms
 from gspo_lightning.rollouts import Draws, sample_tokens
+from gspo_lightning.rollouts.drawing import FIRST, _truncate
 from gspo_lightning.types import SamplingParams
 
 EVEN = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
@@ -134,3 +135,18 @@ def test_not_a_number_gives_tokens_of_the_vocabulary_and_says_so_in_the_logprobs
     tokens, logprobs = sample_tokens(torch.full((2, 39), torch.nan), EVEN[:2], SamplingParams(1))
     assert bool((tokens < 39).all())
     assert bool(logprobs.isnan().all())
+
+
+def test_top_p_of_a_large_vocabulary_is_that_of_sorting_it_row_by_row() -> None:
+    """Peaked rows need the most likely tokens alone, flat ones need more than those; neither depends on the other."""
+    flatness = torch.tensor([[0.01], [1.0], [3.0], [8.0]])
+    logits = torch.randn(4, 4 * FIRST, generator=torch.Generator().manual_seed(3)) * flatness
+    probabilities, sampling = logits.softmax(-1), SamplingParams(1, top_p=0.9)
+    ordered, index = probabilities.sort(descending=True)
+    before = ordered.double().cumsum(-1) - ordered
+    expected = torch.zeros_like(probabilities).scatter(-1, index, ordered * (before <= 0.9))
+    counts = (expected > 0).sum(-1)
+    assert counts[0] > counts[1] > FIRST > counts[2] > counts[3] > 0
+    kept = _truncate(probabilities, sampling)
+    assert torch.equal(kept, expected)
+    assert torch.equal(kept, torch.cat([_truncate(row, sampling) for row in probabilities.split(1)]))
