@@ -1,6 +1,6 @@
 """``python -m experiments.smollm2.ratios NAME=RUN ...``: clipping, s_i by length and gradient norms of runs.
 
-For runs with long.yaml. Prints a table in Markdown: one line per run and kind of update, and one per range of lengths. The first update of an
+For runs with long.yaml. Prints tables in Markdown: a line per run, and one per range of lengths. The first update of an
 iteration is on-policy, so that every ratio is 1; lengths are counted over the others.
 """
 
