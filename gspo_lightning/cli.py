@@ -115,6 +115,8 @@ def _any_character() -> Iterator[None]:
 def entry_point() -> None:
     """Entry point of the console script."""
     sys.excepthook = show_exception  # --traceback re-raises a command's error
+    # before torch loads OpenMP: threads that wait for each other sleep, and leave the cores to other processes
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.exit(main())
 
 

@@ -1,8 +1,8 @@
 """``python -m experiments.smollm2.rejection EVALUATION demos.jsonl [SEED]``: right answers as demonstrations.
 
 Rejection sampling: the untrained model answers the training problems (train.yaml), and a supervised cold start learns
-the answers that the reward accepts (rejection.yaml). Samples and updates are as many as in a run of GSPO. SEED is that
-of the problems, if train.yaml has been changed to have one.
+the answers that the reward accepts (rejection.yaml). Samples, updates and trained tokens are as many as in a run of
+GSPO. SEED is that of the problems, if train.yaml has been changed to have one.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ from gspo_lightning.resume import (
     uninterrupted,
     unwritable,
 )
+from gspo_lightning.strategies.sharding_strategy import sharding_of
 from gspo_lightning.temp_files import remove, sweep, temp_path
 from gspo_lightning.training.module import GSPOModule
 
@@ -60,14 +61,18 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         Args:
             checkpoint: tensors and primitives.
             path: the target file.
-            storage_options: ``{"score": float}`` for the manifest, or None.
+            storage_options: ``{"score": float}`` for the manifest, ``{"optimizer": False}`` to leave out its state; or
+                None.
 
         Raises:
             NonFiniteError: a weight or an optimizer state is not finite.
             InfrastructureError: the file cannot be written; the old file is untouched.
         """
+        options = storage_options or {}
+        if not options.get("optimizer", True):
+            checkpoint = {**checkpoint, "optimizer_states": []}
         check_finite(checkpoint)
-        target, score = Path(path), (storage_options or {}).get("score")
+        target, score = Path(path), options.get("score")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with swapping(target.parent), contextlib.ExitStack() as stack:
@@ -108,6 +113,8 @@ class LastCheckpoint(Checkpoint):
         best_by: a metric of an update or of an evaluation, such as ``reward/mean`` or ``val/accuracy``. The reward
             of an update is that of the rollouts it learnt from.
         every_n_minutes: age in minutes from which the end of an iteration writes another large checkpoint.
+        save_optimizer: False leaves out the state of the optimizer: with AdamW a checkpoint has a third of the size.
+            A resumed run then begins with new moments and is another run. Not for sharded weights.
     """
 
     def __init__(
@@ -117,6 +124,7 @@ class LastCheckpoint(Checkpoint):
         keep_best: int = 0,
         best_by: str = "reward/mean",
         every_n_minutes: float = 10.0,
+        save_optimizer: bool = True,
     ) -> None:
         super().__init__()
         for name, value, least in (
@@ -129,6 +137,7 @@ class LastCheckpoint(Checkpoint):
                 raise UserError(f"LastCheckpoint.{name}", f"is {value}; it must be at least {least}")
         self.every_n_iterations, self.every_n_minutes = every_n_iterations, every_n_minutes
         self.keep_last, self.keep_best, self.best_by = keep_last, keep_best, best_by
+        self.save_optimizer = save_optimizer
         self._folder = Path()
         self.protected: set[int] = set()
         """Update numbers whose checkpoints are written and kept: a rollback may need them."""
@@ -139,11 +148,21 @@ class LastCheckpoint(Checkpoint):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Find the run folder, and remove files that a killed run left half written."""
+        if not self.save_optimizer and sharding_of(trainer.strategy) is not None:
+            fix = "leave it out, or use a strategy that does not shard"
+            raise UserError("LastCheckpoint.save_optimizer", "is false, and the strategy shards the weights", fix=fix)
         run = run_folder(trainer)
         self._folder = run / "checkpoints"
         if trainer.is_global_zero and stage == "fit":
             for folder in (run, *run.glob("*/")):
                 sweep(folder, alone=is_held(run))
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Say if the optimizer begins anew."""
+        if trainer.state.fn == "fit" and checkpoint.get("optimizer_states") == []:
+            log.warning(
+                "the checkpoint has no state of the optimizer (LastCheckpoint.save_optimizer: false), which begins anew"
+            )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Record the current step: a resumed run is already at a checkpoint."""
@@ -198,7 +217,8 @@ class LastCheckpoint(Checkpoint):
                     f"  fix: restore it and resume with --ckpt_path last, or start again"
                 )
         module = gspo_module(trainer.lightning_module)
-        trainer.save_checkpoint(path, weights_only=False, storage_options={"score": self._score(module)})
+        options = {"score": self._score(module)} | ({} if self.save_optimizer else {"optimizer": False})
+        trainer.save_checkpoint(path, weights_only=False, storage_options=options)
         if trainer.is_global_zero:
             link_last(path)
         self._saved, self._saved_at = trainer.global_step, time.monotonic()

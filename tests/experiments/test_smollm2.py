@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from experiments.smollm2 import ratios
 from experiments.smollm2.__main__ import main
 from experiments.smollm2.answers import last_number, read, shares
+from experiments.smollm2.ratios import main as main_of_ratios
 from gspo_lightning.prompts import WordProblems
+from tests.runs import runs
 
 GOLDS = [str(record["answer"]) for record in WordProblems("held_out", 10).records()]
 
@@ -51,3 +54,26 @@ def test_the_last_number_counts_for_the_lenient_judge(tmp_path: Path) -> None:
     texts = [f"{gold}, or 999" for gold in GOLDS[:5]] + [f"999, or {gold}" for gold in GOLDS[5:]]
     folder = write(tmp_path / "judged", [(text, 0.0, 5, False) for text in texts])
     assert shares(read(folder))["lenient"]["value"] == 0.5
+
+
+def test_clipping_by_length_is_that_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = (
+        "--data.record_tokens=999",
+        "--trainer.max_epochs=1",
+        "--data.val=null",
+        "--data.minibatches_per_rollout=2",
+    )
+    run = runs.fit(tmp_path, *runs.UNTAUGHT, *options)
+    rows = ratios.read(run)
+    assert {row["update"] for row in rows} == {2}  # the first one is on-policy
+    sequences = dict(runs.scalars(run)["clip/sequences"])[2]
+    (found,) = ratios.by_length(rows).values()  # all responses are short
+    assert found.sequences == len(rows) > 8
+    assert found.clipped == pytest.approx(sequences)
+    assert main_of_ratios([f"GSPO={run}"]) == 0
+    clipped, first, second, length = ratios.updates(run)
+    assert clipped == pytest.approx(dict(runs.scalars(run)["clip/tokens"])[2])
+    norms = dict(runs.scalars(run)["optim/gradient_norm"])
+    assert (first, second) == pytest.approx((norms[1], norms[2]))
+    assert f"| GSPO | 1 to 63 | {len(rows)} | " in capsys.readouterr().out
+    assert 0 < length < 64

@@ -78,6 +78,28 @@ class Threads(Callback):
 """
 
 
+COMMAND = """
+import os, sys
+from gspo_lightning.cli import entry_point
+sys.argv = ["gspo", "--version"]
+try:
+    entry_point()
+except SystemExit:
+    print(os.environ["OMP_WAIT_POLICY"], "torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("given", "wanted"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_waiting_threads_sleep_unless_somebody_chose_otherwise(given: str | None, wanted: str) -> None:
+    """OpenMP reads the variable when torch loads it."""
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"} | {"PYTHONPATH": str(ROOT)}
+    environment |= {"OMP_WAIT_POLICY": given} if given else {}
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1] == f"{wanted} False"
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("given", "wanted"), [(None, 1), ("2", 2)])
 def test_ranks_of_a_process_of_its_own(given: str | None, wanted: int, tmp_path: Path) -> None:

@@ -221,6 +221,27 @@ def test_a_plan_says_how_large_a_checkpoint_is(
     assert "disk: " not in capsys.readouterr().out
 
 
+def test_the_state_of_the_optimizer_is_left_out_if_wanted(
+    tmp_path: Path, three_iterations: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    callback = '--trainer.callbacks=[{"class_path": "LastCheckpoint", "init_args": {"save_optimizer": false}}]'
+    options = [*OPTIONS, callback]
+    run = runs.fit(tmp_path, *options, "--trainer.max_epochs=1")
+    file = run / "checkpoints" / "last.ckpt"
+    assert torch.load(file, weights_only=True)["optimizer_states"] == []
+    size = file.stat().st_size
+    assert 2.5 < (three_iterations / "checkpoints" / "last.ckpt").stat().st_size / size < 3.1
+    capsys.readouterr()
+    assert main(["plan", f"--config={runs.QUICKSTART}", *runs.SMALL, *options]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("disk: "))
+    assert float(line.split()[1]) == pytest.approx(size / (1 << 20), abs=0.15)
+    assert runs.fit(tmp_path, *options, "--trainer.max_epochs=3", "--ckpt_path=last") == run
+    assert "has no state of the optimizer" in capsys.readouterr().err
+    assert runs.largest_difference(runs.weights(run), runs.weights(three_iterations)) > 0.0
+    before, after = (dict(runs.scalars(one)["reward/mean"]) for one in (three_iterations, run))
+    assert [after[step] for step in (1, 2, 3)] == [before[step] for step in (1, 2, 3)]  # sampled before any new moment
+
+
 def test_a_run_that_fails_long_after_its_checkpoint_is_resumed_exactly(
     tmp_path: Path, four_iterations: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

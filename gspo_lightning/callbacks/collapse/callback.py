@@ -310,9 +310,13 @@ def roll_back(trainer: Trainer, module: GSPOModule, path: Path, lr_factor: float
             part.load_state_dict(state)
     if module.average is not None and holds_average(checkpoint):
         module.average.load(checkpoint)
-    for optimizer, state in zip(trainer.optimizers, checkpoint["optimizer_states"], strict=True):
+    states = checkpoint["optimizer_states"] or [None] * len(trainer.optimizers)  # LastCheckpoint.save_optimizer: false
+    for optimizer, state in zip(trainer.optimizers, states, strict=True):
         rates = [(group["lr"], group.get("initial_lr")) for group in optimizer.param_groups]
-        optimizer.load_state_dict(state)
+        if state is None:
+            optimizer.state.clear()
+        else:
+            optimizer.load_state_dict(state)
         for group, (rate, initial) in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * lr_factor
             if initial is not None:

@@ -165,7 +165,9 @@ def checkpoint_bytes(job: Job) -> int:
     """Return the bytes of a checkpoint: trained weights (without adapters all weights), optimizer state, snapshot."""
     counts, size = counts_of(job.model), 4 if job.lora is not None else job.weight_dtype.itemsize
     weights = (counts.total if job.lora is None else counts.trainable) * size
-    found = weights * (2 if job.old_policy == "ResidentSnapshot" else 1) + optimizer_bytes(job.optimizer, counts, size)
+    found = weights * (2 if job.old_policy == "ResidentSnapshot" else 1)
+    if job.checkpoints is None or job.checkpoints.save_optimizer:
+        found += optimizer_bytes(job.optimizer, counts, size)
     if (critic := job.of_critic) is not None:
         found += 3 * backbone_counts(critic.model).trainable * size
     return found

@@ -11,6 +11,8 @@ import pytest
 from gspo_lightning.cli import main
 from gspo_lightning.commands.export import export
 from gspo_lightning.policy.autocast_weights import compute_dtype
+from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import GroupedSampler
 from tests.rollouts.toy_server import Reply, ToyServer
@@ -95,6 +97,25 @@ def test_a_config_is_evaluated_in_the_precision_of_its_rollouts(
     config = ("--config", runs.QUICKSTART, "--model.cold_start=null", f"--trainer.precision={precision}")
     evaluate(tmp_path / "found", suite, *config, "--limit=2")
     assert seen[-1] == f"torch.{dtype}"  # the probes before it also sample in float32
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_prompts_are_shared_unless_embeddings_depend_on_the_longest_row(
+    dynamic: bool, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, seen = GroupedSampler.extend, []
+
+    def spied(self: GroupedSampler, policy: Policy, *args: Any, **options: Any) -> Any:
+        seen.append(policy.packed)
+        return own(self, policy, *args, **options)
+
+    monkeypatch.setattr(GroupedSampler, "extend", spied)
+    policy = load_policy(ModelSettings("tiny-qwen3"))
+    if dynamic:
+        policy.model.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    policy.save_pretrained(tmp_path / "model")
+    evaluate(tmp_path / "found", suite, "--model", tmp_path / "model", "--limit=2")
+    assert seen[-1] is not dynamic  # the probes before it try both
 
 
 def test_conversations_with_an_environment_are_evaluated(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -15,13 +15,14 @@ import huggingface_hub.constants
 import pytest
 
 from gspo_lightning.cli import main
-from gspo_lightning.commands.fit.absent import check_named, objective_names
+from gspo_lightning.commands.fit.absent import check_named
+from gspo_lightning.commands.fit.component_names import component_names
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.hub import check_reachable
 from gspo_lightning.policy.loading import load_tokenizer
 from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.prompts import HubPrompts
-from gspo_lightning.registry import components
+from gspo_lightning.registry import KINDS, components
 
 CODE = """
 import contextlib, io, json, sys
@@ -62,6 +63,12 @@ def test_what_is_not_there_is_refused_before_torch_is_imported(tmp_path: Path) -
             "--data.val=recrds.jsonl",
         ],
         "model.objective: 'GSPOO' is not registered; did you mean GSPO?": ["fit", "--model.objective=GSPOO"],
+        "data.rewards.correct: 'MathVerifer' is not registered; did you mean MathVerifier?": [
+            "fit",
+            "--config=quickstart",
+            "--data.rewards.correct=MathVerifer",
+        ],
+        "data.rollouts: 'VLLMEngin' is not registered; did you mean VLLMEngine?": ["fit", "--data.rollouts=VLLMEngin"],
         "model.name_or_path: 'someone/thing' is not here": ["fit", f"--config={hub}"],
         "model.name_or_path: 'gpt2' is not here": ["validate", "--model.name_or_path", "gpt2"],
         "data.train: 'someone/records' is not here": ["fit", "--data.train=someone/records:main:test"],
@@ -83,9 +90,56 @@ def test_a_text_that_is_too_long_for_a_path_does_not_exist(argument: str) -> Non
         check_named([argument])
 
 
-def test_objectives_are_known_by_name_before_they_are_imported() -> None:
-    own = [name for name, cls in components("objectives").items() if cls.__module__.startswith("gspo_lightning.")]
-    assert objective_names() == own
+@pytest.mark.parametrize("kind", KINDS)
+def test_components_are_known_by_name_before_they_are_imported(kind: str) -> None:
+    own = [name for name, cls in components(kind).items() if cls.__module__.startswith("gspo_lightning.")]
+    assert list(component_names(kind)) == own
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["--data.rewards.correct=MathVerifer"], "data.rewards.correct"),
+        (["--data.rewards={correct: {class_path: MathVerifer, init_args: {}}}"], "data.rewards.correct"),
+        (["--data.rollouts.class_path=Sampler"], "data.rollouts"),
+        (["--data.rollouts={class_path: Sampler}"], "data.rollouts"),
+        (["--data.val.class_path", "WordProblem"], "data.val"),
+        (["--model.old_policy=Residnt", "--model.objective=GSPO"], "model.old_policy"),
+        (["--data.rewards.correct=MathVerifier", "--data.rewards.brief=Brief"], "data.rewards.brief"),
+    ],
+)
+def test_a_misspelt_component_is_refused_with_its_field(arguments: list[str], field: str) -> None:
+    with pytest.raises(UserError, match="is not registered; ") as caught:
+        check_named(arguments)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--data.rewards.correct=MathVerifer", "--data.rewards.correct=MathVerifier"],
+        ["--data.rewards.correct=MathVerifer", "--data.rewards={other: FormatReward}"],
+        ["--model.objective=GSPOO", "--model.objective={class_path: GSPO}"],
+        ["--data.advantages=null", "--data.rollouts=plugins.mine.Source"],
+        ["--data.rewards.correct.class_path=FunctionReward", "--data.rewards.correct.init_args.function=plugins.x.fn"],
+        ["--model.objective.clip_low=0.1"],
+    ],
+)
+def test_what_a_later_argument_replaces_or_a_path_names_is_not_refused(arguments: list[str]) -> None:
+    check_named(arguments)
+
+
+def test_a_component_of_a_plug_in_is_known(tmp_path: Path) -> None:
+    plugin = tmp_path / "early_plugin.py"
+    plugin.write_text(
+        "from gspo_lightning.rewards import Reward\n\n\n"
+        "class EarlyReward(Reward):\n"
+        "    def score(self, completion: str) -> float:\n"
+        "        return 1.0\n"
+    )
+    check_named([f"--plugins={plugin}", "--data.rewards.correct=EarlyReward"])
+    with pytest.raises(UserError, match="'EarlyRewrd' is not registered; did you mean EarlyReward"):
+        check_named([f"--plugins={plugin}", "--data.rewards.correct=EarlyRewrd"])
 
 
 @pytest.fixture
