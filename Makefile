@@ -148,6 +148,7 @@ test-user: install  # root's rights hide what a user meets: closed folders, name
 test-trl: bench-install
 	GSPO_TESTS_EXPECT=trl $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile tests/objectives/test_against_trl.py tests/benchmarks/test_benchmarks.py tests/benchmarks/test_real.py \
 	  tests/rewards/test_trl_functions.py tests/prompts/test_tool_calls.py tests/commands/fit/test_foreign.py \
+	  tests/training/test_cold_start_against_trl.py \
 	  "tests/project/test_code_in_docs.py::test_python_runs[from_trl]"
 
 # vLLM pins versions of its own, so it has an environment of its own; VLLM_PYTHON=... takes one that is there

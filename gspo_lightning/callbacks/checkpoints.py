@@ -34,6 +34,7 @@ from gspo_lightning.resume import (
     uninterrupted,
     unwritable,
 )
+from gspo_lightning.strategies.sharding_strategy import has_whole_weights
 from gspo_lightning.temp_files import remove, sweep, temp_path
 from gspo_lightning.training.module import GSPOModule
 
@@ -164,6 +165,11 @@ class LastCheckpoint(Checkpoint):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save after the last iteration."""
         self.save(trainer)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save what a run without any update starts from; sharded weights are no longer together here."""
+        if trainer.max_epochs == 0 and trainer.global_step == 0 and has_whole_weights(trainer.strategy):
+            self.save(trainer)
 
     def _due(self, trainer: Trainer, module: GSPOModule) -> bool:
         """True at the end of an iteration that gets a checkpoint; a collective."""
