@@ -23,7 +23,7 @@ USER_TESTS := $(SANDBOX_TESTS) tests/resume tests/commands/export tests/commands
 
 .PHONY: help install sandbox bench-install bench bench-real gpu-check device-check docs links quickstart real-model there \
   test test-quick test-thorough test-durations test-long \
-  test-sandbox test-user test-trl test-newest test-wheel test-vllm test-agents test-view test-real-model \
+  test-sandbox test-user test-trl test-newest release test-wheel test-container test-vllm test-agents test-view test-real-model \
   audit mutants defects check format lint types doctest constraints lock clean
 
 help:
@@ -44,6 +44,8 @@ help:
 	@echo "make test-newest           the whole suite with the newest torch, transformers, lightning and TRL"
 	@echo "make docs                  the documentation as a site, in build/site"
 	@echo "make links                 whether the links of the documentation lead somewhere (needs the network)"
+	@echo "make release               sdist and wheel of the commit in dist/, built twice with equal hashes; publishes nothing"
+	@echo "make test-container        lint examples/Dockerfile, and run its steps up to the device (minutes)"
 	@echo "make test-wheel            the wheel in an empty environment and an empty folder: gspo init, gspo fit (minutes)"
 	@echo "make audit                 known vulnerabilities of the pinned packages (needs the network)"
 	@echo "make mutants               break the mathematics in every place and see that the tests notice (docs/mutants.md)"
@@ -148,6 +150,7 @@ test-user: install  # root's rights hide what a user meets: closed folders, name
 test-trl: bench-install
 	GSPO_TESTS_EXPECT=trl $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile tests/objectives/test_against_trl.py tests/benchmarks/test_benchmarks.py tests/benchmarks/test_real.py \
 	  tests/rewards/test_trl_functions.py tests/prompts/test_tool_calls.py tests/commands/fit/test_foreign.py \
+	  tests/training/test_cold_start_against_trl.py \
 	  "tests/project/test_code_in_docs.py::test_python_runs[from_trl]"
 
 # vLLM pins versions of its own, so it has an environment of its own; VLLM_PYTHON=... takes one that is there
@@ -183,6 +186,15 @@ test-wheel: install
 	dist=$$(mktemp -d) && trap 'rm -rf "$$dist"' EXIT && \
 	  $(BIN)/python -m build --no-isolation --outdir "$$dist" . > "$$dist/log" 2>&1 || { cat "$$dist/log"; exit 1; }; \
 	  $(BIN)/python -m tools.try_wheel "$$dist"/*.whl $(PIP_ARGS)
+
+release: install  # nothing is published; two folders and two umasks, as .github/workflows/release.yml does
+	again=$$(mktemp -d) && trap 'rm -rf "$$again"' EXIT && $(BIN)/python -m tools.build_release dist && \
+	  (umask 077 && $(BIN)/python -m tools.build_release "$$again" > /dev/null) && cmp dist/SHA256SUMS "$$again"/SHA256SUMS
+
+test-container: install  # hadolint has wheels for x86-64 alone
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) '.[container]'
+	$(BIN)/hadolint examples/Dockerfile
+	$(BIN)/python -m tools.try_container examples/Dockerfile $(PIP_ARGS)
 
 audit: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[audit]'

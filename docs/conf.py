@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -30,6 +31,7 @@ html_theme = "furo"
 html_title = "gspo_lightning"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["versions.js"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
@@ -57,6 +59,15 @@ def first_page(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] = source[0].replace("<!-- README.md -->", text.replace("](examples/", "](../examples/"))
 
 
+def badge(app: Sphinx, page: str, source: list[str]) -> None:
+    """Show a badge that opens the notebook in Colab, where a workflow of the repository on GitHub builds the site."""
+    if page == "python" and (repository := os.environ.get("GITHUB_REPOSITORY")):
+        ref = os.environ.get("GITHUB_REF_NAME", "main")
+        address = f"https://colab.research.google.com/github/{repository}/blob/{ref}/examples/first_run.ipynb"
+        picture = "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
+        source[0] = source[0].replace("<!-- badge -->", f"{picture}({address})")
+
+
 def write_llms(app: Sphinx, failure: Exception | None) -> None:
     """Write llms.txt at the root of the site, with links to its pages."""
     text = (ROOT / "docs" / "llms.txt").read_text(encoding="utf-8")
@@ -75,4 +86,5 @@ def setup(app: Sphinx) -> None:
     """Connect the functions above; Sphinx calls this."""
     app.connect("source-read", first_page)
     app.connect("source-read", metric_tables)
+    app.connect("source-read", badge)
     app.connect("build-finished", write_llms)

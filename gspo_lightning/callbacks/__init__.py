@@ -10,12 +10,14 @@ from gspo_lightning.callbacks.interrupts import Interrupts, Terminated
 from gspo_lightning.callbacks.no_signal import NoSignal
 from gspo_lightning.callbacks.predictions import PredictionWriter
 from gspo_lightning.callbacks.progress import RunProgress
+from gspo_lightning.callbacks.push_to_hub import PushToHub
 from gspo_lightning.callbacks.recorded_tokens import RecordedTokens
 from gspo_lightning.callbacks.side_by_side import SideBySide
 from gspo_lightning.callbacks.summary import RunSummary, show_evaluation
+from gspo_lightning.callbacks.trackio_logger import TrackioLogger
 
 __all__ = [
     "AtomicCheckpointIO", "AveragedWeights", "ColdStartCurve", "Collapse", "Dashboard", "Interrupts", "LastCheckpoint",
-    "NewOptimizerSettings", "NoSignal", "PredictionWriter", "RecordedTokens", "RunProgress", "RunSummary", "SideBySide",
-    "Terminated", "adapted", "default_callbacks", "show_evaluation",
+    "NewOptimizerSettings", "NoSignal", "PredictionWriter", "PushToHub", "RecordedTokens", "RunProgress", "RunSummary",
+    "SideBySide", "Terminated", "TrackioLogger", "adapted", "default_callbacks", "show_evaluation",
 ]  # fmt: skip

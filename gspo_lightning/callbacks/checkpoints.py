@@ -10,8 +10,9 @@ import logging
 import os
 import re
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -34,7 +35,7 @@ from gspo_lightning.resume import (
     uninterrupted,
     unwritable,
 )
-from gspo_lightning.strategies.sharding_strategy import sharding_of
+from gspo_lightning.strategies.sharding_strategy import has_whole_weights, sharding_of
 from gspo_lightning.temp_files import remove, sweep, temp_path
 from gspo_lightning.training.module import GSPOModule
 
@@ -99,6 +100,16 @@ def _save(checkpoint: dict[str, Any], file: Any) -> None:
         raise causes[0] if causes else error  # noqa: B904 (the cause is the error)
 
 
+class Follower(Protocol):
+    """Receiver of the checkpoints of a run, on the first rank."""
+
+    def wants(self, step: int) -> bool:
+        """True if an iteration that ends at this step should end with a checkpoint."""
+
+    def saved(self, path: Path, step: int) -> None:
+        """Take note of a checkpoint, which may be removed once this returns."""
+
+
 class LastCheckpoint(Checkpoint):
     """Keeps the newest and the best checkpoints in ``checkpoints/`` of the run folder; ``last.ckpt`` links the newest.
 
@@ -143,6 +154,11 @@ class LastCheckpoint(Checkpoint):
         """Update numbers whose checkpoints are written and kept: a rollback may need them."""
         self.quiet: set[int] = set()
         """Update numbers after which nothing was suspicious: the newest checkpoint of one of them is kept."""
+        self.followers: list[Follower] = []
+        """Receivers of every checkpoint."""
+        self.save_top_k, self.last_model_path, self.best_model_path = keep_best, "", ""
+        self.current_score: float | None = None
+        self.best_model_score: float | None = None
         self._saved, self._saved_at = -1, 0.0
         self._there = False
 
@@ -184,6 +200,11 @@ class LastCheckpoint(Checkpoint):
         """Save after the last iteration."""
         self.save(trainer)
 
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save what a run without any update starts from; sharded weights are no longer together here."""
+        if trainer.max_epochs == 0 and trainer.global_step == 0 and has_whole_weights(trainer.strategy):
+            self.save(trainer)
+
     def _due(self, trainer: Trainer, module: GSPOModule) -> bool:
         """True at the end of an iteration that gets a checkpoint; a collective."""
         iterations, rest = divmod(trainer.global_step, module.data.settings.updates_per_iteration)
@@ -193,7 +214,7 @@ class LastCheckpoint(Checkpoint):
         own = [manifest for _, manifest in self._own()]
         best = sorted((m.score for m in own if m.score is not None), reverse=True)[: self.keep_best]
         score = self._score(module)
-        if trainer.global_step in self.protected:
+        if trainer.global_step in self.protected or any(one.wants(trainer.global_step) for one in self.followers):
             return True
         if score is not None and self.keep_best and (len(best) < self.keep_best or score > best[-1]):
             return True
@@ -219,12 +240,23 @@ class LastCheckpoint(Checkpoint):
         module = gspo_module(trainer.lightning_module)
         options = {"score": self._score(module)} | ({} if self.save_optimizer else {"optimizer": False})
         trainer.save_checkpoint(path, weights_only=False, storage_options=options)
-        if trainer.is_global_zero:
-            link_last(path)
         self._saved, self._saved_at = trainer.global_step, time.monotonic()
         if trainer.is_global_zero:
+            link_last(path)
+            for follower in self.followers:
+                follower.saved(path, trainer.global_step)
             self._prune(trainer)
+            self._tell(trainer.loggers, path)
         return path
+
+    def _tell(self, loggers: Iterable[Any], path: Path) -> None:
+        """Tell loggers of the newest and the best checkpoint, as Lightning does; with ``log_model`` they keep them."""
+        own = self._own()
+        best = max(((m.score, str(p)) for p, m in own if m.score is not None), default=None) if self.keep_best else None
+        self.last_model_path, self.current_score = str(path), own[0][1].score
+        self.best_model_score, self.best_model_path = (None, "") if best is None else best
+        for logger in loggers:
+            logger.after_save_checkpoint(self)
 
     def _own(self) -> list[tuple[Path, Manifest]]:
         """Return the checkpoints that this callback wrote, the newest first, with their manifests."""

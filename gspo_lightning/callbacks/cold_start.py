@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from gspo_lightning.callbacks.folder import gspo_module
@@ -28,7 +26,7 @@ class ColdStartCurve(Callback):
         known = scalars_of(trainer.loggers)
         if known is not None and _LOSS in known.series():  # killed before its first checkpoint, and begun again
             return
-        curve = read_curve(Path(module.start().name_or_path))
+        curve = read_curve(module.cold_start.made(module.start()))
         for point in curve:
             values = {_LOSS: point.loss} | ({} if point.held_out_loss is None else {_HELD_OUT: point.held_out_loss})
             for logger in trainer.loggers:

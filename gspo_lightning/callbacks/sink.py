@@ -6,12 +6,13 @@ logger               histograms                    texts and tables            p
 TensorBoardLogger    bins as they were counted     Markdown                    both
 WandbLogger          ``wandb.Histogram``           tables                      pictures
 MLFlowLogger         left out                      artifacts, one per step     pictures, as artifacts
+TrackioLogger        ``trackio.Histogram``         Markdown                    pictures
 CSVLogger, others    left out                      left out                    left out
 ===================  ============================  ==========================  =====================================
 
 Loggers without histograms lose no number: every logger gets all scalars where they are measured, including percentiles
 and extremes of what the histograms show (docs/metrics.md). wandb and
-mlflow are imported by Lightning's loggers for them, never here.
+mlflow are imported by Lightning's loggers for them, trackio by :class:`TrackioLogger`, never here.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, W
 from numpy.typing import NDArray
 
 from gspo_lightning.callbacks.sheet import Answer, draw_table
+from gspo_lightning.callbacks.trackio_logger import TrackioLogger
 from gspo_lightning.escape import cell
 from gspo_lightning.escape import code as code_of
 
@@ -144,6 +146,33 @@ class MLFlow(LoggerAdapter):
         self._logger.experiment.log_artifact(self._logger.run_id, str(path), tag)
 
 
+class Trackio(LoggerAdapter):
+    """Adapter for Trackio: all but the layout."""
+
+    def __init__(self, logger: TrackioLogger) -> None:
+        self._logger = logger
+
+    def values(self, tag: str, values: Floats, step: int) -> None:
+        """Write a histogram with Trackio's own 64 bins."""
+        self._logger.log_metrics({tag: import_module("trackio").Histogram(values)}, step=step)
+
+    def counts(self, tag: str, counts: Floats, edges: Floats, step: int) -> None:
+        """Write the bins unchanged."""
+        self._logger.log_metrics({tag: import_module("trackio").Histogram(np_histogram=(counts, edges))}, step=step)
+
+    def text(self, tag: str, markdown: str, step: int) -> None:
+        """Write rendered Markdown."""
+        self._logger.log_metrics({tag: import_module("trackio").Markdown(markdown)}, step=step)
+
+    def table(self, tag: str, columns: Sequence[str], rows: Rows, step: int, code: Collection[str] = ()) -> None:
+        """Write a rendered table; a table of Trackio would render what a model wrote."""
+        self.text(tag, markdown_table(columns, rows, code), step)
+
+    def picture(self, tag: str, path: Path, step: int) -> None:
+        """Copy the picture into the project."""
+        self._logger.log_metrics({tag: import_module("trackio").Image(str(path))}, step=step)
+
+
 def write_counts(writer: Any, tag: str, counts: Floats, edges: Floats, step: int) -> None:
     """Write counts [B] of bins with edges [B + 1] as a TensorBoard histogram.
 
@@ -186,6 +215,7 @@ LOGGER_ADAPTERS: tuple[tuple[type[Logger], Callable[[Any], LoggerAdapter]], ...]
     (TensorBoardLogger, TensorBoard),
     (WandbLogger, Wandb),
     (MLFlowLogger, MLFlow),
+    (TrackioLogger, Trackio),
 )
 """Loggers that can show more than numbers, and their outlets."""
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from gspo_lightning.errors import UserError, first_line
 from gspo_lightning.policy.hub import check_path, check_reachable
+from gspo_lightning.policy.tiny import TINY_MODELS
 from gspo_lightning.temp_files import share
 
 if TYPE_CHECKING:
@@ -159,6 +160,13 @@ def save_adapters(
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     share(folder, folder / CONFIG)
     return sum(weight.numel() * weight.element_size() for weight in weights.values())
+
+
+def base_of(name: str, revision: str | None) -> tuple[str | None, str | None]:
+    """Return name and revision of a base model for readers of an adapter; a folder by its absolute path."""
+    if Path(name).exists():
+        return str(Path(name).absolute()), None
+    return (None, None) if name in TINY_MODELS else (name, revision)
 
 
 def uniform(model: nn.Module) -> bool:

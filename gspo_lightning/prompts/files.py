@@ -13,6 +13,7 @@ from gspo_lightning.errors import PluginError, UserError, defined, did_you_mean,
 from gspo_lightning.policy.hub import check_reachable
 from gspo_lightning.prompts.demonstrations import Demonstrations, read_demonstrations
 from gspo_lightning.prompts.formats import place_of, read_rows
+from gspo_lightning.prompts.hub_revisions import commit_of
 from gspo_lightning.prompts.on_demand import OnDemand
 from gspo_lightning.prompts.preferences import Preferences, read_preferences
 from gspo_lightning.prompts.prompt_set import Columns, PromptSet, Record, absent_columns, map_columns
@@ -91,12 +92,20 @@ class HubPrompts(PromptSet):
         name: configuration of the data set.
         split: split to read.
         columns: our name -> theirs.
+        revision: branch, tag or commit of a hub id; None takes the newest commit, and in a resumed run the one that the
+            run has read before (:mod:`gspo_lightning.prompts.hub_revisions`).
     """
 
     def __init__(
-        self, path: str, name: str | None = None, split: str = "train", columns: Columns | None = None
+        self,
+        path: str,
+        name: str | None = None,
+        split: str = "train",
+        columns: Columns | None = None,
+        revision: str | None = None,
     ) -> None:
         self.path, self.name, self.split, self.columns = path, name, split, dict(columns or {})
+        self.revision = revision
 
     def records(self) -> Sequence[Record]:
         """Return every record of the split.
@@ -139,10 +148,12 @@ class HubPrompts(PromptSet):
             raise UserError(
                 "data", f"{self.path!r} needs the package datasets", fix="pip install 'gspo_lightning[data]'"
             ) from error
+        commit = None
         if not _is_file(self.path, folder=True):
             check_reachable("data", self.path, "dataset")
+            commit = commit_of(self.path, self.revision)
         try:
-            rows = load_dataset(self.path, self.name, split=self.split)
+            rows = load_dataset(self.path, self.name, split=self.split, revision=commit)
         except Exception as error:
             cause = first_line(error)
             raise UserError(

@@ -17,6 +17,7 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.resume.changes import changes, forbidden
 from gspo_lightning.resume.files import sha256
 from gspo_lightning.resume.find import find_checkpoint, newest_of_run, newest_run, read_checkpoint
+from gspo_lightning.resume.hub import cached_runs, downloaded_run, is_on_hub
 from gspo_lightning.resume.writer import Writer
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 REWARD_MODEL = "gspo_reward_model"
 """Key under which a checkpoint names its reward model; a policy's checkpoint lacks it."""
 Provenance = dict[str, Any]
-"""Origin of a checkpoint: ``{"config", "versions", "data", "plugins"}``."""
+"""Origin of a checkpoint: ``{"config", "versions", "data", "datasets", "plugins"}``."""
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Resumption:
         """Resolve ``--ckpt_path``.
 
         Args:
-            given: a checkpoint, a run folder (its newest checkpoint), ``last``, or None.
+            given: a checkpoint, a run folder (its newest checkpoint), ``hf://NAME/REPO@REVISION``, ``last``, or None.
             folder: folder with the runs of this config.
             writer: the writer of a run that continues: its folder is locked before its content is trusted. With
                 ``last``, a run that has no checkpoint yet (or no run at all) starts from the beginning, in the same
@@ -61,6 +62,8 @@ class Resumption:
         """
         if not given:
             return cls()
+        if is_on_hub(given):
+            given = str(downloaded_run(given, cached_runs() if writer is None else folder))
         if given != "last":
             path = Path(given)
             is_run = (path / "checkpoints").is_dir()
@@ -151,17 +154,21 @@ class Resumption:
         for change in changes(self.before.get("versions", {}), dict(versions)):
             _say(f"changed since the checkpoint: version of {change} (the last digits of results may differ)")
 
-    def check_prompts(self, prompts: Mapping[str, Mapping[str, Any]]) -> Provenance:
+    def check_prompts(
+        self, prompts: Mapping[str, Mapping[str, Any]], commits: Mapping[str, str] | None = None
+    ) -> Provenance:
         """Check the prompts likewise; return what this run's checkpoints will carry.
 
         Args:
             prompts: ``{"train": Fingerprint.value(), "val": ...}``; under the name of a setting, demonstrations or
                 adapters that are needed to make the start of the run again.
+            commits: hub id -> commit of the data sets that were read.
 
         Raises:
             UserError: the training prompts or what the run starts from have changed, without permission.
         """
         self.now["data"] = {name: dict(value) for name, value in prompts.items()}
+        self.now["datasets"] = dict(commits or {})
         before = self.before.get("data", {})
         for name, value in self.now["data"].items():
             if name in before and before[name] != value:

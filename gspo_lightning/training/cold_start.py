@@ -21,20 +21,24 @@ from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.faults import written
-from gspo_lightning.packing.rows import common_prefix
+from gspo_lightning.policy.adapter_files import FIELD as START
+from gspo_lightning.policy.adapter_files import WEIGHTS, adapter_folder, base_of, save_adapters
 from gspo_lightning.policy.checks import choose_layout
 from gspo_lightning.policy.gguf import loadable_name
 from gspo_lightning.policy.loading import load_config, load_policy
+from gspo_lightning.policy.lora import LoRA
 from gspo_lightning.policy.model_settings import Layout, ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.rope import follows_length, pin_rope
+from gspo_lightning.policy.rope import follows_length
 from gspo_lightning.policy.tiny import TINY_MODELS
 from gspo_lightning.prompts import Demonstration, HubPrompts, PromptFile, PromptSet, open_prompts
 from gspo_lightning.prompts.demonstrations import Demonstrations
 from gspo_lightning.prompts.taught import PromptFormat, Taught, teach
 from gspo_lightning.randomness import Purpose, permutation, stream
 from gspo_lightning.resume.cached_model import found_or_made
+from gspo_lightning.resume.files import sha256
 from gspo_lightning.training.data import PromptDataModule
+from gspo_lightning.training.saved_progress import SavedProgress
 from gspo_lightning.training.supervised import Point, Supervised, learn, write_curve
 
 log = logging.getLogger(__name__)
@@ -68,26 +72,62 @@ class ColdStart:
     """Steps of linear warm-up."""
     gradient_clip: float = 1.0
     """Largest gradient norm."""
+    adapters: bool = False
+    """True: train the adapters of ``model.lora``, with which the run continues and to which a KL term is measured.
+    False: train all weights, and add new adapters to the result."""
 
     def ensure(
-        self, settings: ModelSettings, root: Path, longest: int = 0, prompt_format: PromptFormat = _PLAIN
+        self,
+        settings: ModelSettings,
+        root: Path,
+        longest: int = 0,
+        prompt_format: PromptFormat = _PLAIN,
+        device: torch.device | str = "cpu",
     ) -> ModelSettings:
         """Make the cold start unless it is cached; return settings that load it.
+
+        A killed process leaves its progress beside the target, and the next one continues there, bit for bit.
 
         Args:
             settings: settings of the model to start from.
             root: the folder of all runs.
             longest: tokens of the longest row of the run that follows; some rotary embeddings depend on it.
             prompt_format: the prompt format of that run.
+            device: the device to train on, in the dtype of the weights.
 
         Raises:
             UserError: the demonstrations cannot be read or learnt from.
         """
-        adapted, settings = settings, dataclasses.replace(settings, lora=None)  # adapters are added to the result
+        self.check_adapters(settings.lora)
+        lora, settings = settings.lora, settings if self.adapters else dataclasses.replace(settings, lora=None)
         target = root.resolve() / "cold_start" / self.key(settings, longest, prompt_format)
-        make = partial(self._make, settings, longest, prompt_format)
+        saved = SavedProgress(target)
+        make = partial(self._make, settings, longest, prompt_format, torch.device(device), saved)
         found_or_made(target, make, what="cold start", steps=self.steps)
-        return dataclasses.replace(adapted, name_or_path=str(target), config_overrides={}, revision=None)
+        saved.remove()
+        if lora is not None and self.adapters:  # which bring their own layers
+            made = dataclasses.replace(lora, start_from=str(target), target_modules=LoRA.target_modules)
+            return dataclasses.replace(settings, lora=made)
+        return dataclasses.replace(settings, lora=lora, name_or_path=str(target), config_overrides={}, revision=None)
+
+    def made(self, settings: ModelSettings) -> Path:
+        """Return the folder of the cold start from the settings that :meth:`ensure` returned."""
+        start = settings.lora.start_from if settings.lora is not None and self.adapters else None
+        return Path(settings.name_or_path if start is None else start)
+
+    def check_adapters(self, lora: LoRA | None) -> None:
+        """Check that there are adapters to train, or none whose base would change.
+
+        Raises:
+            UserError: ``adapters`` without ``model.lora``, or ``model.lora.start_from`` without ``adapters``.
+        """
+        if self.adapters and lora is None:
+            what = "is true, but model.lora is not set"
+            raise UserError("model.cold_start.adapters", what, fix="set model.lora, for example {r: 16}")
+        if not self.adapters and lora is not None and lora.start_from is not None:
+            what = "is set, but a cold start would change the weights that these adapters were trained on"
+            fix = "leave out one of the two (--model.cold_start=null), or set model.cold_start.adapters: true"
+            raise UserError(START, what, fix=fix)
 
     def check(self, tokenizer: PreTrainedTokenizerBase, prompt_format: PromptFormat = _PLAIN) -> None:
         """Read all demonstrations and encode the first ones, while a mistake is still cheap.
@@ -111,13 +151,17 @@ class ColdStart:
         files = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in folder.glob("*")] if folder.is_dir() else []
         described = {
             "cold_start": {
-                f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "demonstrations"
+                f.name: getattr(self, f.name)
+                for f in dataclasses.fields(self)
+                if f.name not in ("demonstrations", "adapters")
             },
             "demonstrations": list(self._read()[0]),
             "model": [dataclasses.asdict(settings), sorted(files)],
             "versions": [torch.__version__, transformers.__version__],
-            "format": 1,
+            "format": 2,
         }
+        if settings.lora is not None and settings.lora.start_from is not None:
+            described["start"] = sha256(adapter_folder(settings.lora.start_from) / WEIGHTS)
         if settings.name_or_path not in TINY_MODELS and follows_length(load_config(settings)):
             described["longest"] = longest
         if prompt_format.system_prompt is not None or prompt_format.chat_template_kwargs:
@@ -130,28 +174,49 @@ class ColdStart:
             ]
         return hashlib.sha256(_json(described).encode()).hexdigest()[:16]
 
-    def _make(self, settings: ModelSettings, longest: int, prompt_format: PromptFormat, folder: Path) -> None:
-        policy = load_policy(settings)
-        if longest:
-            pin_rope(policy.model, longest)
-        curve = self.train(policy, settings.seed, prompt_format, settings.layout)
+    def _make(
+        self,
+        settings: ModelSettings,
+        longest: int,
+        prompt_format: PromptFormat,
+        device: torch.device,
+        saved: SavedProgress,
+        folder: Path,
+    ) -> None:
+        policy = load_policy(settings).to(device)
+        curve = self.train(policy, settings.seed, prompt_format, longest, settings.layout, saved)
         with written(f"the cold start {folder}", folder):
-            policy.save_pretrained(folder)
+            if settings.lora is None:
+                policy.save_pretrained(folder)
+            else:
+                save_adapters(policy.model, folder, base=base_of(settings.name_or_path, settings.revision))
+                policy.tokenizer.save_pretrained(folder)
             write_curve(curve, folder)
 
     def train(
-        self, policy: Policy, seed: int, prompt_format: PromptFormat = _PLAIN, layout: Layout = "auto"
+        self,
+        policy: Policy,
+        seed: int,
+        prompt_format: PromptFormat = _PLAIN,
+        longest: int = 0,
+        layout: Layout = "auto",
+        saved: SavedProgress | None = None,
     ) -> list[Point]:
         """Train in place; return the loss curve in nats per learnt token.
 
-        If all prompts begin alike, with worked examples for example, that part is computed once for all rows of a pass.
+        Args:
+            policy: the policy.
+            seed: of the order of demonstrations.
+            prompt_format: the prompt format of the run that follows.
+            longest: tokens of the longest row of that run.
+            layout: of the rows; ``packed`` leaves padding out.
+            saved: keeps the state now and then, and gives that of a killed process.
         """
         pairs, where = self._read()
         if not self._from_file:
             prompt_format = dataclasses.replace(prompt_format, **_UNLIMITED)
         rows = teach(pairs, policy.tokenizer, policy.eos_token_ids, prompt_format, where, FIELD)
-        if layout != "padded" and common_prefix({tuple(row.prompt) for row in rows}):
-            choose_layout(policy, layout, max(len(row.prompt) + len(row.response) for row in rows))
+        choose_layout(policy, layout, max(longest, *(len(row.prompt) + len(row.response) for row in rows)))
         rows, held_out = self._split(rows, seed)
 
         def batch(step: int) -> list[int]:
@@ -159,7 +224,7 @@ class ColdStart:
             return [int(i) for i in order[: self.batch_size]]
 
         how = Supervised(self.steps, self.gradient_clip, lambda step: self.learning_rate * self._schedule(step), batch)
-        curve = learn(policy, rows, held_out, how)
+        curve = learn(policy, rows, held_out, how, saved)
         first, last = curve[0], curve[-1]
         held = "" if last.held_out_loss is None else f", {last.held_out_loss:.3f} on {len(held_out)} held-out ones"
         log.info(

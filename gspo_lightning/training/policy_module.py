@@ -117,12 +117,10 @@ class PolicyModule(LightningModule):
         Raises:
             UserError: they cannot be read, or belong to weights that a cold start would change.
         """
-        if self.settings.lora is None or self.settings.lora.start_from is None:
-            return
         if self.cold_start is not None:
-            what = "is set, but a cold start would change the weights that these adapters were trained on"
-            raise UserError(START, what, fix="leave out one of the two (--model.cold_start=null)")
-        self.settings.lora.agreed(adapter_config(adapter_folder(self.settings.lora.start_from)))
+            self.cold_start.check_adapters(self.settings.lora)
+        if self.settings.lora is not None and self.settings.lora.start_from is not None:
+            self.settings.lora.agreed(adapter_config(adapter_folder(self.settings.lora.start_from)))
 
     def fingerprints(self, data: PromptDataModule) -> dict[str, dict[str, Any]]:
         """Return fingerprints of what a resumed run starts from: its demonstrations, or the adapters it began with."""
@@ -148,8 +146,9 @@ class PolicyModule(LightningModule):
             if self.cold_start is None or not self.makes_start(data):
                 self._started = self.settings
             else:
-                root = Path(self.trainer.default_root_dir)
-                self._started = self.cold_start.ensure(self.settings, root, data.longest, prompt_format_of(data))
+                root, device = Path(self.trainer.default_root_dir), self.trainer.strategy.root_device
+                prompt_format = prompt_format_of(data)
+                self._started = self.cold_start.ensure(self.settings, root, data.longest, prompt_format, device)
         return self._started
 
     def verify_sources(self) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,14 +16,15 @@ from tqdm.auto import tqdm
 from gspo_lightning.packing.rows import common_prefix
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts.taught import Taught
+from gspo_lightning.training.saved_progress import SavedProgress
 from gspo_lightning.types import MicroBatch
 
 CURVE = "cold_start.jsonl"
 """File with the loss curve of a cold start, in the folder of the resulting model."""
-_POINTS, _EVALUATIONS = 200, 20
+POINTS, _EVALUATIONS = 200, 20
 """Largest number of points of a curve, and of measurements of the held-out loss."""
 _TOKENS = 16384
-"""Tokens of one forward pass, padding included; changes memory, never the loss."""
+"""Tokens of one forward pass, with the padding of a padded layout; changes memory, never the loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,13 @@ class Supervised:
     """Step, from 0 -> indices of the rows of its batch."""
 
 
-def learn(policy: Policy, rows: Sequence[Taught], held_out: Sequence[Taught], how: Supervised) -> list[Point]:
+def learn(
+    policy: Policy,
+    rows: Sequence[Taught],
+    held_out: Sequence[Taught],
+    how: Supervised,
+    saved: SavedProgress | None = None,
+) -> list[Point]:
     """Train a policy in place; return its loss curve.
 
     Args:
@@ -55,30 +63,78 @@ def learn(policy: Policy, rows: Sequence[Taught], held_out: Sequence[Taught], ho
         rows: rows to learn.
         held_out: rows that are only measured; may be empty.
         how: settings of the steps.
+        saved: keeps the state now and then, and gives that of a killed process; None starts from the beginning.
     """
-    trained = [p for p in policy.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=how.learning_rate(0), betas=(0.9, 0.95), weight_decay=0.0)
+    training = _Training(policy, how)
+    if saved is not None and (state := saved.load()) is not None:
+        training.load_state_dict(state)
     policy.train()
-    curve: list[Point] = []
-    losses: list[Tensor] = []
-    per_point, per_evaluation = max(1, how.steps // _POINTS), max(1, how.steps // _EVALUATIONS)
+    per_point, per_evaluation = max(1, how.steps // POINTS), max(1, how.steps // _EVALUATIONS)
     wait = 0.2 if sys.stderr.isatty() else 5.0
-    with tqdm(total=how.steps, desc="cold start", unit="step", mininterval=wait) as bar:
-        for step in range(how.steps):
-            for group in optimizer.param_groups:
-                group["lr"] = how.learning_rate(step)
-            optimizer.zero_grad(set_to_none=True)
-            losses.append(_backward(policy, [rows[number] for number in how.batch(step)]))
-            torch.nn.utils.clip_grad_norm_(policy.parameters(), how.gradient_clip)
-            optimizer.step()
+    with tqdm(total=how.steps, initial=training.done, desc="cold start", unit="step", mininterval=wait) as bar:
+        while training.done < how.steps:
+            training.step([rows[number] for number in how.batch(training.done)])
             bar.update()
-            done, last = step + 1, step + 1 == how.steps
+            done, last = training.done, training.done == how.steps
             measured = measure(policy, held_out) if held_out and (done % per_evaluation == 0 or last) else None
             if done % per_point == 0 or measured is not None or last:
-                curve.append(Point(done, float(torch.stack(losses).mean()), measured))
-                losses = []
-                bar.set_postfix_str(_shown(curve), refresh=False)
-    return curve
+                training.note(measured)
+                bar.set_postfix_str(_shown(training.curve), refresh=False)
+            if saved is not None and not last:
+                saved.save_if_due(done, training.state_dict)
+    return training.curve
+
+
+class _Training:
+    """Weights, optimizer and curve of supervised training.
+
+    Args:
+        policy: trained in place.
+        how: settings of the steps.
+    """
+
+    def __init__(self, policy: Policy, how: Supervised) -> None:
+        self.policy, self.how, self.done = policy, how, 0
+        self.trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+        self.optimizer = torch.optim.AdamW(
+            self.trained.values(), lr=how.learning_rate(0), betas=(0.9, 0.95), weight_decay=0.0
+        )
+        self.curve: list[Point] = []
+        self._losses: list[Tensor] = []
+
+    def step(self, rows: Sequence[Taught]) -> None:
+        """Make an optimizer step on the mean loss of a batch."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.how.learning_rate(self.done)
+        self.optimizer.zero_grad(set_to_none=True)
+        self._losses.append(_backward(self.policy, rows))
+        torch.nn.utils.clip_grad_norm_(self.trained.values(), self.how.gradient_clip)
+        self.optimizer.step()
+        self.done += 1
+
+    def note(self, held_out_loss: float | None) -> None:
+        """Add a point to the curve."""
+        self.curve.append(Point(self.done, float(torch.stack(self._losses).mean()), held_out_loss))
+        self._losses = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that later steps depend on; batches and learning rates are functions of the step."""
+        return {
+            "done": self.done,
+            "weights": {name: weight.detach() for name, weight in self.trained.items()},
+            "optimizer": self.optimizer.state_dict(),
+            "curve": [astuple(point) for point in self.curve],
+            "losses": self._losses,
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the result of :meth:`state_dict`."""
+        self.done, self.curve = int(state["done"]), [Point(*point) for point in state["curve"]]
+        for name, weight in self.trained.items():
+            weight.copy_(state["weights"][name])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._losses = [loss.to(self.policy.device) for loss in state["losses"]]
 
 
 def _shown(curve: Sequence[Point]) -> str:
@@ -89,7 +145,7 @@ def _shown(curve: Sequence[Point]) -> str:
 def _backward(policy: Policy, rows: Sequence[Taught]) -> Tensor:
     """Accumulate gradients of the mean loss over the taught tokens of all rows, piece by piece; return that loss."""
     count, total = sum(sum(row.mask) for row in rows), torch.zeros(())
-    for piece in _pieces(rows):
+    for piece in _pieces(rows, packed=policy.packed):
         loss = _loss(policy, piece) / count
         loss.backward()
         total = total.to(loss.device) + loss.detach()
@@ -100,7 +156,7 @@ def _backward(policy: Policy, rows: Sequence[Taught]) -> Tensor:
 def measure(policy: Policy, rows: Sequence[Taught]) -> float:
     """Return the mean loss over the taught tokens of all rows, in nats per token."""
     policy.eval()
-    total = sum(float(_loss(policy, piece)) for piece in _pieces(rows))
+    total = sum(float(_loss(policy, piece)) for piece in _pieces(rows, packed=policy.packed))
     policy.train()
     return total / sum(sum(row.mask) for row in rows)
 
@@ -111,17 +167,18 @@ def _loss(policy: Policy, rows: Sequence[Taught]) -> Tensor:
     return -torch.where(batch.response_mask, logprobs, 0.0).sum()
 
 
-def _pieces(rows: Sequence[Taught]) -> Iterator[list[Taught]]:
+def _pieces(rows: Sequence[Taught], *, packed: bool) -> Iterator[list[Taught]]:
     """Yield rows in order, in pieces of at most :data:`_TOKENS` tokens, or of one row."""
     piece: list[Taught] = []
-    longest = 0
+    longest = total = 0
     for row in rows:
         length = len(row.prompt) + len(row.response)
-        if piece and max(longest, length) * (len(piece) + 1) > _TOKENS:
+        size = total + length if packed else max(longest, length) * (len(piece) + 1)
+        if piece and size > _TOKENS:
             yield piece
-            piece, longest = [], 0
+            piece, longest, total = [], 0, 0
         piece.append(row)
-        longest = max(longest, length)
+        longest, total = max(longest, length), total + length
     if piece:
         yield piece
 

@@ -203,7 +203,8 @@ def load_teacher(
     if start is None:
         return served_teacher(teacher, policy)
     if teacher.cold_start is not None:
-        start = teacher.cold_start.ensure(start, Path(trainer.default_root_dir), data.longest, prompt_format_of(data))
+        root, device = Path(trainer.default_root_dir), trainer.strategy.root_device
+        start = teacher.cold_start.ensure(start, root, data.longest, prompt_format_of(data), device)
     sharding = sharding_of(trainer.strategy)
     return local_teacher(
         _loaded(start), policy, exact=objective.distill_exact, longest=data.longest, dtype=dtype,

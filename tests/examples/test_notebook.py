@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import tomllib
 from pathlib import Path
 
 import nbformat
@@ -21,6 +23,36 @@ def test_it_is_committed_without_outputs() -> None:
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert len(code) > 5
     assert all(not cell.outputs and cell.execution_count is None for cell in code)
+
+
+def test_it_installs_the_released_version_first_where_the_package_is_missing() -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    first = next(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f'"{project["name"]}=={project["version"]}"' in first
+    lines = first.splitlines()
+    guard = next(i for i, line in enumerate(lines) if line.startswith('if find_spec("gspo_lightning") is None:'))
+    (install,) = [i for i, line in enumerate(lines) if line.strip().startswith("%pip install")]
+    assert guard < install
+    assert lines[install].startswith("    ")
+    assert "import gspo" not in first
+
+
+def test_the_site_has_a_badge_where_a_repository_builds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("docs_conf", ROOT / "docs" / "conf.py")
+    assert spec is not None
+    assert spec.loader is not None
+    conf = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(conf)
+    page = (ROOT / "docs" / "python.md").read_text()
+    shown = [page]
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    conf.badge(None, "python", shown)
+    assert shown == [page]
+    monkeypatch.setenv("GITHUB_REPOSITORY", "someone/repo")
+    monkeypatch.setenv("GITHUB_REF_NAME", "v0.1.0")
+    conf.badge(None, "python", shown)
+    assert "/github/someone/repo/blob/v0.1.0/examples/first_run.ipynb)" in shown[0]
 
 
 @pytest.mark.slow

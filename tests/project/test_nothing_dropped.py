@@ -15,6 +15,8 @@ READ_ELSEWHERE = {
     "_precision_plugin": "Lightning's strategies'",
     "_data_parallel_size": "Lightning's ModelParallelStrategy",
     "_tensor_parallel_size": "Lightning's ModelParallelStrategy",
+    "save_top_k": "Lightning's loggers, with log_model",
+    "best_model_score": "Lightning's loggers, with log_model",
     "cumulative_length": "transformers', of cache layers with a window",
 }
 

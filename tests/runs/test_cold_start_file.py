@@ -13,6 +13,7 @@ import pytest
 
 from gspo_lightning.cli import main
 from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.lora import LoRA, merge_adapters
 from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.prompts import ChainTask
 from gspo_lightning.prompts.taught import PromptFormat
@@ -165,11 +166,16 @@ def test_files_and_commands_of_the_page(page_folder: Callable[[str], Path], monk
     (folder / "answers.csv").write_text('question,response\n7+5:,#2\n"4-9:",#5\n')
     small = [*runs.SMALL, *BRIEF, "--model.cold_start.steps=3"]
     lines = [line for block in re.findall(r"```bash\n(.*?)```", DOCS, flags=re.DOTALL) for line in block.splitlines()]
-    assert len(lines) == 2
+    assert len(lines) == 8
     for line in (*lines, lines[0].replace("cold.yaml", "mapped.yaml")):
-        assert main([*shlex.split(line)[1:], *small]) == 0
-    made = [load_policy(ModelSettings(str(folder))) for folder in cold_starts(folder / "runs")]
-    assert len(made) == 3
+        epochs = ["--trainer.max_epochs=0"] if "coldstart.yaml" in line else []
+        assert main([*shlex.split(line)[1:], *(() if line.startswith("gspo export") else (*small, *epochs))]) == 0
+    made = cold_starts(folder / "runs")
+    adapters = [path for path in made if (path / "adapter_config.json").is_file()]
+    assert (len(made), len(adapters)) == (4, 1)
+    for path in {*made, folder / "project" / "supervised", folder / "project" / "trained"} - {*adapters}:
+        load_policy(ModelSettings(str(path)))
+    assert [run.name for run in (folder / "project" / "quickstart").glob("version_*")] == ["version_0"]
 
 
 @pytest.mark.parametrize("rewards", [{"graded": "Graded"}, {"correct": "ExactMatch"}], ids=["some", "none"])
@@ -210,3 +216,31 @@ def test_the_quickstarts_demonstrations_in_a_file_reach_the_same_accuracy(tmp_pa
     known = runs.fit(tmp_path / "class", *alone, small=False)
     found, wanted = (runs.summary(run)["accuracy_before"] for run in (made, known))
     assert found == pytest.approx(wanted, abs=0.08)  # four standard errors of a difference over 512 prompts
+
+
+@pytest.mark.parametrize("adapters", [False, True], ids=["all weights", "adapters"])
+def test_the_stage_alone_leaves_a_checkpoint_that_training_continues_from(
+    adapters: bool, tmp_path: Path, demos: Path
+) -> None:
+    """Demonstrations, GSPO and export in one run folder; the break in between changes no bit."""
+    lora = ["--model.lora={r: 4}", "--model.cold_start.adapters=true", "--model.objective.kl_coef=0.1"]
+    few = [*runs.UNTAUGHT[1:], "--model.cold_start.steps=4", *(lora if adapters else [])]
+    run = fit(tmp_path / "a", demos, *few, "--trainer.max_epochs=0")
+    assert [file.name for file in run.glob("checkpoints/step-*.ckpt")] == ["step-00000000.ckpt"]
+    assert runs.summary(run)["updates"] == 0
+    exported = tmp_path / "supervised"
+    assert main(["export", str(run), str(exported)]) == 0
+    (made,) = cold_starts(tmp_path / "a")
+    lora_of = LoRA(r=4, start_from=str(made)) if adapters else None
+    start = load_policy(ModelSettings("tiny-qwen3" if adapters else str(made), seed=1, lora=lora_of))
+    merge_adapters(start.model)
+    found = load_policy(ModelSettings(str(exported))).model.state_dict()
+    assert runs.largest_difference(found, dict(start.model.state_dict())) < 1e-6
+    assert fit(tmp_path / "a", demos, *few, "--ckpt_path=last") == run
+    whole = fit(tmp_path / "b", demos, *few)
+    assert runs.largest_difference(runs.weights(run), runs.weights(whole)) == 0.0
+    assert runs.scalars(run)["reward/mean"] == runs.scalars(whole)["reward/mean"]
+    assert runs.scalars(run)["val/accuracy"][0][0] == 0
+    if adapters:
+        kl = dict(runs.scalars(run)["kl/policy_reference_k3"])
+        assert (kl[1], kl[2] > 0) == (0.0, True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.escape import say
@@ -74,7 +73,7 @@ def export(
         raise UserError("checkpoint", f"{checkpoint} does not exist")
     from gspo_lightning.commands.export.card import read_evaluations, write_card
     from gspo_lightning.commands.export.weights import policy_of
-    from gspo_lightning.policy.adapter_files import save_adapters
+    from gspo_lightning.policy.adapter_files import base_of, save_adapters
     from gspo_lightning.resume import read_checkpoint
     from gspo_lightning.resume.exports import check_replaceable, exported_folder
     from gspo_lightning.resume.find import checkpoint_at
@@ -99,21 +98,12 @@ def export(
     policy = policy_of(content, checkpoint, trust_remote_code=trust_remote_code, merge=not adapter)
     with exported_folder(output, [*sources, Path(content["gspo_lightning"]["model"]["name_or_path"])]) as unfinished:
         if adapter:
-            save_adapters(policy.model, unfinished, base=_base_of(content["gspo_lightning"]["model"]))
+            model = content["gspo_lightning"]["model"]
+            save_adapters(policy.model, unfinished, base=base_of(str(model["name_or_path"]), model.get("revision")))
             policy.tokenizer.save_pretrained(unfinished)
         else:
             policy.save_pretrained(unfinished)
         write_card(unfinished, content, checkpoint, judged, adapter=adapter)
-
-
-def _base_of(model: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return name and revision of the base model for readers of an adapter; a folder by its absolute path."""
-    name = str(model["name_or_path"])
-    if Path(name).exists():
-        return str(Path(name).absolute()), None
-    from gspo_lightning.policy.tiny import TINY_MODELS
-
-    return (None, None) if name in TINY_MODELS else (name, model.get("revision"))
 
 
 def check_repository(repository: str) -> None:

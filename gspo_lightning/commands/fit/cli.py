@@ -31,8 +31,10 @@ from gspo_lightning.commands.fit.run_folder import check_writable, loggers_of, r
 from gspo_lightning.errors import UserError
 from gspo_lightning.escape import say
 from gspo_lightning.policy.threads import few_threads, width_of
+from gspo_lightning.prompts.hub_revisions import begin, commits_read
 from gspo_lightning.resume import Resumption, Writer, write_text
 from gspo_lightning.resume.changes import versions
+from gspo_lightning.resume.hub import is_on_hub
 from gspo_lightning.strategies.checks import check_strategy
 from gspo_lightning.training.checks import check_precision
 from gspo_lightning.training.module import GSPOModule
@@ -223,8 +225,9 @@ class TrainingCLI(LightningCLI):
         if fit and not given:
             check_writable(runs_of(config))
         self.resumption = Resumption.of(given, runs_of(config), writer=self.writer if fit else None)
+        begin(self.resumption.before.get("datasets", {}))
         config.ckpt_path = path = self.resumption.path
-        if given == "last" and path is not None:
+        if given and path is not None and (given == "last" or is_on_hub(given)):
             sys.argv.append(f"--ckpt_path={path}")  # the ranks started by this process take the same
         if fit:
             check_writable(self.resumption.run or runs_of(config))
@@ -246,7 +249,7 @@ class TrainingCLI(LightningCLI):
             self.model.prepare(subcommand, self.datamodule, self.trainer)
             if subcommand == "fit":
                 prompts = self.datamodule.fingerprints() | self.model.fingerprints(self.datamodule)
-                self.model.run.provenance = self.resumption.check_prompts(prompts)
+                self.model.run.provenance = self.resumption.check_prompts(prompts, commits_read())
             with warnings.catch_warnings():
                 if subcommand != "fit":  # training callbacks are not needed in an evaluation
                     warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint.*")

@@ -22,6 +22,7 @@ from gspo_lightning.commands.fit_reward.callbacks import callbacks_of
 from gspo_lightning.commands.fit_reward.finish import MODEL, finish
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.threads import few_threads, width_of
+from gspo_lightning.prompts.hub_revisions import begin, commits_read
 from gspo_lightning.resume import Resumption, Writer
 from gspo_lightning.resume.changes import versions
 from gspo_lightning.resume.exports import check_replaceable
@@ -98,6 +99,7 @@ class RewardCLI(LightningCLI):
         if not config.ckpt_path:
             check_writable(runs_of(config))
         self.resumption = Resumption.of(config.ckpt_path, runs_of(config), writer=self.writer, reward_model=True)
+        begin(self.resumption.before.get("datasets", {}))
         check_writable(self.resumption.run or runs_of(config))
         if self.resumption.run is not None:
             check_replaceable(self.resumption.run / MODEL, [], "ckpt_path")  # the export at the end of the run
@@ -124,7 +126,7 @@ class RewardCLI(LightningCLI):
         module, data, trainer = self.model, self.datamodule, self.trainer
         check_device(str(trainer.precision), module.settings.dtype, trainer.strategy.root_device)
         module.prepare(data)
-        module.provenance = self.resumption.check_prompts(data.fingerprints())
+        module.provenance = self.resumption.check_prompts(data.fingerprints(), commits_read())
         try:
             trainer.fit(
                 module, data, ckpt_path=self.resumption.path, weights_only=True if self.resumption.path else None

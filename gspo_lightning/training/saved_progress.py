@@ -1,0 +1,64 @@
+"""State of an unfinished cold start on the disk: a killed one continues at the step it had reached."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from gspo_lightning.resume import Manifest, atomic_file, damage, manifest_path, manifests, next_serial, read_tensors
+
+log = logging.getLogger(__name__)
+
+EVERY_S, SHARE = 10.0, 20.0
+"""Seconds between two saves, and the least ratio of that time to the time of a save: at most 5 % of a cold start."""
+
+
+class SavedProgress:
+    """The newest state of a cold start, in a folder beside its result; the state decides every later step.
+
+    Args:
+        target: where the result will be.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.folder = target.with_name(f"{target.name}.progress")
+        self._last, self._took = time.monotonic(), 0.0
+
+    def load(self) -> dict[str, Any] | None:
+        """Return the newest state that is intact; None if there is none."""
+        for path, manifest in manifests(self.folder):
+            if (why := damage(path)) is None:
+                log.info("cold start: continuing behind step %d", manifest.step)
+                state: dict[str, Any] = read_tensors(path, "cold_start")
+                return state
+            log.warning("cold start: %s is not used (%s)", path, why)
+        return None
+
+    def save_if_due(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
+        """Save the state behind a step if the last save is long ago, and remove the one before.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        start = time.monotonic()
+        if start - self._last < max(EVERY_S, SHARE * self._took):
+            return
+        path, before = self.folder / f"step-{step:08d}.pt", manifests(self.folder)
+        with atomic_file(path) as file:
+            torch.save(state(), cast(Any, file))
+        Manifest({path.name: (file.bytes, file.sha256)}, step, next_serial(self.folder)).write(path)
+        for old in (old for old, _ in before if old != path):
+            old.unlink(missing_ok=True)
+            manifest_path(old).unlink(missing_ok=True)
+        self._last = time.monotonic()
+        self._took = self._last - start
+
+    def remove(self) -> None:
+        """Remove all states: the result is there. On a file system without locks another process may do the same."""
+        shutil.rmtree(self.folder, ignore_errors=True)
