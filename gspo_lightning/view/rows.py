@@ -58,6 +58,10 @@ def _of_recording(row: dict[str, Any]) -> dict[str, Any]:
         "source": row.get("source"),
         "missing": row.get("lost", ""),
         "messages": messages or [],
+        "turn_rewards": row.get("turn_rewards") or [],
+        "tree": row["tree"] if isinstance(row.get("tree"), list) else [],
+        "pictures": row["pictures"] if isinstance(row.get("pictures"), list) else [],
+        "logged": _mapping(row.get("reward_logged")),
     }
 
 
