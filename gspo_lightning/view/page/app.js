@@ -5,10 +5,13 @@ const VIEWS = { overview, rollouts, answers, config, group, prompt };
 const NAV = [["overview", "Overview"], ["rollouts", "Responses"], ["answers", "Held-out"], ["config", "Config"]];
 
 function drawHeader(current, query) {
-  document.getElementById("nav").replaceChildren(...NAV.map(([name, label]) => h("a", { href: address(name, query.run && name !== "overview" ? { run: query.run } : {}), "aria-current": name === current ? "page" : null }, label)));
+  document.getElementById("nav").replaceChildren(...NAV.map(([name, label]) => h("a",
+    { href: address(name, query.run && name !== "overview" ? { run: query.run } : {}), "aria-current": name === current ? "page" : null },
+    label)));
   const choose = (run) => (event) => { state.shown[event.target.checked ? "add" : "delete"](run.number); change({}); };
   document.getElementById("runs").replaceChildren(...(state.runs.length < 2 ? [] : state.runs.map((run) => h("label", { title: run.folder },
-    h("input", { type: "checkbox", checked: state.shown.has(run.number), onchange: choose(run) }), swatch(run), h("span", { class: "name" }, run.label)))));
+    h("input", { type: "checkbox", checked: state.shown.has(run.number), onchange: choose(run) }), swatch(run),
+    h("span", { class: "name" }, run.label)))));
   document.title = `${NAV.find(([name]) => name === current)[1]} – gspo view`;
 }
 
@@ -38,7 +41,11 @@ async function follow() { // a live run: look for news, and draw them where noth
     state.runs[run.number] = now;
     state.series.delete(run.number);
     const busy = ["INPUT", "SELECT"].includes((document.activeElement || {}).tagName) || main.querySelector("details[open]");
-    if (place().view === "overview" && !busy) { const y = scrollY; await render(); scrollTo(0, y); } else say("The run went on: press r to read again.");
+    if (place().view === "overview" && !busy) {
+      const y = scrollY;
+      await render();
+      scrollTo(0, y);
+    } else say("The run went on: press r to read again.");
   }
   setTimeout(follow, live.length ? 5000 : 60000);
 }
@@ -78,7 +85,8 @@ function pressed(event) {
 document.getElementById("theme").addEventListener("click", otherTheme);
 document.getElementById("help").addEventListener("click", keys);
 document.addEventListener("keydown", pressed);
-new ResizeObserver(([{ target }]) => document.documentElement.style.setProperty("--head", `${target.offsetHeight}px`)).observe(document.querySelector("header"));
+const header = document.querySelector("header"); // what sticks below it needs its height
+new ResizeObserver(() => document.documentElement.style.setProperty("--head", `${header.offsetHeight}px`)).observe(header);
 let seen = place();
 addEventListener("hashchange", () => {
   const now = place(), stay = now.view === seen.view && now.query.run === seen.query.run && now.query.prompt_id === seen.query.prompt_id;

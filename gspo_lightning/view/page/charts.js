@@ -39,14 +39,18 @@ function ticks(low, high, count) {
 function frame({ title, unit, xLabel, paper, width, height, legend = [] }) {
   const colours = palette(paper), head = paper ? 26 + 16 * legend.length : 8;
   const box = { left: 54, right: 12, top: head, bottom: paper ? 40 : 24, width, height: height + (paper ? head + 16 : 0), ...colours };
-  const root = svg("svg", { viewBox: `0 0 ${box.width} ${box.height}`, role: "img", "aria-label": title, xmlns: SVG, tabindex: paper ? null : "0" },
+  const root = svg("svg",
+    { viewBox: `0 0 ${box.width} ${box.height}`, role: "img", "aria-label": title, xmlns: SVG, tabindex: paper ? null : "0" },
     svg("rect", { width: box.width, height: box.height, fill: box.ground }));
   if (paper) {
     root.append(svg("text", { ...FONT, x: box.left, y: 17, fill: box.ink, "font-weight": "bold" }, unit ? `${title} [${unit}]` : title));
     legend.forEach(({ label, colour, dash }, i) => root.append(
-      svg("line", { x1: box.left, x2: box.left + 24, y1: 30 + 16 * i, y2: 30 + 16 * i, stroke: colour, "stroke-width": 2, "stroke-dasharray": dash || null }),
+      svg("line",
+        { x1: box.left, x2: box.left + 24, y1: 30 + 16 * i, y2: 30 + 16 * i, stroke: colour, "stroke-width": 2,
+          "stroke-dasharray": dash || null }),
       svg("text", { ...FONT, x: box.left + 30, y: 34 + 16 * i, fill: box.ink }, label)));
-    root.append(svg("text", { ...FONT, x: (box.left + box.width - box.right) / 2, y: box.height - 8, fill: box.quiet, "text-anchor": "middle" }, xLabel));
+    root.append(svg("text",
+      { ...FONT, x: (box.left + box.width - box.right) / 2, y: box.height - 8, fill: box.quiet, "text-anchor": "middle" }, xLabel));
   }
   const rows = [], columns = [];
   const free = (taken, at, size) => taken.every((other) => Math.abs(other - at) >= size) && taken.push(at); // the first of labels that would meet
@@ -55,7 +59,8 @@ function frame({ title, unit, xLabel, paper, width, height, legend = [] }) {
     if (free(rows, y, 12)) root.append(svg("text", { ...FONT, x: box.left - 6, y: y + 4, fill: box.quiet, "text-anchor": "end" }, label));
   };
   box.columnOf = (x, label) => {
-    if (free(columns, x, 7 * label.length + 4)) root.append(svg("text", { ...FONT, x, y: box.height - box.bottom + 16, fill: box.quiet, "text-anchor": "middle" }, label));
+    if (free(columns, x, 7 * label.length + 4)) root.append(svg("text",
+      { ...FONT, x, y: box.height - box.bottom + 16, fill: box.quiet, "text-anchor": "middle" }, label));
   };
   return { root, box };
 }
@@ -84,14 +89,17 @@ function extent(values) {
   return [low, high];
 }
 
-// series: [{label, colour, dash, x: [], y: [], error: [] or null}]; marks: [{x, label, kind}]; band: [low, high] or null
-function lineChart({ title, unit, xLabel, series, band = null, marks = [], smooth = 0, log = false, open = null, paper = false, width = 420, height = 190 }) {
+// series: [{label, colour, dash, x: [], y: [], error: [] or null }]; marks: [{x, label, kind }]; band: [low, high] or null
+function lineChart(known) {
+  const { title, unit, xLabel, series, band = null, marks = [], smooth = 0, log = false, open = null, paper = false } = known;
+  const { width = 420, height = 190 } = known;
   const { root, box } = frame({ title, unit, xLabel, paper, width, height, legend: series.length > 1 ? series : [] });
   const ys = series.flatMap((s) => s.y).filter((y) => y !== null && (!log || y > 0));
   if (!ys.length) return nothing(root, box);
   let [low, high] = extent(ys), [first, last] = extent(series.flatMap((s) => s.x));
   for (const edge of band || []) { // the edge of the healthy range is in view if it is near
-    if (edge !== null && edge > low - (high - low || 1) && edge < high + (high - low || 1)) { low = Math.min(low, edge); high = Math.max(high, edge); }
+    const near = edge !== null && edge > low - (high - low || 1) && edge < high + (high - low || 1);
+    if (near) [low, high] = [Math.min(low, edge), Math.max(high, edge)];
   }
   const bend = log ? Math.log10 : (value) => value;
   if (log) low = Math.max(low, extent(ys)[0]);
@@ -105,9 +113,11 @@ function lineChart({ title, unit, xLabel, series, band = null, marks = [], smoot
   if (band) {
     const from = band[0] === null ? -Infinity : band[0], to = band[1] === null ? Infinity : band[1];
     const y1 = to === Infinity ? box.top : py(to), y2 = from === -Infinity || (log && from <= 0) ? box.height - box.bottom : py(from);
-    if (y2 > y1) root.append(svg("rect", { class: "band", x: box.left, width: box.width - box.left - box.right, y: y1, height: y2 - y1, fill: HEALTHY, "fill-opacity": 0.13 }));
+    if (y2 > y1) root.append(svg("rect",
+      { class: "band", x: box.left, width: box.width - box.left - box.right, y: y1, height: y2 - y1, fill: HEALTHY, "fill-opacity": 0.13 }));
   }
-  const rows = log && top - bottom > 1 ? ticks(Math.ceil(bottom), top, 4).filter(Number.isInteger).map((power) => 10 ** power) : ticks(low, high, 4).filter((y) => !log || y > 0);
+  const powers = log && top - bottom > 1 ? ticks(Math.ceil(bottom), top, 4).filter(Number.isInteger).map((power) => 10 ** power) : null;
+  const rows = powers || ticks(low, high, 4).filter((y) => !log || y > 0);
   for (const y of rows) box.rowOf(py(y), short(y));
   for (const x of ticks(first, last, 6).filter(Number.isInteger)) box.columnOf(px(x), thousands(x));
   drawMarks(root, box, marks.filter((mark) => mark.x >= first && mark.x <= last), px);
@@ -120,7 +130,8 @@ function drawMarks(root, box, marks, px) {
   for (const mark of marks) {
     const colour = mark.kind === "alarm" ? box.bad : box.quiet, x = px(mark.x);
     root.append(svg("g", { class: "mark" }, svg("title", {}, mark.label),
-      svg("line", { x1: x, x2: x, y1: box.top, y2: box.height - box.bottom, stroke: colour, "stroke-dasharray": "2 3", "stroke-width": 1.5 }),
+      svg("line",
+        { x1: x, x2: x, y1: box.top, y2: box.height - box.bottom, stroke: colour, "stroke-dasharray": "2 3", "stroke-width": 1.5 }),
       svg("text", { ...FONT, x, y: box.top + 9, fill: colour, "text-anchor": "middle" }, mark.kind === "alarm" ? "!" : "▾")));
   }
 }
@@ -130,7 +141,8 @@ function drawLine(root, s, px, py, smooth, log) {
   if (s.error) {
     const known = s.x.map((x, i) => [x, s.y[i], s.error[i]]).filter(([, y, e]) => usable(y) && isNumber(e) && (!log || y - e > 0));
     const points = [...known.map(([x, y, e]) => [x, y + e]), ...known.reverse().map(([x, y, e]) => [x, y - e])];
-    root.append(svg("polygon", { points: points.map(([x, y]) => `${px(x).toFixed(1)},${py(y).toFixed(1)}`).join(" "), fill: s.colour, "fill-opacity": 0.15 }));
+    root.append(svg("polygon",
+      { points: points.map(([x, y]) => `${px(x).toFixed(1)},${py(y).toFixed(1)}`).join(" "), fill: s.colour, "fill-opacity": 0.15 }));
   }
   const draw = (values, more) => {
     let path = "", pen = "M";
@@ -139,11 +151,14 @@ function drawLine(root, s, px, py, smooth, log) {
       path += `${pen}${px(x).toFixed(1)} ${py(values[i]).toFixed(1)}`;
       pen = "L";
     });
-    root.append(svg("path", { d: path, fill: "none", stroke: s.colour, "stroke-width": 1.7, "stroke-dasharray": s.dash || null, "stroke-linejoin": "round", ...more }));
+    root.append(svg("path",
+      { d: path, fill: "none", stroke: s.colour, "stroke-width": 1.7, "stroke-dasharray": s.dash || null, "stroke-linejoin": "round",
+        ...more }));
   };
   if (smooth) draw(s.y, { "stroke-opacity": 0.3, "stroke-width": 1 });
   draw(smooth ? smoothed(s.y, smooth) : s.y, {});
-  if (s.x.length <= 12) s.x.forEach((x, i) => usable(s.y[i]) && root.append(svg("circle", { cx: px(x), cy: py(s.y[i]), r: 2.6, fill: s.colour })));
+  if (s.x.length <= 12) s.x.forEach((x, i) => usable(s.y[i]) && root.append(svg("circle",
+    { cx: px(x), cy: py(s.y[i]), r: 2.6, fill: s.colour })));
 }
 
 // A line and a box of words over a figure
@@ -160,7 +175,8 @@ function bubble(root, box) {
     const size = text.getBBox(), x = place + size.width + 20 > box.width ? place - size.width - 12 : place + 10;
     for (const row of text.children) row.setAttribute("x", Math.max(4, x));
     text.setAttribute("y", box.top + 14);
-    for (const [name, value] of Object.entries({ x: Math.max(4, x) - 5, y: box.top + 1, width: size.width + 10, height: size.height + 6 })) back.setAttribute(name, value);
+    for (const [name, value] of Object.entries({ x: Math.max(4, x) - 5, y: box.top + 1, width: size.width + 10,
+      height: size.height + 6 })) back.setAttribute(name, value);
   };
   const hide = () => layer.setAttribute("visibility", "hidden");
   root.addEventListener("pointerleave", hide);
@@ -199,10 +215,12 @@ function hover(root, box, { series, first, last, px, open }) {
     if (!found.length) return;
     at = found[0].x;
     bubbleAt(px(at), [{ words: `update ${thousands(Math.round(at))}` }, ...found.map(({ y, s, error }) => ({
-      words: `${short(y)}${isNumber(error) ? ` ± ${short(error)}` : ""}${series.length > 1 ? ` ${s.label.slice(0, 28)}` : ""}`, colour: series.length > 1 ? s.colour : "",
+      words: `${short(y)}${isNumber(error) ? ` ± ${short(error)}` : ""}${series.length > 1 ? ` ${s.label.slice(0, 28)}` : ""}`,
+      colour: series.length > 1 ? s.colour : "",
     }))]);
   };
-  root.addEventListener("pointermove", (event) => show(first + ((within(root, box, event)[0] - box.left) / (box.width - box.left - box.right)) * (last - first)));
+  root.addEventListener("pointermove",
+    (event) => show(first + ((within(root, box, event)[0] - box.left) / (box.width - box.left - box.right)) * (last - first)));
   steer(root, (step) => show(at + (step * (last - first)) / 40), open && (() => open(at)));
 }
 
@@ -228,7 +246,9 @@ function bentTicks(reach, edge) {
 function dotOf(x, y, advantage, clip, ink, size) {
   const colour = clip > 0 ? UP : clip < 0 ? DOWN : ink, up = advantage > 0 ? -1 : 1;
   if (!advantage) return svg("circle", { class: "dot", cx: x, cy: y, r: size / 2, fill: ink, "fill-opacity": 0.35 });
-  return svg("path", { class: "dot", d: `M${x - size} ${y - (up * size) / 2}h${2 * size}l${-size} ${up * size * 1.6}z`, fill: clip ? colour : "none", "fill-opacity": 0.8, stroke: colour, "stroke-width": 1 });
+  return svg("path",
+    { class: "dot", d: `M${x - size} ${y - (up * size) / 2}h${2 * size}l${-size} ${up * size * 1.6}z`, fill: clip ? colour : "none",
+      "fill-opacity": 0.8, stroke: colour, "stroke-width": 1 });
 }
 
 // dots: [[update, log s_i, A, clip, iteration, prompt, sample]]; a click opens the group of the nearest one
@@ -240,7 +260,9 @@ function ratioChart({ dots, band, title, open, paper = false, width = wide(paper
   const most = Math.max(...sizes, 3 * unit) * 1.15, reach = bent(most, unit), inner = box.height - box.top - box.bottom;
   const px = (x) => box.left + 6 + ((x - first) / (last - first)) * (box.width - box.left - box.right - 12);
   const py = (y) => box.top + (inner / 2) * (1 - bent(y, unit) / reach);
-  if (edge) root.append(svg("rect", { class: "band", x: box.left, width: box.width - box.left - box.right, y: py(edge.high), height: py(-edge.low) - py(edge.high), fill: HEALTHY, "fill-opacity": 0.15 }));
+  if (edge) root.append(svg("rect",
+    { class: "band", x: box.left, width: box.width - box.left - box.right, y: py(edge.high), height: py(-edge.low) - py(edge.high),
+      fill: HEALTHY, "fill-opacity": 0.15 }));
   for (const y of edge ? bentTicks(most, edge) : ticks(-most, most, 4)) box.rowOf(py(y), signed(y, y === 0 ? 0 : 3));
   for (const x of ticks(first, last, 10).filter(Number.isInteger)) box.columnOf(px(x), thousands(x));
   for (const [x, y, advantage, clip] of dots) root.append(dotOf(px(x), py(y), advantage, clip, box.quiet, 3.2));
@@ -250,7 +272,10 @@ function ratioChart({ dots, band, title, open, paper = false, width = wide(paper
   const tell = (i) => {
     at = Math.max(0, Math.min(order.length - 1, i));
     const [update, log, advantage, clip, iteration] = order[at];
-    show(px(update), [{ words: `update ${thousands(update)}, iteration ${thousands(iteration)}` }, { words: `log s_i ${signed(log, 4)} nats, A ${signed(advantage, 2)}` }, { words: clip ? `clipped ${clip > 0 ? "high" : "low"}` : "not clipped" }]);
+    show(px(update),
+      [{ words: `update ${thousands(update)}, iteration ${thousands(iteration)}` },
+        { words: `log s_i ${signed(log, 4)} nats, A ${signed(advantage, 2)}` },
+        { words: clip ? `clipped ${clip > 0 ? "high" : "low"}` : "not clipped" }]);
   };
   root.addEventListener("pointermove", (event) => {
     const [x, y] = within(root, box, event), far = (dot) => (px(dot[0]) - x) ** 2 + (py(dot[1]) - y) ** 2;
@@ -263,12 +288,15 @@ function ratioChart({ dots, band, title, open, paper = false, width = wide(paper
 // A group on one axis: above the line the responses with A > 0, below it those with A < 0; where each clips is shaded
 function groupChart({ rows, band, title, paper = false, width = wide(paper), height = 112 }) {
   const { root, box } = frame({ title, unit: "", xLabel: "s_i, the ratio of a response to the old policy", paper, width, height });
-  const edge = bounds(band), unit = Math.max(edge.low, edge.high), most = Math.max(4 * unit, ...rows.map((row) => Math.abs(row.log_s))) * 1.2;
+  const edge = bounds(band), unit = Math.max(edge.low, edge.high), most = Math.max(4 * unit,
+    ...rows.map((row) => Math.abs(row.log_s))) * 1.2;
   const left = 74, inner = box.width - left - box.right, middle = (box.top + box.height - box.bottom) / 2;
   const px = (value) => left + (inner / 2) * (1 + bent(value, unit) / bent(most, unit));
   const half = middle - box.top;
   root.append(
-    svg("rect", { class: "band", x: px(-edge.low), width: px(edge.high) - px(-edge.low), y: box.top, height: 2 * half, fill: HEALTHY, "fill-opacity": 0.18 }),
+    svg("rect",
+      { class: "band", x: px(-edge.low), width: px(edge.high) - px(-edge.low), y: box.top, height: 2 * half, fill: HEALTHY,
+        "fill-opacity": 0.18 }),
     svg("rect", { x: px(edge.high), width: left + inner - px(edge.high), y: box.top, height: half, fill: UP, "fill-opacity": 0.12 }),
     svg("rect", { x: left, width: px(-edge.low) - left, y: middle, height: half, fill: DOWN, "fill-opacity": 0.12 }),
     svg("line", { x1: left, x2: left + inner, y1: middle, y2: middle, stroke: box.quiet, "stroke-width": 0.8 }),
@@ -282,8 +310,10 @@ function groupChart({ rows, band, title, paper = false, width = wide(paper), hei
     const x = px(row.log_s), lane = Math.sign(row.advantage || 0), level = used.filter((one) => one.lane === lane && Math.abs(one.x - x) < 14).length;
     used.push({ x, lane });
     const y = middle - lane * (14 + (level % 3) * 9);
-    root.append(svg("g", { class: "member" }, svg("title", {}, `sample ${row.sample}: s_i ${Math.exp(row.log_s).toFixed(5)}, A ${signed(row.advantage, 2)}`),
-      dotOf(x, y, row.advantage, row.clip, box.ink, 4), svg("text", { ...FONT, "font-size": 9, x: x + 6, y: y + 3, fill: box.ink }, `${row.sample}`)));
+    root.append(svg("g", { class: "member" }, svg("title", {},
+      `sample ${row.sample}: s_i ${Math.exp(row.log_s).toFixed(5)}, A ${signed(row.advantage, 2)}`),
+      dotOf(x, y, row.advantage, row.clip, box.ink, 4),
+      svg("text", { ...FONT, "font-size": 9, x: x + 6, y: y + 3, fill: box.ink }, `${row.sample}`)));
   }
   return root;
 }

@@ -1,7 +1,8 @@
 // A group side by side: ratios, tokens, rewards, conversations; and one prompt over time.
 "use strict";
 
-const COLOURINGS = { log_ratio: "log-ratio to the old policy", advantage: "advantage", clip: "clip side", entropy: "entropy", gap: "old policy − sampler", age: "age" };
+const COLOURINGS = { log_ratio: "log-ratio to the old policy", advantage: "advantage", clip: "clip side", entropy: "entropy",
+  gap: "old policy − sampler", age: "age" };
 const UNITS = { log_ratio: "nats", entropy: "nats", gap: "nats", age: "updates" };
 const SIGNED = new Set(["log_ratio", "advantage", "clip", "gap"]);
 
@@ -41,7 +42,8 @@ function colouringBar(colouring, scale) {
   const unit = UNITS[colouring] ? ` ${UNITS[colouring]}` : "";
   return h("div", { class: "bar sticky" },
     choice({ colour: colouring }, "colour", "colour tokens by", Object.entries(COLOURINGS), ""),
-    scale ? h("span", { class: "legend" }, short(SIGNED.has(colouring) ? -scale : 0), bar, `${short(scale)}${unit}`) : quiet(colouring === "age" ? "all 0: sampled by the weights they train" : "not recorded, or 0 everywhere"),
+    scale ? h("span", { class: "legend" }, short(SIGNED.has(colouring) ? -scale : 0), bar, `${short(scale)}${unit}`)
+      : quiet(colouring === "age" ? "all 0: sampled by the weights they train" : "not recorded, or 0 everywhere"),
     quiet("line above: clipped high · below: clipped low · dotted: not trained · ┆ first token that differs from the first answer"));
 }
 
@@ -49,7 +51,8 @@ function colouringBar(colouring, scale) {
 
 function tokenView(row, colouring, scale, fork) {
   const tokens = row.tokens || {}, values = valuesOf(row, colouring), sides = tokens.clip || [];
-  if (!(tokens.text || []).length) return [quiet("No tokens are recorded for this response."), h("div", { class: "tokens plain" }, row.completion)];
+  if (!(tokens.text || []).length) return [quiet("No tokens are recorded for this response."),
+    h("div", { class: "tokens plain" }, row.completion)];
   const spans = tokens.text.map((text, i) => {
     const own = !tokens.own || tokens.own[i], side = sides[i] > 0 ? " up" : sides[i] < 0 ? " down" : "";
     const span = h("span", { class: `tok${own ? "" : " other"}${side}${i === fork ? " fork" : ""}` }, text.replace(/\n/g, "⏎\n") || "·");
@@ -111,19 +114,25 @@ function forkOf(row, best) {
 function rewardsOf(row) {
   const parts = row.parts || {}, extra = row.extra || {}, statuses = row.statuses || {};
   const items = [
-    ...Object.entries(parts).map(([name, value]) => [name, value === null ? "missing" : short(value), Object.hasOwn(statuses, name) ? ` (${statuses[name]})` : "", Object.hasOwn(extra, name) ? ` ${asText(extra[name])}` : ""]),
+    ...Object.entries(parts).map(([name, value]) => [name, value === null ? "missing" : short(value),
+      Object.hasOwn(statuses, name) ? ` (${statuses[name]})` : "", Object.hasOwn(extra, name) ? ` ${asText(extra[name])}` : ""]),
     ...Object.entries(extra).filter(([name]) => !Object.hasOwn(parts, name)).map(([name, value]) => [name, asText(value), "", ""]),
     ...Object.entries(row.logged || {}).map(([name, value]) => [name, short(value), "", ""]),
     ...(row.missing ? [["missing", row.missing, "", ""]] : []),
   ];
-  return h("ul", { class: "chips", "aria-label": "Rewards and their reasons" }, items.map(([name, value, status, reason]) => h("li", { class: "chip" }, h("b", {}, words(name)), words(` ${value}${status}${reason}`))));
+  return h("ul", { class: "chips", "aria-label": "Rewards and their reasons" },
+    items.map(([name, value, status, reason]) => h("li", { class: "chip" }, h("b", {}, words(name)),
+      words(` ${value}${status}${reason}`))));
 }
 
 function rolloutCard(row, colouring, scale, best, isBest) {
   const name = `#${row.sample}${row.rows > 1 ? `, row ${row.row + 1} of ${row.rows}` : ""}`, why = whyClipped(row);
-  const facts = [isNumber(row.update) ? `update ${thousands(row.update)}` : "", `${short(row.length)} tokens`, `end: ${row.finish}`, row.age ? `age ${row.age}` : "", row.source ? `source ${row.source}` : ""];
-  return h("article", { class: `card${isBest ? " best" : ""}${row.parent >= 0 ? " branch" : ""}`, "data-sample": row.sample, "aria-label": `sample ${name}` },
-    h("h3", {}, quiet(name), h("span", { class: rewardClass(row.reward) }, `reward ${rewardText(row.reward)}`), isNumber(row.advantage) ? h("span", {}, `A ${signed(row.advantage, 2)}`) : null,
+  const facts = [isNumber(row.update) ? `update ${thousands(row.update)}` : "", `${short(row.length)} tokens`, `end: ${row.finish}`,
+    row.age ? `age ${row.age}` : "", row.source ? `source ${row.source}` : ""];
+  return h("article",
+    { class: `card${isBest ? " best" : ""}${row.parent >= 0 ? " branch" : ""}`, "data-sample": row.sample, "aria-label": `sample ${name}` },
+    h("h3", {}, quiet(name), h("span", { class: rewardClass(row.reward) }, `reward ${rewardText(row.reward)}`),
+      isNumber(row.advantage) ? h("span", {}, `A ${signed(row.advantage, 2)}`) : null,
       isNumber(row.log_s) ? h("span", {}, `s_i ${Math.exp(row.log_s).toFixed(5)}`) : null, clipMark(row.clip)),
     row.parent >= 0 ? quiet(`Branch of row ${row.parent + 1}: they share ${row.shared} of its ${row.context} tokens of context. `) : null,
     quiet(facts.filter(Boolean).join(" · ")),
@@ -135,7 +144,8 @@ function rolloutCard(row, colouring, scale, best, isBest) {
 function pictures(number, row) {
   const shown = (row.pictures || []).map((name) => pictureAddress(number, name)).filter(Boolean);
   if (!shown.length && !row.unseen_pictures) return null;
-  return h("div", { class: "pictures" }, shown.map((src, i) => h("img", { src, alt: `picture ${i + 1} of the prompt` })), row.unseen_pictures ? quiet(`${row.unseen_pictures} more, not kept`) : null);
+  return h("div", { class: "pictures" }, shown.map((src, i) => h("img", { src, alt: `picture ${i + 1} of the prompt` })),
+    row.unseen_pictures ? quiet(`${row.unseen_pictures} more, not kept`) : null);
 }
 
 // --- conversations ----------------------------------------------------------------------------------------------------------
@@ -145,12 +155,14 @@ function conversation(row) {
   if (!row.messages || !row.messages.length) return null;
   const rewards = row.turn_rewards && row.turn_rewards.length ? `, rewards of turns ${row.turn_rewards.map(short).join(", ")}` : "";
   return h("details", {}, h("summary", {}, `Conversation, ${row.messages.length} messages${rewards}`),
-    h("ol", { class: "messages" }, row.messages.map((message) => said(message, message.role === "assistant" ? "trained" : "read, not trained"))));
+    h("ol", { class: "messages" },
+      row.messages.map((message) => said(message, message.role === "assistant" ? "trained" : "read, not trained"))));
 }
 
 function said(message, fate) {
   return h("li", { class: fate === "trained" ? "trained" : null }, h("div", { class: "role" }, words(`${message.role} (${fate})`)),
-    long(asText(message.content ?? "")), (message.tool_calls || []).map((call) => h("div", { class: "mono" }, words(`→ ${asText(call.function || call)}`))));
+    long(asText(message.content ?? "")),
+    (message.tool_calls || []).map((call) => h("div", { class: "mono" }, words(`→ ${asText(call.function || call)}`))));
 }
 
 // A rollout of an agent: branches are indented; seconds are the policy's for a turn, the client's and its tools' before one
@@ -173,7 +185,9 @@ function treeOf(nodes) {
   };
   const roots = nodes.map((node, i) => i).filter((i) => !isNumber(nodes[i].parent)), turns = nodes.filter((node) => isNumber(node.asked_s)).length;
   const title = `Conversation: ${turns} turn${turns === 1 ? "" : "s"}${roots.length > 1 ? `, begun anew ${roots.length - 1} times` : ""}`;
-  return h("details", {}, h("summary", {}, title), roots.map((i, k) => [roots.length > 1 ? h("p", { class: "role" }, `history ${k + 1}`) : null, h("ol", { class: "messages" }, path(i))]));
+  return h("details", {}, h("summary", {}, title),
+    roots.map((i, k) => [roots.length > 1 ? h("p", { class: "role" }, `history ${k + 1}`) : null,
+      h("ol", { class: "messages" }, path(i))]));
 }
 
 // --- views ------------------------------------------------------------------------------------------------------------------
@@ -187,7 +201,8 @@ function groupFigure(rows) {
   const placed = rows.filter((row) => isNumber(row.log_s) && row.band && !(row.tokens || {}).clip);
   if (placed.length < 2) return null;
   const title = "s_i of the group and the clip range";
-  const told = [h("p", {}, "s_i is the geometric mean of the ratios of a response's tokens, new policy to old. Shaded: where a response with this sign of A has no gradient.")];
+  const told = [h("p", {},
+    "s_i is the geometric mean of the ratios of a response's tokens, new policy to old. Shaded: where a response with this sign of A has no gradient.")];
   return figure({ name: "group_ratios", title, told, draw: (more) => groupChart({ rows: placed, band: placed[0].band, title, ...more }) });
 }
 
@@ -202,7 +217,8 @@ async function group(query) {
   const summary = dead ? "dead group: all rewards are equal, nothing is learned from it" : `rewards ${short(Math.min(...rewards))} to ${short(top)}`;
   main.replaceChildren(...[
     h("h2", {}, `Iteration ${query.iteration}: ${samples} answer${samples === 1 ? "" : "s"} to one prompt`),
-    h("p", {}, words(run.label), ` · ${summary} · `, h("a", { href: address("prompt", { run: number, prompt_id: query.prompt_id }) }, "this prompt over time"), " · ",
+    h("p", {}, words(run.label), ` · ${summary} · `,
+      h("a", { href: address("prompt", { run: number, prompt_id: query.prompt_id }) }, "this prompt over time"), " · ",
       h("a", { href: address("rollouts", { run: number, iteration: query.iteration }) }, "this iteration")),
     promptCard(number, rows[0]), groupFigure(rows), colouringBar(colouring, scale),
     h("div", { class: "cards" }, rows.map((row) => rolloutCard(row, colouring, scale, best, !dead && row.reward === top))),
@@ -222,10 +238,14 @@ async function prompt(query) {
   const open = (iteration) => { location.hash = groupOf(number, { iteration, prompt_id: query.prompt_id }); };
   main.replaceChildren(
     h("h2", {}, "One prompt over training"),
-    h("p", {}, words(run.label), ` · recorded in ${rewards.length} iteration${rewards.length === 1 ? "" : "s"}${iterations.length < rewards.length ? `, ${iterations.length} of them below` : ""}, up to 4 answers of each`),
-    promptCard(number, rows[0]), rewards.length > 1 ? figure({ name: "prompt_reward", title, draw: (more) => lineChart({ ...known, ...more, open, width: wide(more.paper), height: 150 }) }) : "",
+    h("p", {}, words(run.label),
+      ` · recorded in ${rewards.length} iteration${rewards.length === 1 ? "" : "s"}${iterations.length < rewards.length ? `, ${iterations.length} of them below` : ""}, up to 4 answers of each`),
+    promptCard(number, rows[0]),
+    rewards.length > 1 ? figure({ name: "prompt_reward", title,
+      draw: (more) => lineChart({ ...known, ...more, open, width: wide(more.paper), height: 150 }) }) : "",
     colouringBar(colouring, scale),
     ...iterations.map((iteration) => h("section", {},
       h("h3", {}, h("a", { href: groupOf(number, { iteration, prompt_id: query.prompt_id }) }, `Iteration ${iteration}`)),
-      h("div", { class: "cards" }, rows.filter((row) => row.iteration === iteration).map((row) => rolloutCard(row, colouring, scale, null, false))))));
+      h("div", { class: "cards" },
+        rows.filter((row) => row.iteration === iteration).map((row) => rolloutCard(row, colouring, scale, null, false))))));
 }

@@ -14,7 +14,9 @@ function fateOf(before, after) {
 function heldOutCell(row) {
   if (!row) return h("td", {}, "–");
   const right = row.reward >= 1, mark = right ? "✓ " : row.reward > 0 ? "" : "✗ ";
-  return h("td", {}, long(row.completion), h("div", { class: right ? "ok" : row.reward > 0 ? "quiet" : "wrong" }, `${mark}reward ${rewardText(row.reward)}, ${short(row.tokens)} tokens`));
+  return h("td", {}, long(row.completion),
+    h("div", { class: right ? "ok" : row.reward > 0 ? "quiet" : "wrong" },
+      `${mark}reward ${rewardText(row.reward)}, ${short(row.tokens)} tokens`));
 }
 
 async function answers(query) {
@@ -28,17 +30,22 @@ async function answers(query) {
   const cut = withoutCommon(ids.map((id) => of(id)[0].prompt));
   const body = ids.filter((id) => !query.fate || fates.get(id) === query.fate).map((id) => {
     const first = of(id)[0];
-    return h("tr", {}, h("td", {}, pictures(number, first), long(cut(first.prompt)), h("div", { class: "quiet" }, "known answer ", words(asText(first.answer ?? ""))), fates.get(id) ? h("span", { class: `chip ${fates.get(id)}` }, FATES[fates.get(id)]) : null),
+    return h("tr", {},
+      h("td", {}, pictures(number, first), long(cut(first.prompt)),
+        h("div", { class: "quiet" }, "known answer ", words(asText(first.answer ?? ""))),
+        fates.get(id) ? h("span", { class: `chip ${fates.get(id)}` }, FATES[fates.get(id)]) : null),
       shown.map((update) => heldOutCell(at(id, update))));
   });
-  const head = [h("th", { scope: "col" }, "prompt"), ...shown.map((update) => h("th", { scope: "col" }, update ? `after update ${thousands(update)}` : "before training"))];
+  const head = [h("th", { scope: "col" }, "prompt"),
+    ...shown.map((update) => h("th", { scope: "col" }, update ? `after update ${thousands(update)}` : "before training"))];
   main.replaceChildren(
     h("h2", {}, "Held-out answers, before and after"),
     h("div", { class: "bar" }, runPicker(query),
-      updates.length > 1 ? choice(query, "fate", "show", [["", `all ${ids.length}`], ...Object.entries(FATES).map(([name, label]) => [name, `${label}: ${count(name)}`])]) : null,
+      updates.length > 1 ? choice(query, "fate", "show",
+        [["", `all ${ids.length}`], ...Object.entries(FATES).map(([name, label]) => [name, `${label}: ${count(name)}`])]) : null,
       updates.length > 4 ? tick(query, "all", `all ${updates.length} evaluations`) : null,
       rows.length ? quiet(`${ids.length} held-out prompts are followed: ${count("became_right")} became right, ${count("became_wrong")} became wrong`) : null),
-    rows.length ? table(head, body) : note("This run has no held-out answers."),
+    rows.length ? table("Held-out answers", head, body) : note("This run has no held-out answers."),
     h("h2", {}, "Training prompts that came by more than once"),
     prompts.rows.length ? promptList(number, prompts.rows) : note("None was recorded twice: every prompt came by once."));
 }
@@ -46,13 +53,16 @@ async function answers(query) {
 function promptList(number, rows) {
   const cut = withoutCommon(rows.map((row) => row.prompt));
   const head = ["prompt", "iterations", "mean reward"].map((label, i) => h("th", { scope: "col", class: i ? "num" : null }, label));
-  return table(head, rows.map((row) => h("tr", {}, h("td", {}, h("a", { href: address("prompt", { run: number, prompt_id: row.prompt_id }) }, words(cut(row.prompt)))),
+  return table("Training prompts", head,
+    rows.map((row) => h("tr", {}, h("td", {},
+      h("a", { href: address("prompt", { run: number, prompt_id: row.prompt_id }) }, words(cut(row.prompt)))),
     h("td", { class: "num" }, thousands(row.iterations)), h("td", { class: "num" }, rewardText(row.reward)))));
 }
 
 // --- settings and machine -----------------------------------------------------------------------------------------------------
 
-const MACHINE = [["seconds", "seconds"], ["peak_memory_mb", "peak memory, MB"], ["device", "device"], ["ranks", "ranks"], ["precision", "precision"], ["processors", "processors"], ["threads", "threads"], ["platform", "platform"]];
+const MACHINE = [["seconds", "seconds"], ["peak_memory_mb", "peak memory, MB"], ["device", "device"], ["ranks", "ranks"],
+  ["precision", "precision"], ["processors", "processors"], ["threads", "threads"], ["platform", "platform"]];
 
 async function config(query) {
   const runs = shownRuns(), names = [...new Set(runs.flatMap((run) => Object.keys(run.config)))].sort();
@@ -61,14 +71,22 @@ async function config(query) {
   const onlyDifferent = runs.length > 1 && !query.all, text = (query.find || "").toLowerCase();
   const shown = names.filter((name) => (!onlyDifferent || differs(name)) && name.toLowerCase().includes(text));
   const versions = [...new Set(runs.flatMap((run) => Object.keys(run.versions)))];
-  const head = (label) => [h("th", { scope: "col" }, label), ...runs.map((run) => h("th", { scope: "col" }, swatch(run), " ", words(run.label)))];
-  const row = (name, values) => h("tr", {}, h("td", { class: "mono" }, words(name)), values.map((value) => h("td", { class: "mono" }, words(value))));
-  const facts = [["folder", (run) => run.folder], ...MACHINE.filter(([name]) => runs.some((run) => Object.hasOwn(run.machine, name))).map(([name, label]) => [label, (run) => (isNumber(run.machine[name]) ? short(run.machine[name]) : String(run.machine[name] ?? "–"))])];
+  const head = (label) => [h("th", { scope: "col" }, label),
+    ...runs.map((run) => h("th", { scope: "col" }, swatch(run), " ", words(run.label)))];
+  const row = (name, values) => h("tr", {}, h("td", { class: "mono" }, words(name)),
+    values.map((value) => h("td", { class: "mono" }, words(value))));
+  const facts = [["folder", (run) => run.folder],
+    ...MACHINE.filter(([name]) => runs.some((run) => Object.hasOwn(run.machine, name))).map(([name, label]) => [label,
+      (run) => (isNumber(run.machine[name]) ? short(run.machine[name]) : String(run.machine[name] ?? "–"))])];
   main.replaceChildren(
     h("h2", {}, onlyDifferent ? "Settings that differ" : "Settings"),
-    h("div", { class: "bar" }, field(query, "find", { type: "search", placeholder: "Part of a setting's name", "aria-label": "Find settings" }),
+    h("div", { class: "bar" },
+      field(query, "find", { type: "search", placeholder: "Part of a setting's name", "aria-label": "Find settings" }),
       runs.length > 1 ? tick(query, "all", "equal ones, too") : null, quiet(`${shown.length} of ${names.length} settings`)),
-    shown.length ? table(head("setting"), shown.map((name) => row(name, runs.map((run) => settingOf(run, name))))) : note(text ? "No setting has that in its name." : "No setting differs."),
+    shown.length ? table("Settings", head("setting"),
+      shown.map((name) => row(name, runs.map((run) => settingOf(run, name))))) : note(text ? "No setting has that in its name." : "No setting differs."),
     h("h2", {}, "Machine and versions"),
-    table(head("what"), [...facts.map(([name, value]) => row(name, runs.map(value))), ...versions.map((name) => row(name, runs.map((run) => (Object.hasOwn(run.versions, name) ? String(run.versions[name]) : "–"))))]));
+    table("Machine and versions", head("what"),
+      [...facts.map(([name, value]) => row(name, runs.map(value))),
+        ...versions.map((name) => row(name, runs.map((run) => (Object.hasOwn(run.versions, name) ? String(run.versions[name]) : "–"))))]));
 }

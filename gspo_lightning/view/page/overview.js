@@ -22,9 +22,12 @@ async function overview(query) {
   const runs = shownRuns();
   const all = [...new Set(runs.flatMap((run) => Object.keys(run.tags)))].sort();
   const wanted = (query.tags || "").split(" ").filter(Boolean);
-  let groups = CHARTS.map(([title, tags]) => [title, tags.filter((tag) => all.includes(tag) && !(tag === "val/reward" && all.includes("val/accuracy")))]);
-  if (query.find || wanted.length) groups = [["Found", all.filter((tag) => wanted.includes(tag) || (query.find && tag.includes(query.find))).slice(0, 60)]];
-  if (query.chart && !groups.some(([, tags]) => tags.includes(query.chart))) groups.unshift(["From a hint", all.filter((tag) => tag === query.chart)]);
+  let groups = CHARTS.map(([title, tags]) => [title,
+    tags.filter((tag) => all.includes(tag) && !(tag === "val/reward" && all.includes("val/accuracy")))]);
+  if (query.find || wanted.length) groups = [["Found",
+    all.filter((tag) => wanted.includes(tag) || (query.find && tag.includes(query.find))).slice(0, 60)]];
+  if (query.chart && !groups.some(([, tags]) => tags.includes(query.chart))) groups.unshift(["From a hint",
+    all.filter((tag) => tag === query.chart)]);
   await fetchSeries(runs, [...groups.flatMap(([, tags]) => tags), ...ALSO.filter((tag) => all.includes(tag))]);
   const ratios = query.find || wanted.length ? [] : await Promise.all(runs.map(async (run) => [run, await ask(run.number, "ratios")]));
   const lines = linesOf(runs, Boolean(query.seeds));
@@ -55,8 +58,10 @@ function curveBar(query, runs, count) {
   const kinds = runs.map((run) => run.kind).filter(Boolean), seeds = new Set(kinds).size < kinds.length;
   return h("div", { class: "bar" },
     field(query, "find", { type: "search", placeholder: "Find a metric", "aria-label": "Find metrics" }), quiet(`${count} metrics`),
-    choice(query, "smooth", "smooth", SMOOTH, "0"), tick(query, "log", "log scale"), seeds ? tick(query, "seeds", "mean of seeds, 95 % interval") : null,
-    h("span", { class: "key quiet" }, h("i", { class: "band", "aria-hidden": "true" }), "healthy range · ! alarm · ▾ change · click a curve: responses of that update"));
+    choice(query, "smooth", "smooth", SMOOTH, "0"), tick(query, "log", "log scale"),
+    seeds ? tick(query, "seeds", "mean of seeds, 95 % interval") : null,
+    h("span", { class: "key quiet" }, h("i", { class: "band", "aria-hidden": "true" }),
+      "healthy range · ! alarm · ▾ change · click a curve: responses of that update"));
 }
 
 function aboutRun(run) {
@@ -68,7 +73,9 @@ function aboutRun(run) {
     h("p", { class: "quiet" }, words(facts.join(" · "))),
     run.problems.map((problem) => warning(`This run is not whole: ${problem}`)),
     run.indexed || offline ? null : warning("Recorded responses are still being read; tables grow meanwhile."),
-    h("details", {}, h("summary", {}, h("span", { class: "chips" }, run.verdicts.map(([topic, word]) => h("span", { class: "chip" }, h("b", {}, topic), ` ${word}`)))),
+    h("details", {},
+      h("summary", {},
+        h("span", { class: "chips" }, run.verdicts.map(([topic, word]) => h("span", { class: "chip" }, h("b", {}, topic), ` ${word}`)))),
       h("dl", {}, run.verdicts.map(([topic, word, sentence]) => [h("dt", {}, `${topic}: ${word}`), h("dd", {}, words(sentence))]))));
 }
 
@@ -79,7 +86,8 @@ function hintsOf(runs) {
   const fine = runs.length && !found.some(([, hint]) => hint.level !== "note");
   return [
     h("h2", {}, "What looks wrong"),
-    fine ? h("p", { class: "fine" }, "✓ Nothing: no hint about alarms, sampler, rewards, templates, clipping, groups, lengths or age applies.") : null,
+    fine ? h("p", { class: "fine" },
+      "✓ Nothing: no hint about alarms, sampler, rewards, templates, clipping, groups, lengths or age applies.") : null,
     found.length ? h("ul", { class: "hints" }, found.map(([run, hint]) => h("li", { class: `hint ${hint.level}`, "data-hint": hint.name },
       h("h3", {}, h("span", { class: "level", role: "img", "aria-label": LEVELS[hint.level][1] }, LEVELS[hint.level][0]), hint.title),
       runs.length > 1 ? h("p", { class: "quiet" }, swatch(run), " ", words(run.label)) : null,
@@ -90,7 +98,8 @@ function hintsOf(runs) {
 function linkText(hint) {
   const chart = /^#overview\?chart=(.*)$/.exec(hint.link);
   if (chart) return `See the curve ${chart[1]}`;
-  return { rollouts: "See the responses", answers: "See held-out answers", config: "See the settings" }[hint.link.slice(1).split("?")[0]] || "See the curves";
+  return { rollouts: "See the responses", answers: "See held-out answers",
+    config: "See the settings" }[hint.link.slice(1).split("?")[0]] || "See the curves";
 }
 
 function hintLink(run, hint) {
@@ -145,16 +154,20 @@ function pointsOf(line, tag) {
 function chart(tag, runs, lines, query) {
   const meaning = runs.map((run) => run.tags[tag]).find((found) => found && found.definition) || {};
   const marks = runs.flatMap((run) => [
-    ...run.alarms.map((alarm) => ({ x: alarm.update, kind: "alarm", label: `${alarm.signature} at update ${alarm.update}: ${alarm.what || ""}` })),
+    ...run.alarms.map((alarm) => ({ x: alarm.update, kind: "alarm",
+      label: `${alarm.signature} at update ${alarm.update}: ${alarm.what || ""}`})),
     ...run.events.map((event) => ({ x: event.update, kind: "event", label: `update ${event.update}: ${event.what}` })),
   ]);
   const series = lines.map((line) => ({ ...line, ...pointsOf(line, tag) })).filter((line) => line.x);
-  const known = { title: tag, unit: meaning.unit, xLabel: "update", series, band: meaning.band, marks, smooth: Number(query.smooth || 0), log: Boolean(query.log) };
+  const known = { title: tag, unit: meaning.unit, xLabel: "update", series, band: meaning.band, marks, smooth: Number(query.smooth || 0),
+    log: Boolean(query.log) };
   const open = (update) => {
     const steps = runs.length && seriesOf(runs[0], "data/iteration");
-    if (steps) go("rollouts", { run: runs[0].number, iteration: valueAt(steps, update) === null ? "" : Math.floor(valueAt(steps, update)) });
+    if (steps) go("rollouts",
+      { run: runs[0].number, iteration: valueAt(steps, update) === null ? "" : Math.floor(valueAt(steps, update)) });
   };
-  const last = series.map((line) => h("span", { class: "last" }, series.length > 1 ? swatchOf(line.colour, line.dash) : null, short(line.y.filter((y) => y !== null).at(-1))));
+  const last = series.map((line) => h("span", { class: "last" }, series.length > 1 ? swatchOf(line.colour, line.dash) : null,
+    short(line.y.filter((y) => y !== null).at(-1))));
   const told = [
     h("p", {}, `${meaning.definition || "Not defined by this package."} [${meaning.unit || "?"}]`),
     h("p", {}, h("b", {}, "Healthy: "), meaning.healthy || "–"), h("p", {}, h("b", {}, "Otherwise: "), meaning.do || "–"),
@@ -169,18 +182,25 @@ function figure({ name, title, draw, told = [], last = [], marked = false, wide 
     explained.hidden = !explained.hidden;
     info.setAttribute("aria-expanded", String(!explained.hidden));
   } }, "?");
-  const button = (kind, act) => h("button", { type: "button", "aria-label": `Save ${title} as ${kind}`, title: `Save as ${kind}, with legend`, onclick: () => act(draw({ paper: true }), name) }, kind);
+  const button = (kind, act) => h("button",
+    { type: "button", "aria-label": `Save ${title} as ${kind}`, title: `Save as ${kind}, with legend`,
+      onclick: () => act(draw({ paper: true }), name) },
+    kind);
   return h("figure", { class: [marked && "marked", wide && "wide"].filter(Boolean).join(" ") || null, "data-tag": name },
-    h("figcaption", {}, h("b", {}, title), last.length === 1 ? last : null, h("span", { class: "buttons" }, told.length ? info : null, button("SVG", saveSvg), button("PNG", savePng))),
+    h("figcaption", {}, h("b", {}, title), last.length === 1 ? last : null,
+      h("span", { class: "buttons" }, told.length ? info : null, button("SVG", saveSvg), button("PNG", savePng))),
     last.length > 1 ? h("div", { class: "lasts" }, last) : null, draw({}), explained);
 }
 
 function ratioFigure(run, { dots, band }) {
   const several = state.shown.size > 1 ? `, ${run.label}` : "";
   const told = [
-    h("p", {}, "Each mark is a recorded response in an update: its mean log-ratio to the old policy, log s_i, in nats. ▲ A > 0, ▼ A < 0, small: A = 0. Filled: clipped, no gradient."),
-    h("p", {}, "Upwards of the range only A > 0 clips, downwards only A < 0: the update already went far enough. In the first update of an iteration all are exactly 0."),
+    h("p", {},
+      "Each mark is a recorded response in an update: its mean log-ratio to the old policy, log s_i, in nats. ▲ A > 0, ▼ A < 0, small: A = 0. Filled: clipped, no gradient."),
+    h("p", {},
+      "Upwards of the range only A > 0 clips, downwards only A < 0: the update already went far enough. In the first update of an iteration all are exactly 0."),
   ];
   return figure({ name: `ratios_${run.number}`, title: `log s_i of responses${several}`, told, wide: true,
-    draw: (more) => ratioChart({ dots, band, title: `log s_i of responses${several}`, open: (dot) => { location.hash = groupOf(run.number, dot); }, ...more }) });
+    draw: (more) => ratioChart({ dots, band, title: `log s_i of responses${several}`,
+      open: (dot) => { location.hash = groupOf(run.number, dot); }, ...more }) });
 }

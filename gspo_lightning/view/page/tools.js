@@ -22,7 +22,8 @@ function h(tag, attributes, ...children) {
 
 const words = (...children) => h("span", { class: "text" }, ...children);
 // A text that may be long scrolls in its own box, also by keys
-const long = (text) => (text.length > 500 ? h("span", { class: "text long", tabindex: "0", role: "group", "aria-label": "Long text" }, text) : words(text));
+const long = (text) => (text.length > 500 ? h("span", { class: "text long", tabindex: "0", role: "group", "aria-label": "Long text" },
+  text) : words(text));
 const quiet = (...children) => h("span", { class: "quiet" }, ...children);
 const say = (text) => { document.getElementById("status").textContent = text; };
 const note = (text) => h("p", { class: "empty" }, text);
@@ -47,9 +48,9 @@ function choice(query, name, label, options, standard = "") {
     options.map(([value, text]) => h("option", { value, selected: String(value) === now }, text))));
 }
 
-function table(head, body) {
+function table(label, head, body) {
   const drawn = h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body));
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table" }, drawn);
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, drawn);
 }
 
 // --- numbers and texts --------------------------------------------------------------------------------------------------
@@ -142,7 +143,8 @@ function promptFromFile(own) {
   const iterations = [...new Set(own.map((row) => row.iteration))].sort((a, b) => a - b);
   const of = (iteration) => own.filter((row) => row.iteration === iteration);
   const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
-  const shown = iterations.length <= 12 ? iterations : Array.from({ length: 12 }, (_, i) => iterations[Math.floor((i * (iterations.length - 1)) / 11)]);
+  const shown = iterations.length <= 12 ? iterations : Array.from({ length: 12 },
+    (_, i) => iterations[Math.floor((i * (iterations.length - 1)) / 11)]);
   return {
     rewards: iterations.map((iteration) => [iteration, mean(of(iteration).map((row) => row.reward).filter(isNumber))]),
     rows: shown.flatMap((iteration) => of(iteration).slice(0, 4)),
