@@ -47,8 +47,8 @@ class RecordedTokens(Callback):
         bounds = [getattr(module.objective, name, None) for name in ("clip_low", "clip_high")]
         band = None if None in bounds else bounds
         try:
-            if self._file.add(step, [_line(row, step, band, module.tokenizer) for row in rows]):
-                _keep_pictures(self._file.path.parent, rows, batch)
+            added = self._file.add(step, [_line(row, step, band, module.tokenizer) for row in rows])
+            _keep_pictures(self._file.path.parent, rows[:added], batch)
         except OSError as error:
             log.warning("%s cannot be written (%s): gspo view will lack tokens", self._file.path, error.strerror)
             self._file = None
