@@ -166,10 +166,19 @@ test-agents: install
 	  test -n "$$python" || python=$$($(PYTHON) -m tools.agents_environment "$(VLLM_HOME)" $(PIP_ARGS)) || exit 1; \
 	  GSPO_AGENTS_PYTHON="$$python" $(BIN)/python -m pytest tests/real_agents
 
+# axe-core (MPL-2.0) checks the page for people who see, point or read otherwise; it is fetched once and not kept here
+AXE_VERSION = 4.14.1
+AXE_SHA256 = 29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c
+AXE = $(VLLM_HOME)/axe-core-$(AXE_VERSION)/axe.min.js
+
 test-view: install
 	@command -v chromedriver > /dev/null && command -v chromium > /dev/null || { \
 	  run=; test "$$(id -u)" = 0 || run=sudo; $$run apt-get update -qq && $$run apt-get install -y -qq chromium chromium-driver; }
-	GSPO_PICTURES="$(PICTURES)" $(BIN)/python -m pytest -rs tests/view
+	@test -f "$(AXE)" || { command -v npm > /dev/null && work=$$(mktemp -d) && cd "$$work" && \
+	  npm pack --silent axe-core@$(AXE_VERSION) > /dev/null && tar xzf axe-core-$(AXE_VERSION).tgz package/axe.min.js && \
+	  echo "$(AXE_SHA256)  package/axe.min.js" | sha256sum --check --quiet && mkdir -p "$(dir $(AXE))" && \
+	  mv package/axe.min.js "$(AXE)"; } || echo "without axe-core, which npm fetches: contrasts are checked by the tests' own rule"
+	GSPO_PICTURES="$(PICTURES)" GSPO_AXE="$$(ls "$(AXE)" 2> /dev/null)" $(BIN)/python -m pytest -m "long or not long" -rs tests/view
 
 test-real-model: install  # three minutes; without the file of make real-model it is skipped, with the reason
 	$(BIN)/python -m pytest -m long -rs tests/runs/test_real_model.py

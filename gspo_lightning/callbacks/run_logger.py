@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from gspo_lightning.report.read import read_events
+from gspo_lightning.report.resumes import note_resume
 from gspo_lightning.report.run import Run
 from gspo_lightning.report.scalars import Scalars
 
@@ -27,12 +28,15 @@ class RunLogger(TensorBoardLogger):
 
     Args:
         purge_step: step from which a resumed run logs again; later entries are dropped. None in a new folder.
+        changes: settings of a resumed run that differ from its checkpoint's, for ``resumes.jsonl``.
         arguments: of Lightning's logger.
     """
 
-    def __init__(self, *arguments: Any, purge_step: int | None = None, **more: Any) -> None:
+    def __init__(
+        self, *arguments: Any, purge_step: int | None = None, changes: Sequence[str] = (), **more: Any
+    ) -> None:
         super().__init__(*arguments, purge_step=purge_step, **more)
-        self._first = purge_step
+        self._first, self._changes = purge_step, changes
         self._scalars: Scalars | None = None
 
     @property
@@ -46,6 +50,7 @@ class RunLogger(TensorBoardLogger):
                     read_events(run := Run(folder))
                     found.take(run.scalars, run.started or 0.0)
                 found.cut(self._first)
+                note_resume(folder, self._first - 1, self._changes)
             self._scalars = found
         return self._scalars
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import resource
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.table import Table
 
@@ -135,7 +138,21 @@ class RunSummary(Callback):
             "last_update": module.last_update,
             "examples": changed[: self.examples],
             "versions": versions(),
+            "machine": _machine(trainer),
         }
+
+
+def _machine(trainer: Trainer) -> dict[str, Any]:
+    """Return what the run ran on."""
+    device = trainer.strategy.root_device
+    return {
+        "platform": platform.platform(),
+        "processors": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "ranks": trainer.world_size,
+        "precision": str(trainer.precision),
+    }
 
 
 def _answers(module: GSPOModule) -> dict[str, dict[str, Any]]:

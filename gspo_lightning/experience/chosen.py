@@ -81,13 +81,18 @@ def _described(row: Row, update: int) -> dict[str, Any]:
         "logged": rollout.reward_logged,
         "extra": rollout.reward_extra,
         "missing": rollout.missing or rollout.lost,
-        "messages": list(rollout.messages),
         "turn_rewards": list(rollout.turn_rewards),
         "pictures": [picture.sha256 for picture in rollout.prompt.media],
         "ages": _ages(row, update),
+        **(_conversation(rollout) if row.start == 0 else {}),
         **(_of_branch(row) if len(rollout.row_ends) > 1 else {}),
     }
     return found | {name: value for name, value in optional.items() if value not in (None, "", [], {})}
+
+
+def _conversation(rollout: Rollout) -> dict[str, Any]:
+    """Return the tree of an agent's rollout, or the messages of a conversation, for the first of its rows."""
+    return {"tree": list(rollout.tree)} if rollout.tree else {"messages": list(rollout.messages)}
 
 
 def _ages(row: Row, update: int) -> list[int]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import time
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -52,14 +53,13 @@ class Scalars:
     def read(cls, folder: Path) -> Scalars:
         """Read the file of a run; empty if there is none."""
         found, tables = cls(folder), dict[int, _Table]()
-        for line in found.file.read_bytes().splitlines() if found.file.is_file() else ():
+        for content in _contents(found.file) if found.file.is_file() else ():
             try:
-                content = load_json(line)
                 if isinstance(content, dict):
                     tables[content["table"]] = found._table(tuple(content["tags"]))
                     continue
                 number, step, seconds, *values = content
-                row = [float(value) for value in values]
+                row = array("f", values)
                 if len(row) != len(tables[number].tags):
                     raise ValueError("a row is cut off")
                 tables[number].add(int(step), float(seconds), row)
@@ -144,6 +144,25 @@ class Scalars:
 
     def _table(self, tags: tuple[str, ...]) -> _Table:
         return self._tables.setdefault(tags, _Table(len(self._tables), tags))
+
+
+def _contents(file: Path) -> Iterator[Any]:
+    """Yield the content of each line, None if it is damaged; many lines are parsed at once, which is faster."""
+    lines = file.read_bytes().splitlines()
+    for start in range(0, len(lines), 64):
+        some = lines[start : start + 64]
+        try:
+            found = load_json(b"[" + b",".join(some) + b"]")
+        except ValueError:
+            found = []
+        yield from found if len(found) == len(some) else map(_content, some)
+
+
+def _content(line: bytes) -> Any:
+    try:
+        return load_json(line)
+    except ValueError:
+        return None
 
 
 def _head(table: _Table) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +32,21 @@ class TokensFile:
     def __init__(self, folder: Path) -> None:
         self.path = folder / TOKENS
 
-    def add(self, update: int, rows: Sequence[Mapping[str, Any]]) -> bool:
-        """Add all rows of an update; False if they are larger than what is left, so that none was added.
+    def add(self, update: int, rows: Sequence[Mapping[str, Any]]) -> int:
+        """Add rows of an update, in their order, as long as there is room; return how many.
 
         Raises:
             OSError: the file cannot be written.
         """
-        text = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows).encode(
-            "utf-8", "replace"
-        )
+        lines = [(json.dumps(row, ensure_ascii=False, default=str) + "\n").encode("utf-8", "replace") for row in rows]
         used = self.path.stat().st_size if self.path.exists() else 0
-        if not rows or used + len(text) > BYTES_AT_FIRST + BYTES_PER_UPDATE * update:
-            return False
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as file:
-            file.write(text)
-        return True
+        room = BYTES_AT_FIRST + BYTES_PER_UPDATE * update - used
+        kept = [line for line, size in zip(lines, accumulate(map(len, lines)), strict=True) if size <= room]
+        if kept:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with open(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as file:
+                file.write(b"".join(kept))
+        return len(kept)
 
     def cut(self, first: int) -> None:
         """Drop the rows of this update and later ones, which a resumed run writes again, and half-written lines."""

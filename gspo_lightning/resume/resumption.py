@@ -42,6 +42,8 @@ class Resumption:
     now: Provenance = field(default_factory=dict)
     allowed: bool = False
     """True if the meaning of the run may change."""
+    changed: list[str] = field(default_factory=list)
+    """Settings, versions and prompts that differ from the checkpoint's, as they were logged."""
 
     @classmethod
     def of(cls, given: str | None, folder: Path, *, writer: Writer | None, reward_model: bool = False) -> Self:
@@ -150,9 +152,9 @@ class Resumption:
                 fix="keep the class, or export the checkpoint and start a new run from it",
             )
         for change in (c for c in found if not c.bookkeeping):
-            _say(f"changed since the checkpoint: {change}")
+            self._note(str(change))
         for change in changes(self.before.get("versions", {}), dict(versions)):
-            _say(f"changed since the checkpoint: version of {change} (the last digits of results may differ)")
+            self._note(f"version of {change} (the last digits of results may differ)")
 
     def check_prompts(
         self, prompts: Mapping[str, Mapping[str, Any]], commits: Mapping[str, str] | None = None
@@ -179,8 +181,12 @@ class Resumption:
                     text = f"{where}: its content differs"
                 if (name == "train" or where == name) and not self.allowed:
                     raise _refused(self.path, [text])
-                _say(f"changed since the checkpoint: {text}")
+                self._note(text)
         return self.now
+
+    def _note(self, change: str) -> None:
+        self.changed.append(change)
+        _say(f"changed since the checkpoint: {change}")
 
     @property
     def optimizer_changed(self) -> bool:

@@ -17,7 +17,7 @@ from gspo_lightning.view.rows import COLUMNS, cells, parse, record_files, whole_
 
 INDEX = ".view.sqlite"
 """Name of the file in the run folder; it may be deleted at any time."""
-_VERSION = 1
+_VERSION = 2
 _BATCH = 5_000
 _TAIL = 512
 SORTS = {
@@ -33,20 +33,23 @@ WITH RECURSIVE known(source) AS (
 SELECT source FROM known
 """
 """All sources, by jumps in their index: DISTINCT would read every row."""
+_SHOWN = {
+    "prompt": "CASE WHEN length(prompt) > 401 THEN '…' || substr(prompt, -400) ELSE prompt END",
+    "completion": "substr(completion, 1, 400)",
+}
+"""Texts of a table: the end of a prompt, where its question stands, and the beginning of a response."""
 _TABLES = f"""
 CREATE TABLE rollouts (n INTEGER PRIMARY KEY, file INTEGER, start INTEGER, {", ".join(COLUMNS)},
   UNIQUE (iteration, prompt_id, sample, row));
-CREATE INDEX by_prompt ON rollouts (prompt_id, iteration);
-CREATE INDEX by_reward ON rollouts (reward);
-CREATE INDEX by_length ON rollouts (length);
-CREATE INDEX by_log_s ON rollouts (abs(log_s));
-CREATE INDEX by_age ON rollouts (age);
-CREATE INDEX by_advantage ON rollouts (advantage);
-CREATE INDEX by_source ON rollouts (source);
-CREATE INDEX by_update ON rollouts (update_) WHERE update_ IS NOT NULL;
 CREATE TABLE files (
   file INTEGER PRIMARY KEY, name TEXT UNIQUE, size INTEGER, stamp INTEGER, tail TEXT, damaged INTEGER);
 """
+_INDEXES = {
+    "by_prompt": "(prompt_id, iteration)", "by_reward": "(reward)", "by_length": "(length)", "by_log_s": "(abs(log_s))",
+    "by_age": "(age)", "by_advantage": "(advantage)", "by_source": "(source)",
+    "by_update": "(update_) WHERE update_ IS NOT NULL",
+}  # fmt: skip
+"""Made once the first rows are in, which is faster than to extend them row by row."""
 
 
 class RolloutIndex:
@@ -95,12 +98,19 @@ class RolloutIndex:
             for name in changed:
                 self._base.execute("DELETE FROM rollouts WHERE file = ?", (known[name][0],))
                 self._base.execute("DELETE FROM files WHERE file = ?", (known.pop(name)[0],))
+            if self._base.execute("SELECT 1 FROM rollouts LIMIT 1").fetchone() is None:
+                for name in _INDEXES:
+                    self._base.execute(f"DROP INDEX IF EXISTS {name}")
             self._base.commit()
         for name, path in names.items():
             size, stamp = known[name][2:4] if name in known else (0, -1)
             with contextlib.suppress(FileNotFoundError):  # a resume cuts the file now
                 if (size, stamp) != _status(path):
                     self._read(name, path, size)
+        for name, of in _INDEXES.items():
+            with self._lock:
+                self._base.execute(f"CREATE INDEX IF NOT EXISTS {name} ON rollouts {of}")
+                self._base.commit()
 
     def _read(self, name: str, path: Path, start: int) -> None:
         """Read a file from a position on."""
@@ -153,7 +163,7 @@ class RolloutIndex:
         order = SORTS.get(query.get("sort", ""), "iteration")
         way = "ASC" if query.get("up") else "DESC"
         tie = ", prompt_id, sample, row" if order == "iteration" else f", n {way}"  # as its index has them
-        shown = [name if name not in ("prompt", "completion") else f"substr({name}, 1, 400)" for name in COLUMNS]
+        shown = [_SHOWN.get(name, name) for name in COLUMNS]
         with self._lock:
             total = self._base.execute(f"SELECT count(*) FROM rollouts{where}", values).fetchone()[0]
             found = self._base.execute(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from gspo_lightning.temp_files import temp_path
 from gspo_lightning.view.run_data import RunData
 
 _FOLDER = Path(__file__).with_name("page")
-ASSETS = {"app.js": "text/javascript", "charts.js": "text/javascript", "style.css": "text/css"}
+SCRIPTS = ("tools.js", "charts.js", "overview.js", "responses.js", "group.js", "others.js", "app.js")
+"""Scripts of the page, in their order."""
+ASSETS = {"style.css": "text/css"} | dict.fromkeys(SCRIPTS, "text/javascript")
 """Files beside the page -> their content type."""
 ROLLOUTS_INSIDE = 600
 """Responses with tokens that a file holds of each run, spread over its iterations."""
@@ -34,7 +37,7 @@ def write_page(runs: Sequence[RunData], out: Path) -> None:
     data = json.dumps([_inside(run) for run in runs], ensure_ascii=False)
     for character in "<>&\u2028\u2029":  # no text can end the element that holds it
         data = data.replace(character, f"\\u{ord(character):04x}")
-    style, scripts = asset("style.css"), [asset("charts.js"), asset("app.js")]
+    style, scripts = asset("style.css"), [asset(name) for name in SCRIPTS]
     sources = " ".join(_hash(script) for script in scripts)
     policy = (
         f"default-src 'none'; script-src {sources}; style-src {_hash(style)}; img-src data: blob:; "
@@ -43,7 +46,7 @@ def write_page(runs: Sequence[RunData], out: Path) -> None:
     html, head = asset("index.html"), '<meta charset="utf-8">'
     parts = {
         '<link rel="stylesheet" href="style.css">': f"<style>{style}</style>",
-        '<script defer src="charts.js"></script>\n<script defer src="app.js"></script>': "",
+        "\n".join(f'<script defer src="{name}"></script>' for name in SCRIPTS): "",
         head: f'{head}\n<meta http-equiv="Content-Security-Policy" content="{policy}">',
         "</body>": f'<script type="application/json" id="data">{data}</script>\n'
         + "\n".join(f"<script>{script}</script>" for script in scripts)
@@ -74,11 +77,21 @@ def _inside(run: RunData) -> dict[str, Any]:
     overview = run.overview()
     step = max(1, overview["facts"]["rollouts"] // ROLLOUTS_INSIDE)
     iterations = [row[0] for row in run.index.columns("DISTINCT iteration")]
-    rows = [row for i in iterations[::step] for row in run.rows({"iteration": str(i)}, 64)["rows"]]
+    rows = [row for i in iterations[::step] for row in run.rows({"iteration": str(i)})["rows"]]
     return {
         "overview": overview,
         "series": run.series(list(overview["tags"])),
         "rows": rows[: 4 * ROLLOUTS_INSIDE],
         "answers": run.answers(),
         "prompts": run.prompts(),
+        "ratios": run.ratios(),
+        "pictures": dict(_pictures(run, rows[: 4 * ROLLOUTS_INSIDE])),
     }
+
+
+def _pictures(run: RunData, rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield the pictures of responses and held-out answers, as addresses that hold them."""
+    lists = [row.get("pictures") for row in (*run.answers()["rows"], *rows)]
+    for name in dict.fromkeys(str(name) for names in lists if isinstance(names, list) for name in names):
+        with suppress(KeyError):
+            yield name, f"data:image/png;base64,{base64.b64encode(run.picture(name)).decode()}"

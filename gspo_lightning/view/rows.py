@@ -54,20 +54,26 @@ def _of_recording(row: dict[str, Any]) -> dict[str, Any]:
         "statuses": {k: v for k, v in _mapping(row.get("reward_statuses")).items() if v != "ok"},
         "extra": row.get("reward_extra") or {},
         "finish": row.get("finish_reason", ""),
-        "length": sum(1 for m in mask if m) if isinstance(mask, list) else None,
+        "length": mask.count(True) if isinstance(mask, list) else None,
         "source": row.get("source"),
         "missing": row.get("lost", ""),
         "messages": messages or [],
+        "turn_rewards": row.get("turn_rewards") or [],
+        "tree": row["tree"] if isinstance(row.get("tree"), list) else [],
+        "pictures": row["pictures"] if isinstance(row.get("pictures"), list) else [],
+        "logged": _mapping(row.get("reward_logged")),
     }
 
 
 def cells(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the cells of :data:`COLUMNS` of a row; what is no number or text of the right kind is None."""
-    text = {name: _text(row.get(name)) for name in ("source", "finish", "choice", "prompt", "completion")}
-    whole = {name: _whole(row.get(name)) for name in ("iteration", "prompt_id", "sample", "length", "age")}
-    real = {name: _real(row.get(name)) for name in ("reward", "log_s", "clip", "advantage")}
-    found = {**text, **whole, **real, "row": _whole(row.get("row")) or 0, "update_": _whole(row.get("update"))}
-    return tuple(found[name] for name in COLUMNS)
+    get = row.get
+    return (
+        _whole(get("iteration")), _whole(get("prompt_id")), _whole(get("sample")), _whole(get("row")) or 0,
+        _whole(get("update")), _text(get("source")), _real(get("reward")), _whole(get("length")), _real(get("log_s")),
+        _whole(get("age")), _real(get("clip")), _real(get("advantage")), _text(get("finish")), _text(get("choice")),
+        _text(get("prompt")), _text(get("completion")),
+    )  # fmt: skip
 
 
 def whole_lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
@@ -87,10 +93,14 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def _text(value: Any) -> str:
     """Return a value as text; half a character, which JSON may hold, becomes a question mark."""
+    if value is None or (type(value) is str and value.isascii()):  # nearly always, in a million rows
+        return value or ""
     return str(value or "").encode("utf-8", "replace").decode("utf-8")
 
 
 def _whole(value: Any) -> int | None:
+    if value is None:
+        return None
     try:
         found = int(value)
     except (TypeError, ValueError, OverflowError):
@@ -99,5 +109,7 @@ def _whole(value: Any) -> int | None:
 
 
 def _real(value: Any) -> float | None:
+    if type(value) is float and math.isfinite(value):
+        return value
     known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if known else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 import threading
@@ -12,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from gspo_lightning.metrics.table import lookup
-from gspo_lightning.report.answers import read_answers
+from gspo_lightning.report.answers import read_answers, thumbnail_file
 from gspo_lightning.report.read import read_run
+from gspo_lightning.report.resumes import read_resumes
 from gspo_lightning.report.run import Run, Series
 from gspo_lightning.report.verdicts import verdicts
 from gspo_lightning.report.words import headline
@@ -22,6 +24,11 @@ from gspo_lightning.view.index import RolloutIndex
 
 POINTS = 1_200
 """Points of a curve that are sent, at most; of each stretch the lowest and the highest value are kept."""
+DOTS, SPREAD, SIDE_BY_SIDE = 1_500, 12, 4
+"""Responses in the figure of ratios; iterations of a prompt over time, and responses of each."""
+GROUP = 256
+"""Rows of a group that are sent, at most."""
+_HASH = re.compile(r"[0-9a-f]{64}")
 _BAND = re.compile(r"(?:(below|above) ([\d.e-]+)|([\d.e-]+) to ([\d.e-]+))(?=[;:,]| \(| while|$)")
 
 
@@ -77,7 +84,9 @@ class RunData:
                 "tags": {tag: _meaning(tag) for tag in sorted(run.scalars) if not tag.startswith("cold_start/")},
                 "held_out_tag": run.held_out_tag, "config": dict(flat(run.config)), "events": self._events(run),
                 "versions": run.summary.get("versions", {}),
-                "machine": {k: run.summary[k] for k in ("seconds", "peak_memory_mb") if k in run.summary},
+                "machine": run.summary.get("machine", {})
+                | {k: run.summary[k] for k in ("seconds", "peak_memory_mb") if k in run.summary},
+                "kind": hashlib.blake2b(run.kind.encode(), digest_size=8).hexdigest() if run.kind else "",
                 "stamp": list(_stamp(self.folder)),
             }
         )  # fmt: skip
@@ -86,17 +95,19 @@ class RunData:
         return any("damaged" in problem for problem in run.problems)
 
     def _events(self, run: Run) -> list[dict[str, Any]]:
-        """Return what changed on the way: learning rates and clip ranges of rows, resumes that the files show."""
-        found = []
+        """Return what changed on the way: resumes and their changed settings, learning rates, rollbacks."""
+        found: list[dict[str, Any]] = []
+        for resume in read_resumes(self.folder):
+            text = "resumed" + (": " + "; ".join(resume["changes"]) if resume["changes"] else "")
+            found.append({"update": resume["update"], "what": text})
         if (rate := run.get("optim/lr")) is not None and len(rate) > 1:
             jumps = np.flatnonzero(np.abs(np.diff(rate.values)) > 0.3 * np.abs(rate.values[:-1]))
             for i in jumps[:20]:
                 text = f"learning rate {rate.values[i]:.3g} → {rate.values[i + 1]:.3g}"
                 found.append({"update": int(rate.steps[i + 1]), "what": text})
-        for tag, word in (("collapse/rollbacks", "rollback"),):
-            if (series := run.get(tag)) is not None and len(series) > 1:
-                for i in np.flatnonzero(np.diff(series.values) > 0)[:20]:
-                    found.append({"update": int(series.steps[i + 1]), "what": word})
+        if (series := run.get("collapse/rollbacks")) is not None and len(series) > 1:
+            for i in np.flatnonzero(np.diff(series.values) > 0)[:20]:
+                found.append({"update": int(series.steps[i + 1]), "what": "rollback"})
         return found
 
     def series(self, tags: Sequence[str]) -> dict[str, Any]:
@@ -113,17 +124,65 @@ class RunData:
         offset = max(0, int(query.get("offset") or 0))
         return clean(self.index.find(query, limit=100, offset=offset)) | {"offset": offset}
 
-    def rows(self, query: Mapping[str, str], limit: int = 64) -> dict[str, Any]:
-        """Return responses in full, with tokens: a group, or the answers to a prompt.
+    def rows(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """Return responses in full, with tokens: a group.
 
         Raises:
             ValueError: a number is none.
         """
-        return clean({"rows": self.index.rows(query, limit)})
+        return clean({"rows": self._pictured(self.index.rows(query, GROUP))})
+
+    def prompt(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """Return a prompt over time: ``rewards``, [iteration, mean] of all, and ``rows`` in full of some iterations.
+
+        Raises:
+            ValueError: a number is none.
+        """
+        number = int(query.get("prompt_id", ""))
+        of = self.index.columns("iteration", "avg(reward)", where=f"WHERE prompt_id = {number} GROUP BY iteration")
+        rewards = [list(row) for row in of]
+        rows: list[dict[str, Any]] = []
+        for iteration, _ in spread(rewards, SPREAD):
+            rows += self.index.rows({"prompt_id": str(number), "iteration": str(iteration)}, SIDE_BY_SIDE)
+        return clean({"rewards": rewards, "rows": self._pictured(rows)})
+
+    def ratios(self) -> dict[str, Any]:
+        """Return ``band`` and ``dots``: recorded responses as [update, log s_i, A, clip, iteration, prompt, sample]."""
+        known = "WHERE update_ IS NOT NULL AND log_s IS NOT NULL"
+        ((count,),) = self.index.columns("count(*)", where=known)
+        names = ("update_", "log_s", "advantage", "clip", "iteration", "prompt_id", "sample")
+        dots = self.index.columns(*names, where=f"{known} AND n % {max(1, -(-count // DOTS))} = 0")
+        some = self.index.rows({"tokens": "1"}, 1) if self.run.sequence_level else []
+        return clean({"dots": list(dots), "band": some[0].get("band") if some else None})
+
+    def _pictured(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Leave those pictures in the rows whose thumbnails are there, and count the others."""
+        for row in rows:
+            if isinstance(names := row.get("pictures"), list):
+                row["pictures"] = [name for name in names if self._thumbnail(name) is not None]
+                row["unseen_pictures"] = len(names) - len(row["pictures"])
+        return rows
+
+    def _thumbnail(self, name: Any) -> Path | None:
+        if not isinstance(name, str) or not _HASH.fullmatch(name):
+            return None
+        file = self.folder / thumbnail_file(name)
+        inside = file.resolve().is_relative_to(self.folder.resolve())  # a link may point to anywhere
+        return file if inside and file.is_file() else None
+
+    def picture(self, name: str) -> bytes:
+        """Return the thumbnail of a recorded picture, a PNG file.
+
+        Raises:
+            KeyError: there is none.
+        """
+        if (file := self._thumbnail(name)) is None:
+            raise KeyError(name)
+        return file.read_bytes()
 
     def answers(self) -> dict[str, Any]:
         """Return held-out answers, by prompt and update."""
-        return clean({"rows": read_answers(self.folder)[-4_000:]})
+        return clean({"rows": self._pictured(read_answers(self.folder)[-4_000:])})
 
     def prompts(self) -> dict[str, Any]:
         """Return prompts that were recorded in several iterations, the most frequent first."""
@@ -134,6 +193,17 @@ class RunData:
         rows = sorted(found, key=lambda row: -row[2])[:200]
         names = ("prompt_id", "prompt", "iterations", "reward")
         return clean({"rows": [dict(zip(names, row, strict=True)) for row in rows]})
+
+
+def spread(values: Sequence[Any], count: int) -> list[Any]:
+    """Return the first and the last of some values, and others evenly between them.
+
+    >>> spread("abcdefghij", 4), spread("abc", 4)
+    (['a', 'd', 'g', 'j'], ['a', 'b', 'c'])
+    """
+    if len(values) <= count:
+        return list(values)
+    return [values[i * (len(values) - 1) // (count - 1)] for i in range(count)]
 
 
 def _stamp(folder: Path) -> tuple[int, int]:

@@ -83,6 +83,7 @@ class ViewServer:
                 web.get("/", self._page),
                 web.get("/{name:[a-z]+\\.(?:js|css)}", self._asset),
                 web.get("/api/runs", self._runs),
+                web.get("/api/run/{run:[0-9]{1,4}}/picture/{name:[0-9a-f]{64}}", self._picture),
                 web.get("/api/run/{run:[0-9]{1,4}}/{what:[a-z]+}", self._of_run),
             ]
         )
@@ -155,12 +156,22 @@ class ViewServer:
     async def _runs(self, _: web.Request) -> web.Response:
         return _json(await asyncio.to_thread(lambda: [run.overview() for run in self.runs]))
 
-    async def _of_run(self, request: web.Request) -> web.Response:
-        number, what = int(request.match_info["run"]), request.match_info["what"]
+    def _run(self, request: web.Request) -> RunData:
+        number = int(request.match_info["run"])
         if number >= len(self.runs):
             raise web.HTTPNotFound
+        return self.runs[number]
+
+    async def _picture(self, request: web.Request) -> web.Response:
         try:
-            return _json(await asyncio.to_thread(answer, self.runs[number], what, dict(request.query)))
+            return web.Response(body=self._run(request).picture(request.match_info["name"]), content_type="image/png")
+        except KeyError as error:
+            raise web.HTTPNotFound from error
+
+    async def _of_run(self, request: web.Request) -> web.Response:
+        run, what = self._run(request), request.match_info["what"]
+        try:
+            return _json(await asyncio.to_thread(answer, run, what, dict(request.query)))
         except KeyError as error:
             raise web.HTTPNotFound from error
         except (ValueError, OverflowError) as error:
@@ -181,6 +192,8 @@ def answer(run: RunData, what: str, query: dict[str, str]) -> Any:
         "rows": lambda: run.rows(query),
         "answers": run.answers,
         "prompts": run.prompts,
+        "prompt": lambda: run.prompt(query),
+        "ratios": run.ratios,
     }
     return known[what]()
 

@@ -18,6 +18,7 @@ from gspo_lightning.cli import main
 from gspo_lightning.errors import InfrastructureError, NonFiniteError
 from gspo_lightning.experience.collect import Experience
 from gspo_lightning.experience.iteration import Iteration
+from gspo_lightning.report.resumes import read_resumes
 from tests.runs import runs
 from tests.runs.processes import Command
 
@@ -278,6 +279,9 @@ def test_a_changed_config_is_shown_and_refused(tmp_path: Path, capsys: pytest.Ca
     shown = capsys.readouterr().err
     assert "changed since the checkpoint: data.temperature: 1.0 -> 0.7" in shown
     assert "changed since the checkpoint: trainer.max_epochs: 1 -> 2" in shown
+    (resume,) = read_resumes(run)
+    assert "data.temperature: 1.0 -> 0.7" in resume["changes"]
+    assert resume["update"] == 2
 
 
 def test_other_prompts_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

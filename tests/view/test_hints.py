@@ -9,12 +9,9 @@ import pytest
 
 from gspo_lightning.view.hints import template_of
 from gspo_lightning.view.run_data import RunData
-from tests import ROOT
 from tests.runs import runs
+from tests.view.faults import drifting, gamed, sampler_off
 from tests.view.made import make_run, row
-
-PLANTED = f"--plugins={Path(__file__).with_name('planted.py')}"
-BRIEF = ["--model.cold_start.steps=150", "--model.cold_start.demonstrations.size=2048", "--data.max_response_tokens=48"]
 
 
 def found(folder: Path) -> dict[str, dict[str, str]]:
@@ -30,7 +27,7 @@ def taught(cold_starts: Path, tmp_path: Path) -> Path:
 
 
 def test_a_sampler_that_is_off_by_a_hundredth_of_a_nat(taught: Path) -> None:
-    hints = found(runs.fit(taught, PLANTED, "--data.rollouts=OffByACent"))
+    hints = found(sampler_off(taught))
     assert hints["sampler"]["title"] == "The sampler's log-probs differ by 0.01 nats per token"
     assert "always in the same direction" in hints["sampler"]["why"]
     assert hints["sampler"]["link"] == "#overview?chart=noise/sampler_logprob_gap"
@@ -38,26 +35,14 @@ def test_a_sampler_that_is_off_by_a_hundredth_of_a_nat(taught: Path) -> None:
 
 
 def test_a_gamed_reward(taught: Path) -> None:
-    rewards = [
-        '--data.rewards={"paid": "PaysShort", "correct": "ExactMatch"}',
-        '--data.reward_weights={"paid": 1.0, "correct": 0.0}', "--data.evaluation.accuracy_reward=correct",
-    ]  # fmt: skip
-    more = [
-        "--trainer.max_epochs=10",
-        "--data.prompts_per_rollout=16",
-        "--data.group_size=8",
-        "--data.evaluation.limit=64",
-    ]
-    hints = found(runs.fit(taught, PLANTED, *rewards, *more, "--model.optimizer.init_args.lr=4e-4"))
+    hints = found(gamed(taught))
     assert hints["gamed"]["level"] == "bad"
     assert "held-out accuracy" in hints["gamed"]["why"]
     assert "Most of the rise is paid." in hints["gamed"]["why"]
 
 
 def test_a_client_that_rewrites_what_the_policy_said(taught: Path) -> None:
-    options = [*BRIEF, f"--plugins=[plugins/agent.py,{Path(__file__).with_name('planted.py')}]"]
-    options += ["--data.rollouts.agent.function=tests.view.planted.rewrites"]
-    run = runs.fit(taught, *options, config=ROOT / "configs" / "agent.yaml")
+    run = drifting(taught)
     hints = found(run)
     assert "changed what the policy said" in hints["template_drift"]["why"]
     data = RunData(run)

@@ -12,6 +12,7 @@ import pytest
 
 from gspo_lightning.cli import main
 from gspo_lightning.metrics.spec import METRICS
+from gspo_lightning.report.resumes import RESUMES, note_resume
 from gspo_lightning.report.run import Series
 from gspo_lightning.report.tokens import TOKENS
 from gspo_lightning.view.index import INDEX
@@ -170,3 +171,57 @@ def test_only_plain_json_leaves() -> None:
         "?": ["?"],
         "3": None,
     }
+
+
+def test_resumes_and_their_changes_are_on_the_time_line(folder: Path) -> None:
+    note_resume(folder, 8, [])
+    note_resume(folder, 20, ["data.temperature: 1.0 -> 0.7"])
+    note_resume(folder, 16, ["data.temperature: 1.0 -> 0.9", "trainer.max_epochs: 1 -> 2"])  # 20 was given up
+    with open(folder / RESUMES, "a") as file:
+        file.write('{"update": "x"}\n{half')
+    assert opened(folder).overview()["events"] == [
+        {"update": 8, "what": "resumed"},
+        {"update": 16, "what": "resumed: data.temperature: 1.0 -> 0.9; trainer.max_epochs: 1 -> 2"},
+    ]
+
+
+def test_one_prompt_over_time_is_spread_over_its_iterations(tmp_path: Path) -> None:
+    rows = [row(i, prompt_id=i % 2, sample=k, reward=i / 100) for i in range(100) for k in range(6)]
+    found = opened(make_run(tmp_path, rows)).prompt({"prompt_id": "1"})
+    assert found["rewards"] == [[i, pytest.approx(i / 100)] for i in range(1, 100, 2)]
+    shown = sorted({r["iteration"] for r in found["rows"]})
+    assert (len(shown), shown[0], shown[-1], len(found["rows"])) == (12, 1, 99, 48)
+
+
+def test_ratios_of_a_run(tmp_path: Path) -> None:
+    rows = [row(i, sample=k, log_s=k / 1e4, clip=int(k > 3)) for i in range(400) for k in range(8)]
+    scalars = {"clip/sequences": [0.1] * 40, "reward/mean": [0.5] * 40}
+    found = opened(make_run(tmp_path / "a", rows, scalars=scalars)).ratios()
+    assert 1_000 < len(found["dots"]) <= 1_500
+    assert all(dot == [4 * dot[4] + 2, dot[6] / 1e4, 1.0, int(dot[6] > 3), dot[4], 1, dot[6]] for dot in found["dots"])
+    assert found["band"] == [0.0003, 0.0004]
+    assert opened(make_run(tmp_path / "b", rows[:8])).ratios()["band"] is None, "the range of a token-level objective"
+
+
+def test_runs_that_differ_in_their_seed_are_of_a_kind(tmp_path: Path) -> None:
+    configs = [{"seed_everything": 1, "a": 1}, {"seed_everything": 2, "a": 1}, {"seed_everything": 1, "a": 2}]
+    kinds = [opened(make_run(tmp_path / str(i), config=c)).overview()["kind"] for i, c in enumerate(configs)]
+    assert (kinds[0] == kinds[1], kinds[0] == kinds[2]) == (True, False)
+
+
+def test_pictures_are_those_of_the_folder(tmp_path: Path) -> None:
+    names = [f"{i}" * 64 for i in range(3)]
+    folder = make_run(tmp_path / "run", [row(0, pictures=[*names, "../../secret", 7])])
+    (folder / "pictures").mkdir()
+    (folder / "pictures" / f"{names[0][:32]}.png").write_bytes(b"thumbnail")
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    other = make_run(tmp_path / "other", [row(0, pictures=["f" * 64])])
+    (other / "pictures").mkdir()
+    (other / "pictures" / f"{'f' * 32}.png").symlink_to(tmp_path / "secret.png")
+    data = opened(folder)
+    (shown,) = data.rows({"iteration": "0"})["rows"]
+    assert (shown["pictures"], shown["unseen_pictures"]) == (names[:1], 4)
+    assert data.picture(names[0]) == b"thumbnail"
+    for run, name in ((data, "../../secret"), (data, "e" * 64), (opened(other), "f" * 64)):
+        with pytest.raises(KeyError):
+            run.picture(name)

@@ -17,6 +17,7 @@ import pytest
 from gspo_lightning.cli import main
 from gspo_lightning.report.tokens import TOKENS
 from gspo_lightning.view.index import INDEX
+from gspo_lightning.view.page import SCRIPTS
 from tests.view.made import make_run, row
 from tests.view.serving import served
 
@@ -79,7 +80,9 @@ def test_what_is_asked_is_answered(address: str, folder: Path) -> None:
         ("/../secret.txt", 404), ("/%2e%2e/secret.txt", 404), ("/..%2fsecret.txt", 404), ("/secret.txt", 404),
         ("/api/run/0/../../../secret.txt", 404), ("/api/run/1/overview", 404), ("/api/run/-1/overview", 404),
         ("/api/run/0/__class__", 404), ("/api/run/0/refresh", 404), ("/api/run/0/rollouts?offset=x", 400),
-        ("/api/run/0/rollouts?iteration=" + "9" * 400, 400), (f"/{TOKENS}", 404), ("/server.py", 404),
+        ("/api/run/0/rollouts?iteration=" + "9" * 400, 400), ("/api/run/0/prompt", 400),
+        ("/api/run/0/picture/" + "a" * 64, 404), ("/api/run/0/picture/..%2f..%2fsecret.txt", 404),
+        (f"/{TOKENS}", 404), ("/server.py", 404),
         ("/app.js/../../secret.txt", 404),
     ],
 )  # fmt: skip
@@ -134,7 +137,7 @@ def test_one_file_runs_nothing_but_its_own_script(tmp_path: Path) -> None:
     scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
     hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts}
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', html)
-    assert len(scripts) == 2
+    assert len(scripts) == len(SCRIPTS)
     assert hashes == set(re.findall(r"'sha256-[^']*'", policy.split("style-src")[0]))
     assert "unsafe" not in policy
     assert "alert(1)</script>" not in html

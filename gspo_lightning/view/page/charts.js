@@ -1,169 +1,346 @@
-// Curves as plain SVG. A figure carries its colours in attributes, so that it looks the same when it is saved.
+// Figures as plain SVG. A figure carries its colours in attributes, so that it looks the same when it is saved.
 "use strict";
 
 const SVG = "http://www.w3.org/2000/svg";
 // Okabe and Ito's colours, which people with any colour vision tell apart; dashes tell them apart without colour
 const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#e69f00", "#6e6e6e"];
 const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
+const UP = "#d55e00", DOWN = "#0072b2", HEALTHY = "#2da44e";
+const FONT = { "font-family": "system-ui, sans-serif", "font-size": 11 };
 
 function svg(tag, attributes, ...children) {
   const element = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes || {})) element.setAttribute(name, value);
-  element.append(...children);
+  for (const [name, value] of Object.entries(attributes || {})) if (value !== null && value !== undefined) element.setAttribute(name, value);
+  element.append(...children.flat().filter(Boolean));
   return element;
 }
 
-function colourOf(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+// Colours of the page, or of a paper: black on white
+function palette(paper) {
+  if (paper) return { ink: "#111111", quiet: "#444444", rule: "#dddddd", ground: "#ffffff", bad: "#a40e26" };
+  const of = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  return { ink: of("--ink"), quiet: of("--quiet"), rule: of("--rule"), ground: of("--ground"), bad: of("--bad") };
 }
 
-function short(value) {
-  if (value === null || value === undefined) return "–";
-  const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e5)) return value.toExponential(1).replace("e+", "e");
-  return String(Number(value.toPrecision(3)));
+function swatchOf(colour, dash) {
+  const line = svg("line", { x1: 1, x2: 17, y1: 6, y2: 6, stroke: colour, "stroke-width": 3, "stroke-dasharray": dash || null });
+  return svg("svg", { class: "swatch", width: 18, height: 12, "aria-hidden": "true" }, line);
 }
+const swatch = (run) => swatchOf(colourOfRun(run), dashOfRun(run));
 
 function ticks(low, high, count) {
   const raw = (high - low) / count, power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw);
-  const found = [];
+  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw), found = [];
   for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-9; value += step) found.push(Math.abs(value) < step * 1e-6 ? 0 : value);
   return found;
 }
 
-// series: [{label, colour, dash, x: [], y: [], error: [] or null}]; marks: [{x, label, kind}]; band: [low, high] or null
-function lineChart({ title, series, band = null, marks = [], width = 480, height = 220 }) {
-  const ink = colourOf("--ink"), quiet = colourOf("--quiet"), rule = colourOf("--line"), ground = colourOf("--ground");
-  const left = 52, right = 10, top = 10, bottom = 26;
-  const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title, xmlns: SVG, tabindex: "0" });
-  root.append(svg("rect", { width, height, fill: ground }));
-  const xs = series.flatMap((s) => s.x), ys = series.flatMap((s) => s.y).filter((y) => y !== null);
-  if (!ys.length) {
-    root.append(svg("text", { x: width / 2, y: height / 2, fill: quiet, "text-anchor": "middle", "font-size": 13 }, "not logged"));
-    return root;
+// The frame that figures share: ground, title and legend of a saved figure, ticks and their labels
+function frame({ title, unit, xLabel, paper, width, height, legend = [] }) {
+  const colours = palette(paper), head = paper ? 26 + 16 * legend.length : 8;
+  const box = { left: 54, right: 12, top: head, bottom: paper ? 40 : 24, width, height: height + (paper ? head + 16 : 0), ...colours };
+  const root = svg("svg",
+    { viewBox: `0 0 ${box.width} ${box.height}`, role: "img", "aria-label": title, xmlns: SVG, tabindex: paper ? null : "0" },
+    svg("rect", { width: box.width, height: box.height, fill: box.ground }));
+  if (paper) {
+    root.append(svg("text", { ...FONT, x: box.left, y: 17, fill: box.ink, "font-weight": "bold" }, unit ? `${title} [${unit}]` : title));
+    legend.forEach(({ label, colour, dash }, i) => root.append(
+      svg("line",
+        { x1: box.left, x2: box.left + 24, y1: 30 + 16 * i, y2: 30 + 16 * i, stroke: colour, "stroke-width": 2,
+          "stroke-dasharray": dash || null }),
+      svg("text", { ...FONT, x: box.left + 30, y: 34 + 16 * i, fill: box.ink }, label)));
+    root.append(svg("text",
+      { ...FONT, x: (box.left + box.width - box.right) / 2, y: box.height - 8, fill: box.quiet, "text-anchor": "middle" }, xLabel));
   }
-  let low = Infinity, high = -Infinity, first = Infinity, last = -Infinity;
-  for (const y of ys) { if (y < low) low = y; if (y > high) high = y; }
-  for (const x of xs) { if (x < first) first = x; if (x > last) last = x; }
-  if (band) { // the edge of the healthy range is in view if it is near
-    for (const edge of band) if (edge !== null && edge > low - (high - low || 1) && edge < high + (high - low || 1)) { low = Math.min(low, edge); high = Math.max(high, edge); }
-  }
-  if (low === high) { low -= Math.abs(low) * 0.1 || 0.5; high += Math.abs(high) * 0.1 || 0.5; }
-  if (first === last) { first -= 1; last += 1; }
-  const pad = (high - low) * 0.05; low -= pad; high += pad;
-  const px = (x) => left + ((x - first) / (last - first)) * (width - left - right);
-  const py = (y) => top + Math.min(1, Math.max(0, 1 - (y - low) / (high - low))) * (height - top - bottom);
-  if (band) {
-    const from = band[0] === null ? low : Math.max(low, band[0]), to = band[1] === null ? high : Math.min(high, band[1]);
-    if (to > from) root.append(svg("rect", { class: "band", x: left, width: width - left - right, y: py(to), height: py(from) - py(to), fill: "#2da44e", "fill-opacity": 0.12 }));
-  }
-  for (const y of ticks(low, high, 4)) {
-    root.append(svg("line", { x1: left, x2: width - right, y1: py(y), y2: py(y), stroke: rule, "stroke-width": 1 }));
-    root.append(svg("text", { x: left - 6, y: py(y) + 4, fill: quiet, "text-anchor": "end", "font-size": 11, "font-family": "sans-serif" }, short(y)));
-  }
-  for (const x of ticks(first, last, 6)) root.append(svg("text", { x: px(x), y: height - 8, fill: quiet, "text-anchor": "middle", "font-size": 11, "font-family": "sans-serif" }, String(Math.round(x))));
-  for (const mark of marks) {
-    if (mark.x < first || mark.x > last) continue;
-    const colour = mark.kind === "alarm" ? colourOf("--bad") : quiet;
-    root.append(svg("line", { class: "mark", x1: px(mark.x), x2: px(mark.x), y1: top, y2: height - bottom, stroke: colour, "stroke-dasharray": "2 3", "stroke-width": 1.5 }, svg("title", {}, mark.label)));
-    root.append(svg("text", { x: px(mark.x), y: top + 9, fill: colour, "font-size": 11, "text-anchor": "middle" }, mark.kind === "alarm" ? "!" : "▾"));
-  }
-  for (const s of series) {
-    if (s.error) {
-      const known = s.x.map((x, i) => [x, s.y[i], s.error[i]]).filter(([, y, e]) => y !== null && e !== null && e !== undefined);
-      const points = [...known.map(([x, y, e]) => [x, y + e]), ...known.reverse().map(([x, y, e]) => [x, y - e])];
-      root.append(svg("polygon", { points: points.map(([x, y]) => `${px(x).toFixed(1)},${py(y).toFixed(1)}`).join(" "), fill: s.colour, "fill-opacity": 0.15 }));
-    }
-    let path = "", pen = "M";
-    s.x.forEach((x, i) => {
-      if (s.y[i] === null) { pen = "M"; return; }
-      path += `${pen}${px(x).toFixed(1)} ${py(s.y[i]).toFixed(1)}`; pen = "L";
-    });
-    root.append(svg("path", { d: path, fill: "none", stroke: s.colour, "stroke-width": 1.6, "stroke-dasharray": s.dash || "none", "stroke-linejoin": "round" }));
-    if (s.x.length <= 12) s.x.forEach((x, i) => s.y[i] !== null && root.append(svg("circle", { cx: px(x), cy: py(s.y[i]), r: 2.6, fill: s.colour })));
-  }
-  hover(root, { series, px, first, last, left, right, width, height, top, bottom, ink, ground, rule });
+  const rows = [], columns = [];
+  const free = (taken, at, size) => taken.every((other) => Math.abs(other - at) >= size) && taken.push(at); // the first of labels that would meet
+  box.rowOf = (y, label) => {
+    root.append(svg("line", { x1: box.left, x2: box.width - box.right, y1: y, y2: y, stroke: box.rule }));
+    if (free(rows, y, 12)) root.append(svg("text", { ...FONT, x: box.left - 6, y: y + 4, fill: box.quiet, "text-anchor": "end" }, label));
+  };
+  box.columnOf = (x, label) => {
+    if (free(columns, x, 7 * label.length + 4)) root.append(svg("text",
+      { ...FONT, x, y: box.height - box.bottom + 16, fill: box.quiet, "text-anchor": "middle" }, label));
+  };
+  return { root, box };
+}
+
+function nothing(root, box) {
+  root.append(svg("text", { ...FONT, x: box.width / 2, y: box.height / 2, fill: box.quiet, "text-anchor": "middle" }, "no values"));
   return root;
 }
 
-function hover(root, box) {
-  const layer = svg("g", { visibility: "hidden", class: "hover" });
-  const line = svg("line", { y1: box.top, y2: box.height - box.bottom, stroke: box.ink, "stroke-width": 0.8 });
-  const back = svg("rect", { fill: box.ground, stroke: box.rule, rx: 4 });
-  const text = svg("text", { fill: box.ink, "font-size": 11, "font-family": "sans-serif" });
-  layer.append(line, back, text);
-  root.append(layer);
-  let at = box.last;
-  const show = (update) => {
-    at = Math.min(box.last, Math.max(box.first, update));
-    const found = box.series.map((s) => {
-      let best = -1;
-      s.x.forEach((value, i) => { if (s.y[i] !== null && (best < 0 || Math.abs(value - at) < Math.abs(s.x[best] - at))) best = i; });
-      return best < 0 ? null : { x: s.x[best], y: s.y[best], label: s.label, colour: s.colour };
-    }).filter(Boolean);
-    if (!found.length) return;
-    const place = box.px(found[0].x);
-    line.setAttribute("x1", place); line.setAttribute("x2", place);
-    text.replaceChildren(...[`update ${Math.round(found[0].x)}`, ...found.map((f) => `${f.label ? f.label.slice(0, 28) + ": " : ""}${short(f.y)}`)]
-      .map((words, i) => svg("tspan", { x: 0, dy: i ? 14 : 0, fill: i && found.length > 1 ? found[i - 1].colour : box.ink }, words)));
-    layer.setAttribute("visibility", "visible");
-    const size = text.getBBox ? text.getBBox() : { width: 100, height: 30 };
-    const x = place + size.width + 20 > box.width ? place - size.width - 12 : place + 8;
-    for (const span of text.children) span.setAttribute("x", x);
-    text.setAttribute("y", box.top + 14);
-    for (const [name, value] of Object.entries({ x: x - 5, y: box.top + 1, width: size.width + 10, height: size.height + 6 })) back.setAttribute(name, value);
-  };
-  root.addEventListener("pointermove", (event) => {
-    const frame = root.getBoundingClientRect(), x = ((event.clientX - frame.left) / frame.width) * box.width;
-    show(box.first + ((x - box.left) / (box.width - box.left - box.right)) * (box.last - box.first));
+// --- curves -------------------------------------------------------------------------------------------------------------
+
+// Exponential moving average without the bias of its start
+function smoothed(values, weight) {
+  let sum = 0, mass = 0;
+  return values.map((value) => {
+    if (value === null) return null;
+    sum = weight * sum + (1 - weight) * value;
+    mass = weight * mass + (1 - weight);
+    return sum / mass;
   });
+}
+
+function extent(values) {
+  let low = Infinity, high = -Infinity;
+  for (const value of values) { if (value < low) low = value; if (value > high) high = value; }
+  return [low, high];
+}
+
+// series: [{label, colour, dash, x: [], y: [], error: [] or null }]; marks: [{x, label, kind }]; band: [low, high] or null
+function lineChart(known) {
+  const { title, unit, xLabel, series, band = null, marks = [], smooth = 0, log = false, open = null, paper = false } = known;
+  const { width = 420, height = 190 } = known;
+  const { root, box } = frame({ title, unit, xLabel, paper, width, height, legend: series.length > 1 ? series : [] });
+  const ys = series.flatMap((s) => s.y).filter((y) => y !== null && (!log || y > 0));
+  if (!ys.length) return nothing(root, box);
+  let [low, high] = extent(ys), [first, last] = extent(series.flatMap((s) => s.x));
+  for (const edge of band || []) { // the edge of the healthy range is in view if it is near
+    const near = edge !== null && edge > low - (high - low || 1) && edge < high + (high - low || 1);
+    if (near) [low, high] = [Math.min(low, edge), Math.max(high, edge)];
+  }
+  const bend = log ? Math.log10 : (value) => value;
+  if (log) low = Math.max(low, extent(ys)[0]);
+  if (low === high) { low -= Math.abs(low) * 0.1 || 0.5; high += Math.abs(high) * 0.1 || 0.5; }
+  if (first === last) { first -= 1; last += 1; }
+  let [bottom, top] = [bend(low), bend(high)];
+  const pad = (top - bottom) * 0.06;
+  bottom -= pad; top += pad;
+  const px = (x) => box.left + ((x - first) / (last - first)) * (box.width - box.left - box.right);
+  const py = (y) => box.top + Math.min(1, Math.max(0, 1 - (bend(y) - bottom) / (top - bottom))) * (box.height - box.top - box.bottom);
+  if (band) {
+    const from = band[0] === null ? -Infinity : band[0], to = band[1] === null ? Infinity : band[1];
+    const y1 = to === Infinity ? box.top : py(to), y2 = from === -Infinity || (log && from <= 0) ? box.height - box.bottom : py(from);
+    if (y2 > y1) root.append(svg("rect",
+      { class: "band", x: box.left, width: box.width - box.left - box.right, y: y1, height: y2 - y1, fill: HEALTHY, "fill-opacity": 0.13 }));
+  }
+  const powers = log && top - bottom > 1 ? ticks(Math.ceil(bottom), top, 4).filter(Number.isInteger).map((power) => 10 ** power) : null;
+  const rows = powers || ticks(low, high, 4).filter((y) => !log || y > 0);
+  for (const y of rows) box.rowOf(py(y), short(y));
+  for (const x of ticks(first, last, 6).filter(Number.isInteger)) box.columnOf(px(x), thousands(x));
+  drawMarks(root, box, marks.filter((mark) => mark.x >= first && mark.x <= last), px);
+  for (const s of series) drawLine(root, s, px, py, smooth, log);
+  if (!paper) hover(root, box, { series, first, last, px, open });
+  return root;
+}
+
+function drawMarks(root, box, marks, px) {
+  for (const mark of marks) {
+    const colour = mark.kind === "alarm" ? box.bad : box.quiet, x = px(mark.x);
+    root.append(svg("g", { class: "mark" }, svg("title", {}, mark.label),
+      svg("line",
+        { x1: x, x2: x, y1: box.top, y2: box.height - box.bottom, stroke: colour, "stroke-dasharray": "2 3", "stroke-width": 1.5 }),
+      svg("text", { ...FONT, x, y: box.top + 9, fill: colour, "text-anchor": "middle" }, mark.kind === "alarm" ? "!" : "▾")));
+  }
+}
+
+function drawLine(root, s, px, py, smooth, log) {
+  const usable = (y) => y !== null && y !== undefined && (!log || y > 0);
+  if (s.error) {
+    const known = s.x.map((x, i) => [x, s.y[i], s.error[i]]).filter(([, y, e]) => usable(y) && isNumber(e) && (!log || y - e > 0));
+    const points = [...known.map(([x, y, e]) => [x, y + e]), ...known.reverse().map(([x, y, e]) => [x, y - e])];
+    root.append(svg("polygon",
+      { points: points.map(([x, y]) => `${px(x).toFixed(1)},${py(y).toFixed(1)}`).join(" "), fill: s.colour, "fill-opacity": 0.15 }));
+  }
+  const draw = (values, more) => {
+    let path = "", pen = "M";
+    s.x.forEach((x, i) => {
+      if (!usable(values[i])) { pen = "M"; return; }
+      path += `${pen}${px(x).toFixed(1)} ${py(values[i]).toFixed(1)}`;
+      pen = "L";
+    });
+    root.append(svg("path",
+      { d: path, fill: "none", stroke: s.colour, "stroke-width": 1.7, "stroke-dasharray": s.dash || null, "stroke-linejoin": "round",
+        ...more }));
+  };
+  if (smooth) draw(s.y, { "stroke-opacity": 0.3, "stroke-width": 1 });
+  draw(smooth ? smoothed(s.y, smooth) : s.y, {});
+  if (s.x.length <= 12) s.x.forEach((x, i) => usable(s.y[i]) && root.append(svg("circle",
+    { cx: px(x), cy: py(s.y[i]), r: 2.6, fill: s.colour })));
+}
+
+// A line and a box of words over a figure
+function bubble(root, box) {
+  const line = svg("line", { y1: box.top, y2: box.height - box.bottom, stroke: box.ink, "stroke-width": 0.8 });
+  const back = svg("rect", { fill: box.ground, stroke: box.rule, rx: 4 }), text = svg("text", { ...FONT, fill: box.ink });
+  const layer = svg("g", { visibility: "hidden", class: "hover", "pointer-events": "none" }, line, back, text);
+  root.append(layer);
+  const show = (place, rows) => {
+    line.setAttribute("x1", place); line.setAttribute("x2", place);
+    text.replaceChildren(...rows.map(({ words, colour }, i) => svg("tspan", { x: 0, dy: i ? 14 : 0, "font-weight": i ? "normal" : "bold" },
+      colour ? svg("tspan", { fill: colour }, "■ ") : "", words)));
+    layer.setAttribute("visibility", "visible");
+    const size = text.getBBox(), x = place + size.width + 20 > box.width ? place - size.width - 12 : place + 10;
+    for (const row of text.children) row.setAttribute("x", Math.max(4, x));
+    text.setAttribute("y", box.top + 14);
+    for (const [name, value] of Object.entries({ x: Math.max(4, x) - 5, y: box.top + 1, width: size.width + 10,
+      height: size.height + 6 })) back.setAttribute(name, value);
+  };
   const hide = () => layer.setAttribute("visibility", "hidden");
   root.addEventListener("pointerleave", hide);
   root.addEventListener("blur", hide);
+  return show;
+}
+
+// Where a pointer is, in the units of a figure
+function within(root, box, event) {
+  const seen = root.getBoundingClientRect();
+  return [((event.clientX - seen.left) / seen.width) * box.width, ((event.clientY - seen.top) / seen.height) * box.height];
+}
+
+function steer(root, by, enter) {
   root.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (step) { show(at + (step * (box.last - box.first)) / 40); event.preventDefault(); event.stopPropagation(); }
+    if (step) by(step);
+    else if (event.key === "Enter" && enter) enter();
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
   });
+  if (enter) root.addEventListener("click", enter);
 }
 
-// Where a sequence's ratio lies, and where the clip range does. Linear within the range, logarithmic outside of it.
-function ratioGauge(logS, band, clip) {
-  const width = 300, height = 42, middle = width / 2, y = 18;
-  const low = -Math.log1p(-Math.min(band[0], 0.999)), high = Math.log1p(band[1]), unit = Math.max(low, high) || 1e-4;
-  const bend = (value) => Math.sign(value) * Math.log1p(Math.abs(value) / unit);
-  const reach = Math.max(bend(4 * unit), Math.abs(bend(logS)) * 1.15), at = (value) => middle + (bend(value) / reach) * (width / 2 - 12);
-  const ink = colourOf("--ink"), quiet = colourOf("--quiet");
-  const words = `s_i ${Math.exp(logS).toPrecision(6)}, clip range ${(1 - band[0]).toPrecision(5)} to ${(1 + band[1]).toPrecision(5)}`;
-  const colour = clip > 0 ? "#d55e00" : clip < 0 ? "#0072b2" : ink, x = at(logS);
-  return svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words, width, height, xmlns: SVG },
-    svg("rect", { x: at(-low), width: at(high) - at(-low), y: y - 9, height: 18, fill: "#2da44e", "fill-opacity": 0.25 }),
-    svg("line", { x1: 8, x2: width - 8, y1: y, y2: y, stroke: quiet }),
-    svg("line", { x1: middle, x2: middle, y1: y - 5, y2: y + 5, stroke: quiet }),
-    svg("path", { d: `M${x} ${y - 9}l5 9l-5 9l-5 -9z`, fill: colour }),
-    svg("text", { x: at(-low), y: 39, "font-size": 10, fill: quiet, "text-anchor": "end", "font-family": "sans-serif" }, (1 - band[0]).toPrecision(5)),
-    svg("text", { x: at(high), y: 39, "font-size": 10, fill: quiet, "font-family": "sans-serif" }, (1 + band[1]).toPrecision(5)));
+function hover(root, box, { series, first, last, px, open }) {
+  const bubbleAt = bubble(root, box);
+  let at = last;
+  const show = (update) => {
+    at = Math.min(last, Math.max(first, update));
+    const found = series.map((s) => {
+      let best = -1;
+      s.x.forEach((value, i) => { if (s.y[i] !== null && (best < 0 || Math.abs(value - at) < Math.abs(s.x[best] - at))) best = i; });
+      return best < 0 ? null : { x: s.x[best], y: s.y[best], s, error: s.error && s.error[best] };
+    }).filter(Boolean);
+    if (!found.length) return;
+    at = found[0].x;
+    bubbleAt(px(at), [{ words: `update ${thousands(Math.round(at))}` }, ...found.map(({ y, s, error }) => ({
+      words: `${short(y)}${isNumber(error) ? ` ± ${short(error)}` : ""}${series.length > 1 ? ` ${s.label.slice(0, 28)}` : ""}`,
+      colour: series.length > 1 ? s.colour : "",
+    }))]);
+  };
+  root.addEventListener("pointermove",
+    (event) => show(first + ((within(root, box, event)[0] - box.left) / (box.width - box.left - box.right)) * (last - first)));
+  steer(root, (step) => show(at + (step * (last - first)) / 40), open && (() => open(at)));
 }
+
+// --- ratios -------------------------------------------------------------------------------------------------------------
+
+// The width of a figure across the page, so that its letters are as large as others
+const wide = (paper) => (paper ? 640 : Math.max(340, main.clientWidth - 70));
+
+// Linear within the clip range, logarithmic outside of it: the range is seen, and so is what is far away
+const bent = (value, unit) => Math.sign(value) * Math.log1p(Math.abs(value) / unit);
+const bounds = (band) => (band ? { low: -Math.log1p(-Math.min(band[0], 0.999)), high: Math.log1p(band[1]) } : null);
+
+// Values to label on such an axis: the edges of the range, and powers of ten beyond them
+function bentTicks(reach, edge) {
+  const found = [edge.high, -edge.low, 0];
+  for (let power = Math.floor(Math.log10(edge.high)); 10 ** power <= reach; power += 1) {
+    if (10 ** power > 2 * edge.high) found.push(10 ** power);
+    if (10 ** power > 2 * edge.low) found.push(-(10 ** power));
+  }
+  return found;
+}
+
+function dotOf(x, y, advantage, clip, ink, size) {
+  const colour = clip > 0 ? UP : clip < 0 ? DOWN : ink, up = advantage > 0 ? -1 : 1;
+  if (!advantage) return svg("circle", { class: "dot", cx: x, cy: y, r: size / 2, fill: ink, "fill-opacity": 0.35 });
+  return svg("path",
+    { class: "dot", d: `M${x - size} ${y - (up * size) / 2}h${2 * size}l${-size} ${up * size * 1.6}z`, fill: clip ? colour : "none",
+      "fill-opacity": 0.8, stroke: colour, "stroke-width": 1 });
+}
+
+// dots: [[update, log s_i, A, clip, iteration, prompt, sample]]; a click opens the group of the nearest one
+function ratioChart({ dots, band, title, open, paper = false, width = wide(paper), height = 230 }) {
+  const { root, box } = frame({ title, unit: "nats", xLabel: "update", paper, width, height });
+  let [first, last] = extent(dots.map((dot) => dot[0]));
+  if (first === last) { first -= 1; last += 1; }
+  const sizes = dots.map((dot) => Math.abs(dot[1])), edge = bounds(band), unit = edge ? Math.max(edge.low, edge.high) : Math.max(...sizes) / 10 || 1e-4;
+  const most = Math.max(...sizes, 3 * unit) * 1.15, reach = bent(most, unit), inner = box.height - box.top - box.bottom;
+  const px = (x) => box.left + 6 + ((x - first) / (last - first)) * (box.width - box.left - box.right - 12);
+  const py = (y) => box.top + (inner / 2) * (1 - bent(y, unit) / reach);
+  if (edge) root.append(svg("rect",
+    { class: "band", x: box.left, width: box.width - box.left - box.right, y: py(edge.high), height: py(-edge.low) - py(edge.high),
+      fill: HEALTHY, "fill-opacity": 0.15 }));
+  for (const y of edge ? bentTicks(most, edge) : ticks(-most, most, 4)) box.rowOf(py(y), signed(y, y === 0 ? 0 : 3));
+  for (const x of ticks(first, last, 10).filter(Number.isInteger)) box.columnOf(px(x), thousands(x));
+  for (const [x, y, advantage, clip] of dots) root.append(dotOf(px(x), py(y), advantage, clip, box.quiet, 3.2));
+  if (paper) return root;
+  const show = bubble(root, box), order = [...dots].sort((a, b) => Math.abs(b[1]) - Math.abs(a[1]));
+  let at = -1;
+  const tell = (i) => {
+    at = Math.max(0, Math.min(order.length - 1, i));
+    const [update, log, advantage, clip, iteration] = order[at];
+    show(px(update),
+      [{ words: `update ${thousands(update)}, iteration ${thousands(iteration)}` },
+        { words: `log s_i ${signed(log, 4)} nats, A ${signed(advantage, 2)}` },
+        { words: clip ? `clipped ${clip > 0 ? "high" : "low"}` : "not clipped" }]);
+  };
+  root.addEventListener("pointermove", (event) => {
+    const [x, y] = within(root, box, event), far = (dot) => (px(dot[0]) - x) ** 2 + (py(dot[1]) - y) ** 2;
+    tell(order.reduce((best, dot, i) => (far(dot) < far(order[best]) ? i : best), 0));
+  });
+  steer(root, (step) => tell(at + step), () => at >= 0 && open({ iteration: order[at][4], prompt_id: order[at][5], sample: order[at][6] }));
+  return root;
+}
+
+// A group on one axis: above the line the responses with A > 0, below it those with A < 0; where each clips is shaded
+function groupChart({ rows, band, title, paper = false, width = wide(paper), height = 112 }) {
+  const { root, box } = frame({ title, unit: "", xLabel: "s_i, the ratio of a response to the old policy", paper, width, height });
+  const edge = bounds(band), unit = Math.max(edge.low, edge.high), most = Math.max(4 * unit,
+    ...rows.map((row) => Math.abs(row.log_s))) * 1.2;
+  const left = 74, inner = box.width - left - box.right, middle = (box.top + box.height - box.bottom) / 2;
+  const px = (value) => left + (inner / 2) * (1 + bent(value, unit) / bent(most, unit));
+  const half = middle - box.top;
+  root.append(
+    svg("rect",
+      { class: "band", x: px(-edge.low), width: px(edge.high) - px(-edge.low), y: box.top, height: 2 * half, fill: HEALTHY,
+        "fill-opacity": 0.18 }),
+    svg("rect", { x: px(edge.high), width: left + inner - px(edge.high), y: box.top, height: half, fill: UP, "fill-opacity": 0.12 }),
+    svg("rect", { x: left, width: px(-edge.low) - left, y: middle, height: half, fill: DOWN, "fill-opacity": 0.12 }),
+    svg("line", { x1: left, x2: left + inner, y1: middle, y2: middle, stroke: box.quiet, "stroke-width": 0.8 }),
+    svg("text", { ...FONT, x: left - 8, y: middle - half / 2 + 4, fill: box.quiet, "text-anchor": "end" }, "A > 0"),
+    svg("text", { ...FONT, x: left - 8, y: middle + half / 2 + 4, fill: box.quiet, "text-anchor": "end" }, "A < 0"),
+    svg("text", { ...FONT, x: left + inner - 4, y: box.top + 12, fill: box.quiet, "text-anchor": "end" }, "clips"),
+    svg("text", { ...FONT, x: left + 4, y: box.height - box.bottom - 5, fill: box.quiet }, "clips"));
+  for (const value of bentTicks(most, edge)) box.columnOf(px(value), sText(value));
+  const used = [];
+  for (const row of rows) { // those that meet are stacked
+    const x = px(row.log_s), lane = Math.sign(row.advantage || 0), level = used.filter((one) => one.lane === lane && Math.abs(one.x - x) < 14).length;
+    used.push({ x, lane });
+    const y = middle - lane * (14 + (level % 3) * 9);
+    root.append(svg("g", { class: "member" }, svg("title", {},
+      `sample ${row.sample}: s_i ${Math.exp(row.log_s).toFixed(5)}, A ${signed(row.advantage, 2)}`),
+      dotOf(x, y, row.advantage, row.clip, box.ink, 4),
+      svg("text", { ...FONT, "font-size": 9, x: x + 6, y: y + 3, fill: box.ink }, `${row.sample}`)));
+  }
+  return root;
+}
+
+// A ratio from its logarithm, with as many digits as tell it from 1
+const sText = (log) => Math.exp(log).toFixed(log === 0 ? 0 : Math.max(2, Math.min(6, 1 - Math.floor(Math.log10(Math.abs(log))))));
+
+// --- files --------------------------------------------------------------------------------------------------------------
 
 function saveSvg(root, name) {
-  const copy = root.cloneNode(true);
-  copy.querySelectorAll(".hover").forEach((layer) => layer.remove());
-  save(new Blob([new XMLSerializer().serializeToString(copy)], { type: "image/svg+xml" }), `${name}.svg`);
+  save(new Blob([new XMLSerializer().serializeToString(root)], { type: "image/svg+xml" }), `${name}.svg`);
 }
 
 function savePng(root, name) {
-  const copy = root.cloneNode(true), [, , width, height] = root.getAttribute("viewBox").split(" ").map(Number);
-  copy.querySelectorAll(".hover").forEach((layer) => layer.remove());
-  copy.setAttribute("width", width * 3); copy.setAttribute("height", height * 3);
+  const [, , width, height] = root.getAttribute("viewBox").split(" ").map(Number);
+  root.setAttribute("width", width * 3);
+  root.setAttribute("height", height * 3);
   const image = new Image();
   return new Promise((resolve) => {
     image.onload = () => {
       const canvas = document.createElement("canvas");
-      canvas.width = width * 3; canvas.height = height * 3;
+      canvas.width = width * 3;
+      canvas.height = height * 3;
       canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
       canvas.toBlob((blob) => { save(blob, `${name}.png`); resolve(blob.size); });
     };
-    image.src = `data:image/svg+xml,${encodeURIComponent(new XMLSerializer().serializeToString(copy))}`;
+    image.src = `data:image/svg+xml,${encodeURIComponent(new XMLSerializer().serializeToString(root))}`;
   });
 }
 
