@@ -166,7 +166,7 @@ class AgentRollouts(WrappingSource):
 
     @override
     def _speak_by(self, source: RolloutSource) -> None:
-        self.source = source
+        self.source, self.updates_in_flight = source, source.updates_in_flight
         self.records_routes = source.extends_routes
 
     def _coder(self, policy: Policy) -> PolicyCodec:
