@@ -145,8 +145,8 @@ class Gateway:
                 found = refusal
             except web.HTTPRequestEntityTooLarge:
                 found = RefusalError(413, "invalid_request_error", f"a request may have {self.body_limit} bytes")
-            except (ConnectionError, asyncio.CancelledError):
-                raise
+            except ConnectionError:  # the client has gone: nobody reads an answer
+                return web.Response(status=499)
             except Exception as error:
                 found = RefusalError(500, "server_error", f"the gateway failed: {type(error).__name__}")
             self.counts[f"status/{found.status}"] += 1
@@ -171,10 +171,7 @@ class Gateway:
         session = self._session(request)
         raw = await request.read()
         body = _object(raw)
-        if dialect is RESPONSES and (before := body.get("previous_response_id")):
-            asked = responses.read(body, session.messages_before(str(before)))
-        else:
-            asked = dialect.read(body)
+        asked = _read(dialect, body, session)
         if self.strict and asked.ignored:
             raise invalid(f"{asked.ignored[0]} is not imposed on the policy, and strict: true refuses it")
         key = request.headers.get("Idempotency-Key", "")
@@ -187,7 +184,7 @@ class Gateway:
 
     async def _count(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         session = self._session(request)
-        return _json({"input_tokens": session.count(dialect.read(_object(await request.read())))})
+        return _json({"input_tokens": session.count(_read(dialect, _object(await request.read()), session))})
 
     async def _models(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         session = self._session(request)
@@ -265,8 +262,22 @@ def _check_key(request: web.Request, keys: Collection[str], why: str) -> None:
         RefusalError: with this reason.
     """
     given = request.headers.get("Authorization", "").removeprefix("Bearer ") or request.headers.get("x-api-key", "")
-    if not any(hmac.compare_digest(given.encode(), key.encode()) for key in keys):
+    if not any(hmac.compare_digest(given.encode(errors="surrogateescape"), key.encode()) for key in keys):
         raise RefusalError(401, "authentication_error", why, "invalid_api_key")
+
+
+def _read(dialect: Dialect, body: Mapping[str, Any], session: Session) -> Request:
+    """Return the request of a body.
+
+    Raises:
+        RefusalError: a field is not what the dialect says.
+    """
+    try:
+        if dialect is RESPONSES and (before := body.get("previous_response_id")):
+            return responses.read(body, session.messages_before(str(before)))
+        return dialect.read(body)
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        raise invalid(f"the request cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
 
 
 async def _stream(request: web.Request, dialect: Dialect, work: asyncio.Task[Served]) -> web.StreamResponse:
@@ -309,6 +320,10 @@ def _object(raw: bytes) -> Mapping[str, Any]:
     """
     try:
         found = json.loads(raw)
+        if b"\\ud" in raw.lower():
+            json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise invalid(f"a text has half of a character, which no tokenizer takes: {str(error)[:200]}") from error
     except (ValueError, RecursionError) as error:
         raise invalid(f"the body is not JSON: {str(error)[:200]}") from error
     if not isinstance(found, dict):

@@ -92,6 +92,10 @@ class Served:
 class Codec(Encoder, Protocol):
     """Encoder of messages, and parser of turns."""
 
+    @property
+    def longest_token(self) -> int:
+        """Characters of the longest token."""
+
     def parse(self, token_ids: Sequence[int], stop: Sequence[str], tools: Sequence[Message]) -> Turn:
         """Return content, reasoning and calls of a turn, up to the first of the stop texts."""
 
@@ -189,7 +193,7 @@ class Session:
 
     def count(self, request: Request) -> int:
         """Return the tokens of a request."""
-        return self._rendered(lambda: self.trace.count(request.messages, request.tools))
+        return self._rendered(lambda: self.trace.count(request.messages, request.tools), request)
 
     def messages_before(self, answer: str) -> Sequence[Message]:
         """Return the history that ends with an answer, by the name it was served under.
@@ -213,15 +217,14 @@ class Session:
         asked_s = time.monotonic() - self.begun
         for name in request.ignored:
             self.counts[f"ignored/{name}"] += 1
-        node = self._rendered(lambda: self.trace.locate(request.messages, request.tools))
+        if len(self.trace.turns) >= self.max_turns:
+            raise self._too_long(f"{self.max_turns} turns already")
+        node = self._rendered(lambda: self.trace.locate(request.messages, request.tools), request)
         context = ids_of(node.path)
         room = self.longest - len(context)
-        if room < 1 or len(self.trace.turns) >= self.max_turns:
-            self.full = True
-            what = (
-                f"{len(context)} tokens, of at most {self.longest}" if room < 1 else f"{self.max_turns} turns already"
-            )
-            raise invalid(f"maximum context length: this conversation has {what}", "context_length_exceeded")
+        if room < 1:
+            self.trace.drop(node)
+            raise self._too_long(f"{len(context)} tokens, of at most {self.longest}")
         budget = room if request.max_tokens is None else max(1, min(room, request.max_tokens))
         try:
             piece = await self.sampler.sample(self, context, budget, request.stop, self._place(context))
@@ -261,17 +264,26 @@ class Session:
         self._dialogues[name] = [*request.messages, message]
         return Served(request, turn, context, piece, parsed.content, parsed.reasoning, calls, finish, self.model, name)
 
-    def _rendered(self, render: Callable[[], Any]) -> Any:
+    def _rendered(self, render: Callable[[], Any], request: Request) -> Any:
         """Return what rendering gives.
 
         Raises:
-            RefusalError: the template or the tokenizer cannot express the messages.
+            RefusalError: the messages are too long to be rendered while others wait, or cannot be expressed.
         """
+        characters = sum(len(str(message.get("content") or "")) for message in request.messages)
+        if characters > self.longest * self.codec.longest_token:
+            raise self._too_long(f"{characters} characters, more than {self.longest} tokens can have")
         try:
             return render()
         except UserError as error:
             self.counts["unrendered"] += 1
             raise invalid(str(error), "cannot_render") from error
+        except RecursionError as error:
+            raise invalid("an object in it is nested too deeply") from error
+
+    def _too_long(self, what: str) -> RefusalError:
+        self.full = True
+        return invalid(f"maximum context length: this conversation has {what}", "context_length_exceeded")
 
     def _place(self, context: tuple[int, ...]) -> int:
         """Return a position of random numbers that depends on the context, and on how often it was asked about."""
