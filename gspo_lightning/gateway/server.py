@@ -85,8 +85,9 @@ class Gateway:
         app.router.add_get("/s/{sid}/v1/models", self._guarded(self._models, CHAT))
         app.router.add_get("/s/{sid}/v1/models/{model}", self._guarded(self._models, CHAT))
         app.router.add_post("/sessions", self._guarded(self._open, CHAT))
-        app.router.add_post("/sessions/{sid}/reward", self._guarded(self._reward, CHAT))
-        app.router.add_post("/sessions/{sid}/finish", self._guarded(self._finish, CHAT))
+        for under in ("/sessions/{sid}", "/s/{sid}/v1"):
+            app.router.add_post(f"{under}/reward", self._guarded(self._reward, CHAT))
+            app.router.add_post(f"{under}/finish", self._guarded(self._finish, CHAT))
         app.router.add_get("/sessions/{sid}/trace", self._guarded(self._trace, CHAT))
         app.router.add_route("*", "/{rest:.*}", self._guarded(self._unknown, CHAT))
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
@@ -125,6 +126,7 @@ class Gateway:
     def close_session(self, session: Session) -> None:
         """Refuse further requests of a session, and forget it when many others have closed."""
         session.close()
+        session.settled = True
         self._closed.append(session.name)
         for name in self._closed[:-_CLOSED]:
             self._sessions.pop(name, None)
@@ -199,13 +201,17 @@ class Gateway:
 
     async def _reward(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         session = self._session(request, admin=True)
-        if session.closed:
+        if session.settled:
             raise gone()
         give(session, _object(await request.read()))
         return _json({"reward": session.reward})
 
     async def _finish(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
-        self.close_session(self._session(request, admin=True))
+        """End a conversation. Its own key leaves the reward open, which its verifier may still give."""
+        session = self._session(request, admin=True)
+        session.finish()
+        if _has_key(request, (self.admin_key,)):
+            self.close_session(session)
         return _json({"closed": True})
 
     async def _trace(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
@@ -261,9 +267,13 @@ def _check_key(request: web.Request, keys: Collection[str], why: str) -> None:
     Raises:
         RefusalError: with this reason.
     """
-    given = request.headers.get("Authorization", "").removeprefix("Bearer ") or request.headers.get("x-api-key", "")
-    if not any(hmac.compare_digest(given.encode(errors="surrogateescape"), key.encode()) for key in keys):
+    if not _has_key(request, keys):
         raise RefusalError(401, "authentication_error", why, "invalid_api_key")
+
+
+def _has_key(request: web.Request, keys: Collection[str]) -> bool:
+    given = request.headers.get("Authorization", "").removeprefix("Bearer ") or request.headers.get("x-api-key", "")
+    return any(hmac.compare_digest(given.encode(errors="surrogateescape"), key.encode()) for key in keys)
 
 
 def _read(dialect: Dialect, body: Mapping[str, Any], session: Session) -> Request:

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.gateway.reward import Told
@@ -17,6 +17,10 @@ from gspo_lightning.gateway.trace import Encoder, Match, Message, Node, Piece, T
 
 if TYPE_CHECKING:
     from gspo_lightning.environments.turn import Turn
+
+
+Phase = Literal["agent", "verify"]
+"""Part of a rollout that begins: its conversation, or what the agent does after it."""
 
 
 class RefusalError(Exception):
@@ -147,6 +151,11 @@ class Session:
     fault: BaseException | None = None
     """Failure of the sampler, or a defect of the gateway."""
     closed: bool = False
+    """True if no more turns are served."""
+    settled: bool = False
+    """True if the rollout is over: its reward is final, too."""
+    moved: Callable[[Phase], None] | None = None
+    """Called when the first turn is asked for, and when the agent ends the conversation."""
     counts: Counter[str] = field(default_factory=Counter)
     malformed_calls: int | None = None
     """Calls of tools that could not be read; None before the first turn with tools."""
@@ -183,6 +192,8 @@ class Session:
             key: idempotency key, or a hash of the body.
             again: the client says that it may have asked before.
         """
+        if not self._asked and self.moved is not None:
+            self.moved("agent")
         known = self._asked.get(key)
         if again and known is not None and not (known.done() and (known.cancelled() or known.exception())):
             self.counts["retries"] += 1
@@ -204,6 +215,12 @@ class Session:
         if answer not in self._dialogues:
             raise invalid(f"there is no response {answer!r} in this session", "previous_response_not_found")
         return self._dialogues[answer]
+
+    def finish(self) -> None:
+        """Serve no more turns; the agent may still verify what it did, and give a reward."""
+        if not self.closed and self.moved is not None:
+            self.moved("verify")
+        self.close()
 
     def close(self) -> None:
         """Refuse all requests from now on; those in flight are not added to the trace."""
