@@ -37,6 +37,8 @@ _VOCABULARY = 512
 class Characters:
     """Codec with a token for every four characters."""
 
+    longest_token = 4
+
     def opening(self, messages: Sequence[Message], tools: Sequence[Message]) -> list[int]:
         return _ids(messages)
 

@@ -99,7 +99,11 @@ class Conversation:
         """
         what = f"{self.name}.{method.__name__}"
         task = asyncio.ensure_future(result_of(method, *arguments))
-        done, _ = await asyncio.wait({task}, timeout=self.deadline_s)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=self.deadline_s)
+        except asyncio.CancelledError:  # nobody waits for the answer any more
+            task.cancel()
+            raise
         if not done:
             task.cancel()
             raise InfrastructureError(f"{what} gave no answer in {self.deadline_s:g} s")

@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from gspo_lightning.errors import InfrastructureError
@@ -15,7 +16,9 @@ from gspo_lightning.errors import InfrastructureError
 log = logging.getLogger(__name__)
 
 Call = Callable[[], Coroutine[Any, Any, None]]
-_BEAT_S = 0.2
+Done = Callable[[Exception | None], None]
+BEAT_S = 0.2
+"""Seconds between two looks at whether the loop still moves."""
 _GRACE_S = 2.0
 
 
@@ -28,7 +31,7 @@ class Answers:
     def wait(self) -> list[Exception | None]:
         """Return None or the exception of each call; :class:`BlockedError` if the loop hung before it ended."""
         while not self._future.done():
-            concurrent.futures.wait([self._future], timeout=_BEAT_S)
+            concurrent.futures.wait([self._future], timeout=BEAT_S)
             if not self._future.done() and self._host.blocked:
                 self._host.abandon()
                 break
@@ -51,6 +54,7 @@ class Host:
         self.deadline_s, self.max_concurrent = deadline_s, max_concurrent
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._gate = asyncio.Semaphore(max_concurrent)
         self._beat = 0.0
 
     @property
@@ -58,18 +62,16 @@ class Host:
         """True if the loop has not moved for longer than a call may block it."""
         return time.monotonic() - self._beat > self.deadline_s + _GRACE_S
 
+    def submit(self, call: Call, done: Done) -> concurrent.futures.Future[None]:
+        """Start one call and return at once; ``done`` gets None or its exception, in the loop's thread."""
+        return asyncio.run_coroutine_threadsafe(_one(call, done, self._gate), self._running())
+
     def start(self, calls: Sequence[Call]) -> Answers:
         """Start all calls and return at once."""
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=_run, args=(self._loop,), name="environments", daemon=True)
-            self._thread.start()
-            self._beat = time.monotonic()
-            self._loop.call_soon_threadsafe(self._keep_beating, self._loop)
         late = BlockedError("an environment blocked the event loop: an async method must await, or be a plain one")
         errors: list[Exception | None] = [late] * len(calls)
         work = _gather(calls, errors, self.max_concurrent)
-        return Answers(self, asyncio.run_coroutine_threadsafe(work, self._loop), errors)
+        return Answers(self, asyncio.run_coroutine_threadsafe(work, self._running()), errors)
 
     def abandon(self) -> None:
         """Leave a blocked loop behind, which stops if it ever unblocks; the next call gets a new loop."""
@@ -79,6 +81,16 @@ class Host:
     def close(self) -> None:
         """Stop the loop and wait for its thread; a blocked thread is left behind."""
         self._stop(wait_s=2 * _GRACE_S)
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._gate = asyncio.Semaphore(self.max_concurrent)
+            self._thread = threading.Thread(target=_run, args=(self._loop,), name="environments", daemon=True)
+            self._thread.start()
+            self._beat = time.monotonic()
+            self._loop.call_soon_threadsafe(self._keep_beating, self._loop)
+        return self._loop
 
     def _stop(self, wait_s: float) -> None:
         if self._loop is None or self._thread is None:
@@ -92,7 +104,7 @@ class Host:
     def _keep_beating(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._loop is loop:
             self._beat = time.monotonic()
-            loop.call_later(_BEAT_S, self._keep_beating, loop)
+            loop.call_later(BEAT_S, self._keep_beating, loop)
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
@@ -107,14 +119,14 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 async def _gather(calls: Sequence[Call], errors: list[Exception | None], concurrent_calls: int) -> None:
     gate = asyncio.Semaphore(concurrent_calls)
+    await asyncio.gather(*(_one(call, partial(errors.__setitem__, i), gate) for i, call in enumerate(calls)))
 
-    async def one(number: int) -> None:
-        async with gate:
-            try:
-                await calls[number]()
-            except Exception as error:
-                errors[number] = error
-            else:
-                errors[number] = None
 
-    await asyncio.gather(*(one(i) for i in range(len(calls))))
+async def _one(call: Call, done: Done, gate: asyncio.Semaphore) -> None:
+    async with gate:
+        try:
+            await call()
+        except Exception as error:
+            done(error)
+        else:
+            done(None)

@@ -185,7 +185,7 @@ def stops(value: Any) -> tuple[str, ...]:
     Raises:
         RefusalError: one is empty, or no text.
     """
-    found = (value,) if isinstance(value, str) else tuple(value or ())
+    found = (value,) if isinstance(value, str) else tuple(value or ()) if isinstance(value, list | None) else (None,)
     if not all(isinstance(stop, str) and stop for stop in found):
         raise invalid(f"stop must be texts that are not empty, got {_shown(value)}")
     return found

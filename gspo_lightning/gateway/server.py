@@ -85,8 +85,9 @@ class Gateway:
         app.router.add_get("/s/{sid}/v1/models", self._guarded(self._models, CHAT))
         app.router.add_get("/s/{sid}/v1/models/{model}", self._guarded(self._models, CHAT))
         app.router.add_post("/sessions", self._guarded(self._open, CHAT))
-        app.router.add_post("/sessions/{sid}/reward", self._guarded(self._reward, CHAT))
-        app.router.add_post("/sessions/{sid}/finish", self._guarded(self._finish, CHAT))
+        for under in ("/sessions/{sid}", "/s/{sid}/v1"):
+            app.router.add_post(f"{under}/reward", self._guarded(self._reward, CHAT))
+            app.router.add_post(f"{under}/finish", self._guarded(self._finish, CHAT))
         app.router.add_get("/sessions/{sid}/trace", self._guarded(self._trace, CHAT))
         app.router.add_route("*", "/{rest:.*}", self._guarded(self._unknown, CHAT))
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
@@ -125,6 +126,7 @@ class Gateway:
     def close_session(self, session: Session) -> None:
         """Refuse further requests of a session, and forget it when many others have closed."""
         session.close()
+        session.settled = True
         self._closed.append(session.name)
         for name in self._closed[:-_CLOSED]:
             self._sessions.pop(name, None)
@@ -145,8 +147,8 @@ class Gateway:
                 found = refusal
             except web.HTTPRequestEntityTooLarge:
                 found = RefusalError(413, "invalid_request_error", f"a request may have {self.body_limit} bytes")
-            except (ConnectionError, asyncio.CancelledError):
-                raise
+            except ConnectionError:  # the client has gone: nobody reads an answer
+                return web.Response(status=499)
             except Exception as error:
                 found = RefusalError(500, "server_error", f"the gateway failed: {type(error).__name__}")
             self.counts[f"status/{found.status}"] += 1
@@ -171,10 +173,7 @@ class Gateway:
         session = self._session(request)
         raw = await request.read()
         body = _object(raw)
-        if dialect is RESPONSES and (before := body.get("previous_response_id")):
-            asked = responses.read(body, session.messages_before(str(before)))
-        else:
-            asked = dialect.read(body)
+        asked = _read(dialect, body, session)
         if self.strict and asked.ignored:
             raise invalid(f"{asked.ignored[0]} is not imposed on the policy, and strict: true refuses it")
         key = request.headers.get("Idempotency-Key", "")
@@ -187,7 +186,7 @@ class Gateway:
 
     async def _count(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         session = self._session(request)
-        return _json({"input_tokens": session.count(dialect.read(_object(await request.read())))})
+        return _json({"input_tokens": session.count(_read(dialect, _object(await request.read()), session))})
 
     async def _models(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         session = self._session(request)
@@ -202,13 +201,17 @@ class Gateway:
 
     async def _reward(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         session = self._session(request, admin=True)
-        if session.closed:
+        if session.settled:
             raise gone()
         give(session, _object(await request.read()))
         return _json({"reward": session.reward})
 
     async def _finish(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
-        self.close_session(self._session(request, admin=True))
+        """End a conversation. Its own key leaves the reward open, which its verifier may still give."""
+        session = self._session(request, admin=True)
+        session.finish()
+        if _has_key(request, (self.admin_key,)):
+            self.close_session(session)
         return _json({"closed": True})
 
     async def _trace(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
@@ -264,9 +267,27 @@ def _check_key(request: web.Request, keys: Collection[str], why: str) -> None:
     Raises:
         RefusalError: with this reason.
     """
-    given = request.headers.get("Authorization", "").removeprefix("Bearer ") or request.headers.get("x-api-key", "")
-    if not any(hmac.compare_digest(given.encode(), key.encode()) for key in keys):
+    if not _has_key(request, keys):
         raise RefusalError(401, "authentication_error", why, "invalid_api_key")
+
+
+def _has_key(request: web.Request, keys: Collection[str]) -> bool:
+    given = request.headers.get("Authorization", "").removeprefix("Bearer ") or request.headers.get("x-api-key", "")
+    return any(hmac.compare_digest(given.encode(errors="surrogateescape"), key.encode()) for key in keys)
+
+
+def _read(dialect: Dialect, body: Mapping[str, Any], session: Session) -> Request:
+    """Return the request of a body.
+
+    Raises:
+        RefusalError: a field is not what the dialect says.
+    """
+    try:
+        if dialect is RESPONSES and (before := body.get("previous_response_id")):
+            return responses.read(body, session.messages_before(str(before)))
+        return dialect.read(body)
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        raise invalid(f"the request cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
 
 
 async def _stream(request: web.Request, dialect: Dialect, work: asyncio.Task[Served]) -> web.StreamResponse:
@@ -309,6 +330,10 @@ def _object(raw: bytes) -> Mapping[str, Any]:
     """
     try:
         found = json.loads(raw)
+        if b"\\ud" in raw.lower():
+            json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise invalid(f"a text has half of a character, which no tokenizer takes: {str(error)[:200]}") from error
     except (ValueError, RecursionError) as error:
         raise invalid(f"the body is not JSON: {str(error)[:200]}") from error
     if not isinstance(found, dict):

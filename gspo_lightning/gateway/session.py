@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.gateway.reward import Told
@@ -17,6 +17,10 @@ from gspo_lightning.gateway.trace import Encoder, Match, Message, Node, Piece, T
 
 if TYPE_CHECKING:
     from gspo_lightning.environments.turn import Turn
+
+
+Phase = Literal["agent", "verify"]
+"""Part of a rollout that begins: its conversation, or what the agent does after it."""
 
 
 class RefusalError(Exception):
@@ -92,6 +96,10 @@ class Served:
 class Codec(Encoder, Protocol):
     """Encoder of messages, and parser of turns."""
 
+    @property
+    def longest_token(self) -> int:
+        """Characters of the longest token."""
+
     def parse(self, token_ids: Sequence[int], stop: Sequence[str], tools: Sequence[Message]) -> Turn:
         """Return content, reasoning and calls of a turn, up to the first of the stop texts."""
 
@@ -143,6 +151,11 @@ class Session:
     fault: BaseException | None = None
     """Failure of the sampler, or a defect of the gateway."""
     closed: bool = False
+    """True if no more turns are served."""
+    settled: bool = False
+    """True if the rollout is over: its reward is final, too."""
+    moved: Callable[[Phase], None] | None = None
+    """Called when the first turn is asked for, and when the agent ends the conversation."""
     counts: Counter[str] = field(default_factory=Counter)
     malformed_calls: int | None = None
     """Calls of tools that could not be read; None before the first turn with tools."""
@@ -179,6 +192,8 @@ class Session:
             key: idempotency key, or a hash of the body.
             again: the client says that it may have asked before.
         """
+        if not self._asked and self.moved is not None:
+            self.moved("agent")
         known = self._asked.get(key)
         if again and known is not None and not (known.done() and (known.cancelled() or known.exception())):
             self.counts["retries"] += 1
@@ -189,7 +204,7 @@ class Session:
 
     def count(self, request: Request) -> int:
         """Return the tokens of a request."""
-        return self._rendered(lambda: self.trace.count(request.messages, request.tools))
+        return self._rendered(lambda: self.trace.count(request.messages, request.tools), request)
 
     def messages_before(self, answer: str) -> Sequence[Message]:
         """Return the history that ends with an answer, by the name it was served under.
@@ -200,6 +215,12 @@ class Session:
         if answer not in self._dialogues:
             raise invalid(f"there is no response {answer!r} in this session", "previous_response_not_found")
         return self._dialogues[answer]
+
+    def finish(self) -> None:
+        """Serve no more turns; the agent may still verify what it did, and give a reward."""
+        if not self.closed and self.moved is not None:
+            self.moved("verify")
+        self.close()
 
     def close(self) -> None:
         """Refuse all requests from now on; those in flight are not added to the trace."""
@@ -213,15 +234,14 @@ class Session:
         asked_s = time.monotonic() - self.begun
         for name in request.ignored:
             self.counts[f"ignored/{name}"] += 1
-        node = self._rendered(lambda: self.trace.locate(request.messages, request.tools))
+        if len(self.trace.turns) >= self.max_turns:
+            raise self._too_long(f"{self.max_turns} turns already")
+        node = self._rendered(lambda: self.trace.locate(request.messages, request.tools), request)
         context = ids_of(node.path)
         room = self.longest - len(context)
-        if room < 1 or len(self.trace.turns) >= self.max_turns:
-            self.full = True
-            what = (
-                f"{len(context)} tokens, of at most {self.longest}" if room < 1 else f"{self.max_turns} turns already"
-            )
-            raise invalid(f"maximum context length: this conversation has {what}", "context_length_exceeded")
+        if room < 1:
+            self.trace.drop(node)
+            raise self._too_long(f"{len(context)} tokens, of at most {self.longest}")
         budget = room if request.max_tokens is None else max(1, min(room, request.max_tokens))
         try:
             piece = await self.sampler.sample(self, context, budget, request.stop, self._place(context))
@@ -261,17 +281,26 @@ class Session:
         self._dialogues[name] = [*request.messages, message]
         return Served(request, turn, context, piece, parsed.content, parsed.reasoning, calls, finish, self.model, name)
 
-    def _rendered(self, render: Callable[[], Any]) -> Any:
+    def _rendered(self, render: Callable[[], Any], request: Request) -> Any:
         """Return what rendering gives.
 
         Raises:
-            RefusalError: the template or the tokenizer cannot express the messages.
+            RefusalError: the messages are too long to be rendered while others wait, or cannot be expressed.
         """
+        characters = sum(len(str(message.get("content") or "")) for message in request.messages)
+        if characters > self.longest * self.codec.longest_token:
+            raise self._too_long(f"{characters} characters, more than {self.longest} tokens can have")
         try:
             return render()
         except UserError as error:
             self.counts["unrendered"] += 1
             raise invalid(str(error), "cannot_render") from error
+        except RecursionError as error:
+            raise invalid("an object in it is nested too deeply") from error
+
+    def _too_long(self, what: str) -> RefusalError:
+        self.full = True
+        return invalid(f"maximum context length: this conversation has {what}", "context_length_exceeded")
 
     def _place(self, context: tuple[int, ...]) -> int:
         """Return a position of random numbers that depends on the context, and on how often it was asked about."""

@@ -154,6 +154,12 @@ class Trace:
             return node
         return self._give(node, messages[taken:], keys[taken:], self._reply(node, messages[taken:], tools), known)
 
+    def drop(self, given: Node) -> None:
+        """Forget a given node after which nothing was sampled."""
+        siblings = self.roots if given.parent is None else given.parent.children
+        if not given.children and given in siblings:
+            siblings.remove(given)
+
     def count(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> int:
         """Return the tokens that a request would serve, and leave the tree as it is."""
         keys = [key_of(m, self.match) for m in messages]

@@ -58,6 +58,10 @@ class WrappingSource(RolloutSource):
         self.source.sync_weights(policy, version)
 
     @override
+    def update_weights_in_flight(self, policy: Policy, version: int) -> None:
+        self.source.update_weights_in_flight(policy, version)
+
+    @override
     def sleep(self) -> None:
         self.source.sleep()
 
@@ -70,5 +74,5 @@ class WrappingSource(RolloutSource):
         self.source.close()
 
     def _speak_by(self, source: RolloutSource) -> None:
-        self.source = source
+        self.source, self.updates_in_flight = source, source.updates_in_flight
         self.reads_pictures, self.picture_families = source.reads_pictures, source.picture_families

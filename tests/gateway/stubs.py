@@ -53,6 +53,7 @@ class Bytes:
     """Codec whose tokens are the bytes of messages, each after its role; calls are written as tags."""
 
     BEGIN, END = 300, 301
+    longest_token = 1
 
     def opening(self, messages: Messages, tools: Messages) -> list[int]:
         return [302, *(302 for _ in tools), *_bytes(messages), self.BEGIN]

@@ -277,6 +277,44 @@ def test_keys_routes_sizes_and_closed_sessions() -> None:
     run(test, Script("1"), body_limit=1_000_000)
 
 
+def test_odd_requests_are_mistakes_of_the_client_and_leave_no_trace() -> None:
+    user = {"role": "user", "content": "6+7"}
+    bodies: list[tuple[str, Any, str]] = [
+        ("chat/completions", {"messages": [{"role": "user", "content": "\ud800"}]}, "half of a character"),
+        ("completions", {"prompt": "\udfff"}, "half of a character"),
+        ("chat/completions", {"messages": [user], "stop": {"a": 1}}, "stop must be texts"),
+        ("responses", {"input": [{"type": "reasoning", "content": 5}]}, "cannot be read: TypeError"),
+        ("chat/completions", {"messages": [{**user, "content": "9" * 5000}]}, "5000 characters, more than 4096"),
+    ]
+    script = Script("1")
+
+    async def test(client: Client) -> None:
+        for route, body, complaint in bodies:
+            assert complaint in (await client.post(route, body, 400))["error"]["message"]
+        host, port = client.gateway.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        key = b"\xff\xfe"  # no text
+        writer.write(b"GET /s/s1/v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + key + b"\r\n\r\n")
+        assert (await reader.readline()).split()[1] == b"401"
+        writer.close()
+        assert client.session.trace.nodes() == []
+        assert not client.session.trace.reasons
+
+    run(test, script)
+    assert script.asked == []
+
+
+def test_a_refused_history_is_not_kept() -> None:
+    async def test(client: Client) -> None:
+        said = (await client.post("chat/completions", ASK))["choices"][0]["message"]
+        long = [*ASK["messages"], said, {"role": "user", "content": "9" * 60}]  # type: ignore[misc]
+        for _ in range(3):
+            await client.post("chat/completions", {**ASK, "messages": long}, 400)
+        assert len(client.session.trace.nodes()) == 2
+
+    run(test, Script("13"), longest=66)
+
+
 def test_what_is_not_imposed_is_counted_or_refused() -> None:
     forced = {**ASK, "tool_choice": "required", "response_format": {"type": "json_object"}}
 

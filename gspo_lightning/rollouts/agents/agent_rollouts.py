@@ -37,7 +37,7 @@ class AgentRollouts(WrappingSource):
     sampled token is trained once. A context and the turn after it have the room of a prompt and
     ``data.max_response_tokens`` together; a request beyond that is refused as too long.
 
-    The reward is what the agent returns, or sends to ``POST /sessions/{id}/reward``, as ``EnvironmentReward`` of
+    The reward is what the agent returns, or sends to ``POST {base_url}/reward``, as ``EnvironmentReward`` of
     ``data.rewards``; other rewards judge the policy's text and messages.
 
     Args:
@@ -45,6 +45,9 @@ class AgentRollouts(WrappingSource):
         source: samples the turns; it must be able to continue a response.
         in_flight: rollouts at the same time.
         deadline_s: seconds for one rollout, from its first moment to the agent's return.
+        set_up_s: seconds to the first turn, which do not count for ``deadline_s``; None: they do.
+        verify_s: seconds from ``POST {base_url}/finish``, with which the agent ends its conversation, to its return,
+            which do not count for ``deadline_s``; None: they do.
         max_turns: turns of the policy in a rollout; a safeguard against agents without an end.
         batch_ms: milliseconds for which a request waits for others, to be sampled together.
         failures: class of failure -> ``missing`` (the rollout takes no part in training or statistics) or ``score``
@@ -63,6 +66,8 @@ class AgentRollouts(WrappingSource):
         source: RolloutSource | None = None,
         in_flight: int = 256,
         deadline_s: float = 120.0,
+        set_up_s: float | None = None,
+        verify_s: float | None = None,
         max_turns: int = 32,
         batch_ms: float = 5.0,
         failures: dict[str, Treatment] | None = None,
@@ -75,8 +80,9 @@ class AgentRollouts(WrappingSource):
         for option, value in (("in_flight", in_flight), ("max_turns", max_turns)):
             if value < 1:
                 raise UserError(f"AgentRollouts.{option}", f"is {value}; it must be at least 1")
-        for option, seconds in (("deadline_s", deadline_s), ("batch_ms", batch_ms)):
-            if not 0 < seconds < float("inf"):
+        times = {"deadline_s": deadline_s, "set_up_s": set_up_s, "verify_s": verify_s, "batch_ms": batch_ms}
+        for option, seconds in times.items():
+            if seconds is not None and not 0 < seconds < float("inf"):
                 raise UserError(f"AgentRollouts.{option}", f"is {seconds}; it must be a number above 0")
         if not 0 <= max_missing_rate <= 1:
             raise UserError("AgentRollouts.max_missing_rate", f"is {max_missing_rate}; it must lie in [0, 1]")
@@ -84,8 +90,9 @@ class AgentRollouts(WrappingSource):
             raise UserError("AgentRollouts.failures", f"{strange[0]!r} is no class; classes: {', '.join(CLASSES)}")
         self.agent, self.batch_s = agent, batch_ms / 1000
         self.limits = Limits(
-            in_flight, deadline_s, max_turns, max_missing_rate, match, socket, strict, {**CLASSES, **(failures or {})}
-        )
+            in_flight, deadline_s, set_up_s, verify_s, max_turns, max_missing_rate, match, socket, strict,
+            {**CLASSES, **(failures or {})},
+        )  # fmt: skip
         self._loop = LoopThread("agents")
         self._tally = Tally()
         self._opened = threading.Event()  # shared with for_evaluation, as the agent is
@@ -166,7 +173,7 @@ class AgentRollouts(WrappingSource):
 
     @override
     def _speak_by(self, source: RolloutSource) -> None:
-        self.source = source
+        self.source, self.updates_in_flight = source, source.updates_in_flight
         self.records_routes = source.extends_routes
 
     def _coder(self, policy: Policy) -> PolicyCodec:

@@ -12,7 +12,7 @@ from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.errors import InfrastructureError, PluginError, UserError, counted, first_line
 from gspo_lightning.gateway.reward import Told, read_reward
 from gspo_lightning.gateway.server import Gateway
-from gspo_lightning.gateway.session import Session
+from gspo_lightning.gateway.session import Phase, Session
 from gspo_lightning.gateway.trace import TraceError
 from gspo_lightning.rollouts.agents.agent import Agent
 from gspo_lightning.rollouts.agents.codec import PolicyCodec
@@ -118,9 +118,19 @@ class AgentRun:
 
     async def _played(self, gateway: Gateway, session: Session, prompt: Prompt, sample: int) -> Finished:
         """Run the agent for one rollout."""
-        done = Finished(prompt, sample, session)
+        done, limits = Finished(prompt, sample, session), self.limits
+        why = f"no turn was requested in {limits.set_up_s:g} s" if limits.set_up_s else ""
         try:
-            async with asyncio.timeout(self.limits.deadline_s) as limit:
+            async with asyncio.timeout(limits.set_up_s or limits.deadline_s) as limit:
+
+                def moved(phase: Phase) -> None:
+                    nonlocal why
+                    seconds = {"agent": limits.set_up_s and limits.deadline_s, "verify": limits.verify_s}[phase]
+                    if seconds:
+                        limit.reschedule(asyncio.get_running_loop().time() + seconds)
+                        why = f"no result in {seconds:g} s" + " after its conversation" * (phase == "verify")
+
+                session.moved = moved
                 outcome = await self.agent.run(record_of(prompt, sample), gateway.address(session))
             session.give(reward_of(outcome, self.agent.where))
             if not session.trace.turns:
@@ -133,12 +143,14 @@ class AgentRun:
             late = isinstance(error, TimeoutError) and limit.expired()
             done.failure = "deadline" if late else "context" if session.full else "agent"
             done.why = (
-                f"no result in {self.limits.deadline_s:g} s"
+                why or f"no result in {limits.deadline_s:g} s"
                 if late
                 else f"{type(error).__name__}: {first_line(error)[:300]}"
             )
+        finally:
+            session.moved = None
         if done.failure:
-            done.lost = self.limits.failures[done.failure] == "missing"
+            done.lost = limits.failures[done.failure] == "missing"
             session.reward = session.reward or 0.0
         return done
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -36,6 +37,11 @@ class PolicyCodec:
         self.tokenizer = copy.deepcopy(tokenizer)
         self.dialogue = Dialogue(self.tokenizer, system_prompt, chat_template_kwargs)
         self._openings: dict[str, list[int]] = {}
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token, or a few more."""
+        return max(map(len, self.tokenizer.get_vocab()))
 
     def opening(self, messages: Sequence[Message], tools: Sequence[Message]) -> list[int]:
         """Return the token ids of the first request of a conversation; a raw prompt is not rendered."""

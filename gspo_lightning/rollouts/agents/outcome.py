@@ -27,6 +27,8 @@ class Limits:
 
     in_flight: int
     deadline_s: float
+    set_up_s: float | None
+    verify_s: float | None
     max_turns: int
     max_missing_rate: float
     match: Match

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.environments import Messages, Step
 from gspo_lightning.environments.conversation import Conversation
@@ -27,6 +28,7 @@ class ConversationRow:
     tokens: list[int] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
     logprobs: list[float] | None = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
     turn_ends: list[int] = field(default_factory=list)
     turn_rewards: list[float] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
@@ -35,6 +37,13 @@ class ConversationRow:
     tools: Sequence[Mapping[str, Any]] = ()
     texts: list[str] = field(default_factory=list)
     malformed_calls: int | None = None
+    begun: int = 0
+    """Place in ``tokens`` where the turn of the policy begins that has not ended."""
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """Tokens of that turn so far."""
+        return tuple(self.tokens[self.begun :])
 
     def open(self, prompt: Prompt) -> None:
         """Replace the data's prompt; its additional tokens are taken from the room."""
@@ -44,26 +53,38 @@ class ConversationRow:
     def beginning(self) -> ResponsePrefix:
         """Return the start for the next turn. Random numbers count the policy's own tokens."""
         context = (*self.prompt.token_ids, *self.tokens)
-        return ResponsePrefix(self.prompt, self.sample, context, drawn=sum(self.mask), token_budget=self.token_budget)
+        return ResponsePrefix(
+            self.prompt, self.sample, context, drawn=sum(self.mask), token_budget=self.token_budget,
+            written=self.written,
+        )  # fmt: skip
 
-    def say(self, turn: Rollout, read: Turn | None = None) -> None:
-        """Append a turn of the policy. A truncated turn is unfinished and is not passed to the environment.
-
-        Args:
-            turn: the policy's tokens.
-            read: its parts, for an environment whose tools the chat template shows.
-        """
-        self._append(turn.token_ids.tolist(), chosen=True)
-        if turn.logprobs is None:
+    def grow(self, piece: Rollout) -> None:
+        """Append tokens of the policy to its turn."""
+        ids = piece.token_ids.tolist()
+        self.versions += [piece.policy_version] * len(ids) if piece.versions is None else piece.versions.tolist()
+        self._append(ids, chosen=True)
+        if piece.logprobs is None:
             self.logprobs = None
         elif self.logprobs is not None:
-            self.logprobs += turn.logprobs.tolist()
+            self.logprobs += piece.logprobs.tolist()
+
+    def say(self, last: Rollout, tokenizer: PreTrainedTokenizerBase, read: Turn | None = None) -> None:
+        """End the turn of the policy. A truncated turn is unfinished and is not passed to the environment.
+
+        Args:
+            last: its last piece.
+            tokenizer: of the policy.
+            read: its parts, for an environment whose tools the chat template shows.
+        """
+        pieces = len(self.written) > len(last.token_ids)
+        text = str(tokenizer.decode(list(self.written), skip_special_tokens=True)) if pieces else last.text
         self.turn_ends.append(len(self.tokens))
+        self.begun = len(self.tokens)
         self.turn_rewards.append(0.0)
-        self.texts.append(turn.text)
+        self.texts.append(text)
         if read is None:
-            self.messages.append({"role": "assistant", "content": turn.text})
-            self.conversation.said.append(turn.text)
+            self.messages.append({"role": "assistant", "content": text})
+            self.conversation.said.append(text)
         else:
             made = sum(len(m.get("tool_calls", ())) for m in self.messages)
             numbered = (replace(c, id=c.id or f"call{i:05d}") for i, c in enumerate(read.calls, start=made))
@@ -71,7 +92,7 @@ class ConversationRow:
             self.messages.append(assistant_message(read))
             self.conversation.said.append(read)
             self.malformed_calls = (self.malformed_calls or 0) + read.malformed
-        if turn.truncated:
+        if last.truncated:
             self.finish = FinishReason.LENGTH
 
     def hear(self, dialogue: Dialogue, max_turns: int) -> None:
@@ -92,6 +113,8 @@ class ConversationRow:
         """Return the whole conversation as a rollout; a lost one may have no token, but a row needs one."""
         tokens, mask = self.tokens or [self.prompt.token_ids[-1]], self.mask or [False]
         assert self.finish is not None
+        versions = self.versions or [version]
+        version = versions[-1]
         return Rollout(
             prompt=self.prompt,
             sample=self.sample,
@@ -106,6 +129,7 @@ class ConversationRow:
             turn_rewards=tuple(self.turn_rewards),
             lost=self.lost,
             malformed_calls=self.malformed_calls,
+            versions=torch.tensor(versions, dtype=torch.int64) if {*versions} != {version} else None,
         )
 
     def _go_on(self, messages: Messages, dialogue: Dialogue) -> None:
@@ -115,6 +139,8 @@ class ConversationRow:
             self.finish = FinishReason.LENGTH
             return
         self._append(ids, chosen=False)
+        self.begun = len(self.tokens)
+        self.versions += self.versions[-1:] * len(ids)
         if self.logprobs is not None:
             self.logprobs += [0.0] * len(ids)
 

@@ -16,7 +16,7 @@ from gspo_lightning.rollouts.contract import check_pieces
 from gspo_lightning.rollouts.conversations.conversation_row import ConversationRow
 from gspo_lightning.rollouts.conversations.turns import ConversationRows
 from gspo_lightning.rollouts.drawing import Draws
-from gspo_lightning.rollouts.source import Progress, RolloutSource
+from gspo_lightning.rollouts.source import Enough, Progress, RolloutSource
 from gspo_lightning.rollouts.wrapping import WrappingSource
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
@@ -35,8 +35,6 @@ class EnvironmentRollouts(WrappingSource):
         deadline_s: seconds for one answer of an environment.
         retries: how often a failed environment is retried, from the beginning and with a fresh copy.
         max_missing_rate: share of the conversations of a rollout that may be lost before the run stops.
-        waves: parts into which the prompts are split; while the environments of one part answer, the next one is
-            generated. 1 keeps batches large, 2 hides slow environments. Results do not depend on it.
     """
 
     def __init__(
@@ -47,10 +45,9 @@ class EnvironmentRollouts(WrappingSource):
         deadline_s: float = 60.0,
         retries: int = 1,
         max_missing_rate: float = 0.1,
-        waves: int = 1,
     ) -> None:
         name = type(self).__name__
-        for option, value, least in (("max_turns", max_turns, 1), ("retries", retries, 0), ("waves", waves, 1)):
+        for option, value, least in (("max_turns", max_turns, 1), ("retries", retries, 0)):
             if value < least:
                 raise UserError(f"{name}.{option}", f"is {value}; it must be at least {least}")
         if not 0 < deadline_s < float("inf"):
@@ -60,7 +57,7 @@ class EnvironmentRollouts(WrappingSource):
         self.environment = environment
         super().__init__(source)
         self.max_turns, self.deadline_s, self.retries = max_turns, deadline_s, retries
-        self.max_missing_rate, self.waves = max_missing_rate, waves
+        self.max_missing_rate = max_missing_rate
         self._host = Host(deadline_s, environment.max_concurrent)
 
     def generate(
@@ -92,9 +89,11 @@ class EnvironmentRollouts(WrappingSource):
             if progress is not None:
                 progress(len(done) * group_size, len(prompts) * group_size)
 
-        def speak(rows: Sequence[ConversationRow]) -> Sequence[Rollout]:
+        def speak(rows: Sequence[ConversationRow], enough: Enough) -> Sequence[Rollout]:
             beginnings = [row.beginning() for row in rows]
-            turns = self.source.extend(policy, beginnings, sampling=sampling, draws=draws, version=version)
+            turns = self.source.extend(
+                policy, beginnings, sampling=sampling, draws=draws, version=version, enough=enough
+            )
             return check_pieces(self.source, turns, beginnings)
 
         dialogue = Dialogue(policy.tokenizer, self.system_prompt, self.chat_template_kwargs)
@@ -109,7 +108,7 @@ class EnvironmentRollouts(WrappingSource):
             offered=self.environment.offer(dialogue.knows_tools),
         )
         try:
-            conversations.run(speak, self.waves)
+            conversations.run(speak)
         finally:
             conversations.close()
         return [done[number] for number in range(len(prompts))]

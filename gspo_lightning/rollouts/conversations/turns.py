@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
+import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import queue
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from gspo_lightning.environments.conversation import Conversation
-from gspo_lightning.environments.host import Answers, BlockedError, Host
+from gspo_lightning.environments.host import BEAT_S, BlockedError, Call, Host
 from gspo_lightning.environments.turn import Turn
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.prompts.dialogue import Dialogue
 from gspo_lightning.prompts.tool_calls import parse_turn
 from gspo_lightning.rewards.chat import tools_of
 from gspo_lightning.rollouts.conversations.conversation_row import ConversationRow
-from gspo_lightning.types import Prompt, Rollout
+from gspo_lightning.rollouts.source import Enough
+from gspo_lightning.types import FinishReason, Prompt, Rollout
 
 log = logging.getLogger(__name__)
 
-Speak = Callable[[Sequence[ConversationRow]], Sequence[Rollout]]
+Speak = Callable[[Sequence[ConversationRow], Enough], Sequence[Rollout]]
 _FEW_LOST = 4
 """Number of lost conversations that never stops a run, however few conversations it has."""
+_LINGER_S = 0.005
+"""Seconds for which those that may speak wait for the others, at least."""
+_LINGER = 0.1
+"""The same as a part of the time that the batch before took: so much of it is well spent on a larger batch."""
+_LEFT = 4
+"""A batch is cut when one part in so many of those that could speak together is still speaking."""
 
 
 class ConversationRows:
-    """Alternating turns: the policy speaks in all conversations at once, then all environments answer at once.
+    """Conversations in which the policy speaks as soon as their environment has answered, whatever others do.
+
+    Those that may speak are sampled together. Each environment is asked when its turn has ended; turns that are much
+    longer than the others are cut and go on in the next batch.
 
     Args:
         groups: P groups of G conversations.
@@ -55,139 +69,197 @@ class ConversationRows:
         self.max_turns, self.retries, self.finished = max_turns, retries, finished
         self.rows = [row for group in groups for row in group]
         self.may_lose = max(_FEW_LOST, max_missing_rate * len(self.rows))
+        self._group_of = [g for g, group in enumerate(groups) for _ in group]
+        self._first = [0, *itertools.accumulate(len(group) for group in groups)]
         self._failed: list[Conversation] = []
+        self._failures = 0
         self._open = set(range(len(groups)))
+        self._unopened = [len(group) for group in groups]
+        self._ready: set[int] = set()
+        self._asked: dict[int, int] = {}
+        """Conversation -> attempts to get the answer that it waits for."""
+        self._calls: dict[int, concurrent.futures.Future[None]] = {}
+        self._answers: queue.SimpleQueue[tuple[int, Conversation, Exception | None]] = queue.SimpleQueue()
 
-    def run(self, speak: Speak, waves: int) -> None:
-        """Run all conversations to the end; ``speak`` generates the policy's next turn in some of them.
+    def run(self, speak: Speak) -> None:
+        """Run all conversations to the end; ``speak`` samples the policy's next turn in some of them.
 
         Raises:
             InfrastructureError: more conversations were lost than allowed.
             UserError: raised by an environment, or about its messages.
         """
-        self._begin()
-        parts = [[t for group in self.groups[i::waves] for t in group] for i in range(waves)]
-        asked: list[tuple[list[ConversationRow], Answers] | None] = [None] * waves
-        while any(t.finish is None for t in self.rows):
-            for i, part in enumerate(parts):
-                if (waiting := asked[i]) is not None:
-                    self._hear(*waiting)
-                asked[i] = self._speak(speak, [t for t in part if t.finish is None])
-                self._deliver()
-        self._deliver()
+        took = 0.0
+        for number, row in enumerate(self.rows):
+            self._ask(number, row.conversation.begin)
+        while self._ready or self._asked:
+            self._hear(max(_LINGER_S, _LINGER * took))
+            if self._ready:
+                begun = time.monotonic()
+                self._speak(speak)
+                took = time.monotonic() - begun
+        if self._failures > 1:
+            log.warning("%d answers of environments failed in this rollout", self._failures)
 
     def close(self) -> None:
-        """Close all environments."""
+        """Close all environments; answers that nobody waits for any more are abandoned."""
+        for call in self._calls.values():
+            call.cancel()
         conversations = [t.conversation for t in self.rows] + self._failed
         errors = self.host.start([c.close for c in conversations]).wait()
         for error in errors:
             if error is not None:
                 log.warning("%s", error)
 
-    def _begin(self) -> None:
-        self._settle(self.rows, self.host.start([t.conversation.begin for t in self.rows]))
-        for group in self.groups:
-            prompt = group[0].prompt
-            tools = self._tools_of(prompt)
-            for row in group:
-                row.tools = tools
-            openings = [t.conversation.opening for t in group if t.finish is None]
-            if any(opening != openings[0] for opening in openings):
-                raise UserError(
-                    f"{group[0].conversation.name}.reset",
-                    f"opened the conversations about prompt {group[0].prompt.id} differently",
-                    fix="derive its answer from the prompt alone: a group compares answers to one question",
-                )
-            opening = openings[0] if openings else None
-            if openings and not opening and self.offered:
-                opening = list(prompt.messages) or [{"role": "user", "content": prompt.text}]
-            if not opening:
+    # the policy's side ---------------------------------------------------------------------------------------------
+
+    def _speak(self, speak: Speak) -> None:
+        numbers = sorted(self._ready)
+        self._ready.clear()
+        rows = [self.rows[number] for number in numbers]
+
+        def enough(ended: Collection[int]) -> bool:
+            return _LEFT * (len(rows) - len(ended)) <= len(rows) + self._answers.qsize()
+
+        for number, row, piece in zip(numbers, rows, speak(rows, enough), strict=True):
+            row.grow(piece)
+            if piece.finish_reason is FinishReason.CUT:
+                self._ready.add(number)
                 continue
-            if group[0].prompt.media:
-                what = f"opens conversations itself, and prompt {group[0].prompt.id} has pictures"
-                fix = "let its reset return no messages: the prompt of the data then opens the conversation"
-                raise UserError("EnvironmentRollouts.environment", what, fix=fix)
-            ids = self.dialogue.opening(opening, {"tools": tools})
-            prompt = dataclasses.replace(prompt, token_ids=tuple(ids))
-            for row in group:
-                row.open(prompt)
-            if group[0].token_budget < 1:
-                raise UserError(
-                    "data.max_response_tokens",
-                    f"leaves no room for a response: {group[0].conversation.name}.reset made prompt {prompt.id} "
-                    f"{len(prompt.token_ids)} tokens long",
-                    fix="raise it; what an environment adds to a prompt counts against it",
-                )
+            row.say(piece, self.dialogue.tokenizer, self._read(row))
+            if row.finish is None:
+                self._ask(number, row.conversation.answer)
+            else:
+                self._deliver(self._group_of[number])
+
+    def _read(self, row: ConversationRow) -> Turn | None:
+        if not self.offered:
+            return None
+        tokenizer = self.dialogue.tokenizer
+        return parse_turn(tokenizer, tokenizer.decode(row.written), row.tools)
+
+    # the environments' side ----------------------------------------------------------------------------------------
+
+    def _ask(self, number: int, call: Call) -> None:
+        conversation = self.rows[number].conversation
+        self._asked[number] = self._asked.get(number, 0) + 1
+        self._calls[number] = self.host.submit(call, lambda error: self._answers.put((number, conversation, error)))
+
+    def _hear(self, linger_s: float) -> None:
+        """Take answers until some conversation may speak and no other answer comes for a moment."""
+        until = time.monotonic() + linger_s if self._ready else None
+        while self._asked:
+            left = BEAT_S if until is None else until - time.monotonic()
+            try:
+                number, conversation, error = self._answers.get(timeout=max(0.0, min(left, BEAT_S)))
+            except queue.Empty:
+                if until is not None and time.monotonic() >= until:
+                    return
+                if self.host.blocked:
+                    self._unblock()
+                continue
+            if self.rows[number].conversation is conversation and number in self._asked:
+                self._settle(number, error)
+            if until is None and self._ready:
+                until = time.monotonic() + linger_s
+
+    def _settle(self, number: int, error: Exception | None) -> None:
+        """Take an answer, or repeat a conversation whose environment failed; one that still fails is lost."""
+        row = self.rows[number]
+        if error is not None and not isinstance(error, InfrastructureError):
+            raise error
+        if error is not None and self._asked[number] <= self.retries:
+            if not self._failures:
+                log.warning("an environment failed and is tried again: %s", error)
+            self._failures += 1
+            self._failed.append(row.conversation)
+            row.conversation = row.conversation.successor()
+            if isinstance(error, BlockedError):  # one of them blocks all others: retry each alone
+                self._asked[number] += 1
+                self._settle(number, self.host.start([row.conversation.again]).wait()[0])
+            else:
+                self._ask(number, row.conversation.again)
+            return
+        del self._asked[number]
+        if error is not None:
+            self._lose(number, error)
+        group = self._group_of[number]
+        if self._unopened[group]:
+            self._unopened[group] -= 1
+            if not self._unopened[group]:
+                self._begin(group)
+        elif row.finish is None:
+            row.hear(self.dialogue, self.max_turns)
+            self._ready |= {number} if row.finish is None else set()
+        self._deliver(group)
+
+    def _unblock(self) -> None:
+        """Leave a loop behind that an environment has blocked: all answers that it owes have failed."""
+        self.host.abandon()
+        error = BlockedError("an environment blocked the event loop: an async method must await, or be a plain one")
+        for number in list(self._asked):
+            self._settle(number, error)
+
+    def _lose(self, number: int, error: Exception) -> None:
+        self.rows[number].lose(str(error))
+        lost = sum(bool(row.lost) for row in self.rows)
+        if lost == 1:
+            log.warning("a conversation is missing: %s", error)
+        if lost > self.may_lose:
+            raise InfrastructureError(f"{lost} of {len(self.rows)} conversations were lost; {error}")
+
+    def _begin(self, number: int) -> None:
+        """Open the conversations of a group, whose environments have all begun.
+
+        Raises:
+            UserError: they open it differently, or leave no room for a response.
+        """
+        group = self.groups[number]
+        prompt = group[0].prompt
+        tools = self._tools_of(prompt)
+        for row in group:
+            row.tools = tools
+        openings = [t.conversation.opening for t in group if t.finish is None]
+        if any(opening != openings[0] for opening in openings):
+            raise UserError(
+                f"{group[0].conversation.name}.reset",
+                f"opened the conversations about prompt {prompt.id} differently",
+                fix="derive its answer from the prompt alone: a group compares answers to one question",
+            )
+        opening = openings[0] if openings else None
+        if openings and not opening and self.offered:
+            opening = list(prompt.messages) or [{"role": "user", "content": prompt.text}]
+        if opening:
+            self._open_with(group, opening, tools)
+        members = range(self._first[number], self._first[number + 1])
+        self._ready |= {i for i in members if self.rows[i].finish is None}
+
+    def _open_with(
+        self, group: Sequence[ConversationRow], opening: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> None:
+        prompt, name = group[0].prompt, group[0].conversation.name
+        if prompt.media:
+            what = f"opens conversations itself, and prompt {prompt.id} has pictures"
+            fix = "let its reset return no messages: the prompt of the data then opens the conversation"
+            raise UserError("EnvironmentRollouts.environment", what, fix=fix)
+        ids = self.dialogue.opening(opening, {"tools": tools})
+        prompt = dataclasses.replace(prompt, token_ids=tuple(ids))
+        for row in group:
+            row.open(prompt)
+        if group[0].token_budget < 1:
+            raise UserError(
+                "data.max_response_tokens",
+                f"leaves no room for a response: {name}.reset made prompt {prompt.id} "
+                f"{len(prompt.token_ids)} tokens long",
+                fix="raise it; what an environment adds to a prompt counts against it",
+            )
 
     def _tools_of(self, prompt: Prompt) -> Sequence[Mapping[str, Any]]:
         """Return the tools that the chat template shows: those of the record, else those of the environment."""
         found: Sequence[Mapping[str, Any]] = tools_of(prompt.columns).get("tools", self.offered)
         return found if self.dialogue.knows_tools else ()
 
-    def _read(self, turn: Rollout, row: ConversationRow) -> Turn | None:
-        if not self.offered:
-            return None
-        tokenizer = self.dialogue.tokenizer
-        return parse_turn(tokenizer, tokenizer.decode(turn.token_ids.tolist()), row.tools)
-
-    def _speak(self, speak: Speak, rows: list[ConversationRow]) -> tuple[list[ConversationRow], Answers] | None:
-        if not rows:
-            return None
-        for row, turn in zip(rows, speak(rows), strict=True):
-            row.say(turn, self._read(turn, row))
-        told = [t for t in rows if t.finish is None]
-        return told, self.host.start([t.conversation.answer for t in told])
-
-    def _hear(self, rows: list[ConversationRow], answers: Answers) -> None:
-        self._settle(rows, answers)
-        for row in rows:
-            if row.finish is None:
-                row.hear(self.dialogue, self.max_turns)
-
-    def _deliver(self) -> None:
-        for number in sorted(self._open):
-            if all(t.finish is not None for t in self.groups[number]):
-                self._open.remove(number)
-                self.finished(number)
-
-    def _settle(self, rows: Sequence[ConversationRow], answers: Answers) -> None:
-        """Wait for answers, retry failed environments, and mark conversations that still fail as lost."""
-        failed = _failures(rows, answers)
-        for _ in range(self.retries):
-            if failed:
-                failed = self._again(failed)
-        for row, error in failed:
-            row.lose(str(error))
-        if failed:
-            log.warning("%d conversations are missing; the first: %s", len(failed), failed[0][1])
-            self._check([t for t in self.rows if t.lost], failed[0][1])
-
-    def _again(self, failed: Sequence[tuple[ConversationRow, Exception]]) -> list[tuple[ConversationRow, Exception]]:
-        log.warning("%d environments failed and are tried again; the first: %s", len(failed), failed[0][1])
-        for row, _ in failed:
-            self._failed.append(row.conversation)
-            row.conversation = row.conversation.successor()
-        together = [row for row, error in failed if not isinstance(error, BlockedError)]
-        still = _failures(together, self.host.start([t.conversation.again for t in together]))
-        for row, error in failed:
-            if isinstance(error, BlockedError):  # one of them blocks all others: retry each alone
-                still += _failures([row], self.host.start([row.conversation.again]))
-                self._check([t for t, _ in still], error)
-        return still
-
-    def _check(self, lost: Sequence[ConversationRow], error: Exception) -> None:
-        if len(lost) > self.may_lose:
-            raise InfrastructureError(f"{len(lost)} of {len(self.rows)} conversations were lost; {error}")
-
-
-def _failures(rows: Sequence[ConversationRow], answers: Answers) -> list[tuple[ConversationRow, Exception]]:
-    """Return the conversations whose environment failed.
-
-    Raises:
-        UserError: raised by an environment.
-    """
-    found = [(row, error) for row, error in zip(rows, answers.wait(), strict=True) if error is not None]
-    for _, error in found:
-        if not isinstance(error, InfrastructureError):
-            raise error
-    return found
+    def _deliver(self, number: int) -> None:
+        """Hand over a group whose conversations are all over, once."""
+        if number in self._open and all(t.finish is not None for t in self.groups[number]):
+            self._open.remove(number)
+            self.finished(number)

@@ -21,6 +21,7 @@ from gspo_lightning.rollouts import (
     EnvironmentRollouts,
     GroupedSampler,
     Recorded,
+    ResponsePrefix,
     RolloutSource,
     TransformersGenerate,
     VLLMServer,
@@ -217,10 +218,74 @@ def test_a_conversation_does_not_depend_on_who_else_talks(policy: Policy, prompt
     keys = [(r.prompt.id, r.sample) for r in together]
     everything = {key: (r.token_ids.tolist(), r.turn_rewards) for key, r in zip(keys, together, strict=True)}
     alone = [r for p in reversed(prompts) for r in talk(policy, [p], Echo())]
-    waves = talk(policy, prompts, Echo(), waves=3)
-    for r in (*alone, *waves):
+    for r in alone:
         assert everything[r.prompt.id, r.sample] == (r.token_ids.tolist(), r.turn_rewards)
-    assert [(r.prompt.id, r.sample) for r in waves] == keys
+
+
+class Last(Echo):
+    """In conversations about ``prompt``: answers only when all others are over."""
+
+    over: list[int] = []  # noqa: RUF012 (shared on purpose)
+
+    def __init__(self, prompt: int, others: int) -> None:
+        super().__init__()
+        self.prompt, self.others = prompt, others
+
+    async def reset(self, prompt: Prompt) -> list[dict[str, str]]:
+        self.waits = prompt.id == self.prompt
+        return await super().reset(prompt)
+
+    async def step(self, completion: str) -> Any:
+        while self.waits and len(self.over) < self.others:
+            await asyncio.sleep(0.01)
+        return await super().step(completion)
+
+    def close(self) -> None:
+        """Only now the environment knows that a conversation ended early."""
+
+
+def test_a_conversation_does_not_wait_for_the_environments_of_others(policy: Policy, prompts: list[Prompt]) -> None:
+    """In rounds the environment of the first group would wait for ever: its answer comes when the others are over."""
+    usual = talk(policy, prompts, Echo())
+    Last.over.clear()
+    source = EnvironmentRollouts(Last(prompts[0].id, len(prompts) - 1), deadline_s=20.0)
+    source.on_group = lambda group: Last.over.append(group[0].prompt.id)
+    with closing(source):
+        found = flat(source.generate(policy, prompts, group_size=GROUP, sampling=SAMPLING, draws=DRAWS, version=4))
+    assert Last.over[-1] == prompts[0].id
+    for a, b in zip(usual, found, strict=True):
+        assert (a.token_ids.tolist(), a.turn_rewards, a.lost) == (b.token_ids.tolist(), b.turn_rewards, b.lost)
+
+
+class Noting(GroupedSampler):
+    """Remembers how every piece ended, and calls each of its batches other weights."""
+
+    def __init__(self, changes: bool = False) -> None:
+        super().__init__()
+        self.ends: list[FinishReason] = []
+        self.changes, self.batches = changes, 0
+
+    def extend(self, policy: Policy, beginnings: Sequence[ResponsePrefix], **options: Any) -> list[Rollout]:
+        options["version"] += self.batches * self.changes
+        self.batches += 1
+        pieces = super().extend(policy, beginnings, **options)
+        self.ends += [piece.finish_reason for piece in pieces]
+        return pieces
+
+
+def test_a_long_turn_is_cut_for_the_others_and_keeps_its_tokens(policy: Policy, prompts: list[Prompt]) -> None:
+    source, rare = Noting(changes=True), SamplingParams(60, stop_token_ids=(1, 5))
+    together = talk(policy, prompts, Echo(), rare, source=source)
+    assert FinishReason.CUT in source.ends
+    assert FinishReason.CUT not in {r.finish_reason for r in together}
+    alone = [r for p in prompts for r in talk(policy, [p], Echo(), rare, source=GroupedSampler(max_rows=1))]
+    for a, b in zip(together, alone, strict=True):
+        assert (a.token_ids.tolist(), a.text, a.turn_ends) == (b.token_ids.tolist(), b.text, b.turn_ends)
+        assert a.versions is not None or len(a.turn_ends) == 1
+        if a.versions is not None:
+            ages = a.versions.tolist()
+            assert len(ages) == len(a.token_ids)
+            assert ages == sorted(ages)
 
 
 def test_groups_are_announced_when_they_are_over(policy: Policy, prompts: list[Prompt]) -> None:
@@ -360,7 +425,7 @@ class Refusing(Echo):
 
 def test_more_failures_than_allowed_stop_the_run(policy: Policy, prompts: list[Prompt]) -> None:
     with pytest.raises(
-        InfrastructureError, match=r"12 of 12 conversations were lost; Refusing\.reset raised Connection"
+        InfrastructureError, match=r"5 of 12 conversations were lost; Refusing\.reset raised Connection"
     ):
         talk(policy, prompts, Refusing())
     few = talk(policy, prompts[:1], Refusing())
@@ -401,7 +466,7 @@ def test_words_that_the_policy_cannot_read_are_refused(policy: Policy, prompts: 
 
 
 @pytest.mark.parametrize(
-    "settings", [{"max_turns": 0}, {"deadline_s": 0.0}, {"retries": -1}, {"max_missing_rate": 1.5}, {"waves": 0}]
+    "settings", [{"max_turns": 0}, {"deadline_s": 0.0}, {"retries": -1}, {"max_missing_rate": 1.5}]
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(settings))):

@@ -9,7 +9,7 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,15 @@ from typing import Any
 import pytest
 import torch
 
+from gspo_lightning.environments import Environment
 from gspo_lightning.errors import InfrastructureError, UserError
+from gspo_lightning.experience.settings import ExperienceSettings
+from gspo_lightning.experience.sources import check_sources
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import build_tiny_model
 from gspo_lightning.randomness import Purpose
-from gspo_lightning.rollouts import Draws, VLLMServer
+from gspo_lightning.rollouts import Draws, EnvironmentRollouts, RolloutSource, VLLMServer
 from gspo_lightning.rollouts.serving.answers import BadReplyError
 from gspo_lightning.rollouts.serving.client import Client, ServerError
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
@@ -56,7 +59,7 @@ def newer(policy: Policy) -> Policy:
 class Asked(threading.Thread):
     """A rollout in another thread, as the prefetcher makes it."""
 
-    def __init__(self, source: VLLMServer, policy: Policy, prompts: list[Prompt], version: int = 3) -> None:
+    def __init__(self, source: RolloutSource, policy: Policy, prompts: list[Prompt], version: int = 3) -> None:
         super().__init__(daemon=True)
         self.source, self.policy, self.prompts, self.version = source, policy, prompts, version
         self.groups: list[list[Rollout]] = []
@@ -493,11 +496,68 @@ def test_what_cannot_be_joined_is_refused(
     assert says in " ".join(capsys.readouterr().err.split())
 
 
-def test_conversations_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    inner = '{"class_path": "VLLMServer", "init_args": {"weights_in_flight": true, "urls": ["http://127.0.0.1:9"]}}'
-    outer = f'{{"class_path": "EnvironmentRollouts", "init_args": {{"environment": "GuessNumber", "source": {inner}}}}}'
-    runs.fit(tmp_path, *runs.UNTAUGHT, f"--data.rollouts={outer}", "--data.max_staleness=1", code=2)
-    assert "behind EnvironmentRollouts, which does not say" in " ".join(capsys.readouterr().err.split())
+class Twice(Environment):
+    """Two turns, between which it waits for other weights."""
+
+    waits, newer = threading.Event(), threading.Event()
+
+    async def reset(self, prompt: Prompt) -> list[dict[str, str]]:
+        self.heard = 0
+        return []
+
+    async def step(self, completion: str) -> Any:
+        self.heard += 1
+        self.waits.set()
+        while not self.newer.is_set():
+            await asyncio.sleep(0.01)
+        return [{"role": "user", "content": "+1="}], 1.0, self.heard == 2
+
+    def fresh(self) -> Twice:
+        return Twice()
+
+
+def test_tokens_of_a_conversation_say_which_weights_sampled_them(
+    toy: ToyServer, policy: Policy, newer: Policy, prompts: list[Prompt]
+) -> None:
+    """New weights come after the first turn; the second is theirs alone."""
+    source = EnvironmentRollouts(Twice(), VLLMServer([toy.url], **FAST))
+    assert source.updates_in_flight
+    with closing(source):
+        asked = Asked(source, policy, prompts)
+        asked.start()
+        assert Twice.waits.wait(20.0)
+        source.update_weights_in_flight(newer, 7)
+        Twice.newer.set()
+        asked.join(30)
+    groups = asked.groups
+    assert [len(group) for group in groups] == [3] * len(prompts)
+    assert {len(r.turn_ends) for group in groups for r in group} > {1}
+    old = [(r, mask & r.response_mask) for r, mask in by_weights(groups, 3)]
+    new = [(r, mask & r.response_mask) for r, mask in by_weights(groups, 7)]
+    assert gap(policy, old) < 1e-5
+    assert gap(newer, new) < 1e-5
+    for rollout, _ in new:
+        assert rollout.versions is not None
+        assert rollout.versions.tolist() == sorted(rollout.versions.tolist())
+        if len(rollout.turn_ends) == 2:
+            second = torch.arange(len(rollout.token_ids)) >= rollout.turn_ends[0]
+            assert set(rollout.versions[second & rollout.response_mask].tolist()) == {7}
+
+
+class Wrapper(RolloutSource):
+    """A plug-in that lets another source speak, and forgets what it was sampled with."""
+
+    def __init__(self, source: RolloutSource) -> None:
+        self.source = source
+
+    def generate(self, policy: Policy, prompts: Sequence[Prompt], **options: Any) -> list[list[Rollout]]:
+        return self.source.generate(policy, prompts, **options)
+
+
+def test_a_wrapper_that_does_not_say_so_is_refused() -> None:
+    outer = Wrapper(VLLMServer(["http://127.0.0.1:9"], weights_in_flight=True))
+    with pytest.raises(UserError, match="behind Wrapper, which does not say"):
+        check_sources(ExperienceSettings(max_staleness=1), outer, {}, (), "conversation")
 
 
 def test_a_run_trains_on_fresher_tokens(tmp_path: Path) -> None:
