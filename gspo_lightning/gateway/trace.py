@@ -204,7 +204,8 @@ class Trace:
         """Return the turns to train on, in the order of sampling.
 
         A conversation without tools beside one with tools (a title, a summary for people) is left out. Of several
-        answers to one request, those that were never continued are left out if another one was.
+        answers to one request, those that were never continued are left out if another one was. A summary that
+        compacts the history is trained like any turn (CompactionRL, arXiv 2607.05378).
         """
         tools = any(root.tools != "[]" and any(t.root is root for t in self.turns) for root in self.roots)
         return [t for t in self.turns if not (tools and t.root.tools == "[]") and not _passed_over(t)]
