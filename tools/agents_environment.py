@@ -1,7 +1,7 @@
-"""The environments of ``make test-agents``: ``python -m tools.agents_environment FOLDER [NAME]`` prints an interpreter.
+"""The environments of ``make test-agents``: ``python -m tools.agents_environment FOLDER [NAME]`` prints one.
 
-``NAME`` is ``agents`` (the clients) or ``openenv``, which pins an older mcp. Each is built once, at ``FOLDER/NAME-KEY``,
-as that of ``make test-vllm`` is. Standard library only.
+``NAME`` is ``agents`` (the clients) or ``openenv``, which pins an older mcp. Each is built once, at
+``FOLDER/NAME-KEY``, as that of ``make test-vllm`` is. Standard library only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""OpenEnv's capture in front of an endpoint: a loop with a tool talks through it, and its own count of roots is printed.
+"""OpenEnv's capture in front of an endpoint: a loop with a tool talks through it, and its count of roots is printed.
 
 Runs in the environment of OpenEnv. URL and key of the endpoint are in the environment.
 """

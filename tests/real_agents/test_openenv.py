@@ -72,7 +72,7 @@ def test_a_conversation_with_its_server(url: str) -> None:
     assert opened[1][1:] == (1.0, True)
     with pytest.raises(InfrastructureError, match="out of numbers"):
         talk(OpenEnvEnvironment(url, **options), record, "crash")
-    with pytest.raises(UserError, match="names 'text', but an observation has .*hint"):
+    with pytest.raises(UserError, match=r"names 'text', but an observation has .*hint"):
         talk(OpenEnvEnvironment(url, action="text", observation="text"), record, "31")
     with pytest.raises(UserError, match="does not have"):
         talk(OpenEnvEnvironment(url, reset=["day"]), record)
