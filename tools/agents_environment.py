@@ -1,6 +1,7 @@
-"""The environment of ``make test-agents``: ``python -m tools.agents_environment FOLDER`` prints its interpreter.
+"""The environments of ``make test-agents``: ``python -m tools.agents_environment FOLDER [NAME]`` prints one.
 
-It is built once, at ``FOLDER/agents-KEY``, as that of ``make test-vllm`` is. Standard library only.
+``NAME`` is ``agents`` (the clients) or ``openenv``, which pins an older mcp. Each is built once, at
+``FOLDER/NAME-KEY``, as that of ``make test-vllm`` is. Standard library only.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ from pathlib import Path
 
 from tools.vllm_environment import UnavailableError, interpreter, make
 
-CONSTRAINTS = Path(__file__).with_name("constraints-agents.txt")
+NAMES = {"agents": "the clients", "openenv": "OpenEnv"}
 
 
-def main(folder: str, pip_arguments: Sequence[str] = ()) -> int:
+def main(folder: str, name: str = "agents", pip_arguments: Sequence[str] = ()) -> int:
     """Build it if it is not there yet; its interpreter is the only thing on standard output."""
+    constraints = Path(__file__).with_name(f"constraints-{name}.txt")
 
     def build(home: Path) -> None:
-        make(home, [["--no-deps", "-r", CONSTRAINTS]], pip_arguments, "the clients")
+        make(home, [["--no-deps", "-r", constraints]], pip_arguments, NAMES[name])
 
     try:
-        print(interpreter(Path(folder).absolute(), CONSTRAINTS, build, "agents", Path(__file__)))
+        print(interpreter(Path(folder).absolute(), constraints, build, name, Path(__file__)))
     except UnavailableError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -29,4 +31,5 @@ def main(folder: str, pip_arguments: Sequence[str] = ()) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    named = sys.argv[2] if len(sys.argv) > 2 and sys.argv[2] in NAMES else ""
+    sys.exit(main(sys.argv[1], named or "agents", sys.argv[3 if named else 2 :]))

@@ -87,6 +87,9 @@ class Environment(ABC):
         """Release the resources of this conversation; called once, also after a failure."""
         return None
 
+    def release(self) -> None:  # noqa: B027 (most environments share nothing)
+        """Release what all conversations share; called at the end of a run, on the template."""
+
     def fresh(self) -> Self:
         """Return a copy for one conversation; override it to share something (a client, a table)."""
         return copy.deepcopy(self)

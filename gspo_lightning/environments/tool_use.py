@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from typing_extensions import override
+
 from gspo_lightning.environments.environment import Environment, Messages, Step
 from gspo_lightning.environments.tools import Tool, ToolError
 from gspo_lightning.environments.turn import Turn
@@ -116,6 +118,11 @@ class ToolUse(Environment):
             for call, result in zip(calls, results, strict=True)
         ]
         return messages, 0.0, not calls
+
+    @override
+    def release(self) -> None:
+        for tool in self.tools.values():
+            tool.close()
 
     def fresh(self) -> ToolUse:
         """Return a copy that shares the tools, which keep no state between calls."""

@@ -90,6 +90,9 @@ class Tool(ABC):
             raise ToolError(str(error)) from error
         return _text(await result_of(partial(self.call, **values)))
 
+    def close(self) -> None:  # noqa: B027 (most tools hold nothing)
+        """Release what the tool holds, such as a connection; called at the end of a run, after which it may be used."""
+
     @cached_property
     def _arguments(self) -> Arguments:
         return Arguments(type(self).call, type(self).__name__)

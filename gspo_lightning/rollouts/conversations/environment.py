@@ -125,6 +125,7 @@ class EnvironmentRollouts(WrappingSource):
     def close(self) -> None:
         """Release the source and the environments' thread."""
         self._host.close()
+        self.environment.release()
         super().close()
 
     def _row(self, prompt: Prompt, sample: int, draws: Draws, token_budget: int) -> ConversationRow:

@@ -1,0 +1,118 @@
+"""OpenEnv: its environments over the WebSocket of a real server, and its capture in front of the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo_lightning.environments import OpenEnvEnvironment
+from gspo_lightning.errors import InfrastructureError, UserError
+from gspo_lightning.gateway.server import Gateway, described
+from gspo_lightning.gateway.session import Session
+from gspo_lightning.types import Prompt
+from tests import ROOT
+from tests.gateway.stubs import Bytes, Script
+from tests.runs import runs
+
+PYTHON = os.environ.get("GSPO_OPENENV_PYTHON", "")
+pytestmark = pytest.mark.skipif(not PYTHON, reason="needs the environment of OpenEnv: make test-agents")
+HERE = ROOT / "tests" / "real_agents"
+CALL = '<think>hm</think>So  <tool_call>{"name": "multiply", "arguments": {"b": 7, "a": 6}}</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server with an environment."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([PYTHON, str(HERE / "openenv_server.py"), str(port)])
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        with socket.socket() as probe:
+            if not probe.connect_ex(("127.0.0.1", port)):
+                break
+        time.sleep(0.2)
+    yield f"http://127.0.0.1:{port}"
+    process.kill()
+    process.wait()
+
+
+def talk(environment: OpenEnvEnvironment, prompt: Prompt, *texts: str) -> list[Any]:
+    """The opening, and the answers to some turns."""
+
+    async def work() -> list[Any]:
+        try:
+            return [await environment.reset(prompt), *[await environment.step(text) for text in texts]]
+        finally:
+            await environment.close()
+
+    return asyncio.run(work())
+
+
+def test_a_conversation_with_its_server(url: str) -> None:
+    options: dict[str, Any] = {"action": "text", "observation": "hint"}
+    by_seed = talk(OpenEnvEnvironment(url, **options), Prompt(37, "30-49?", (1,)), "30", "40", "a", "1" * 9, "37")
+    said = [(messages[0]["content"] if messages else "", reward, done) for messages, reward, done in by_seed[1:]]
+    assert by_seed[0] == []
+    assert [*said[:3], said[4]] == [(">", 0.0, False), ("<", 0.0, False), (">", 0.0, False), (">", 1.0, True)]
+    assert said[3][0].startswith("error: ")
+    record = Prompt(1, "30-49?", (1,), {"answer": "31"})
+    opened = talk(OpenEnvEnvironment(url, reset=["answer"], opens=True, **options), record, "31")
+    assert opened[0] == [{"role": "user", "content": "?"}]
+    assert opened[1][1:] == (1.0, True)
+    with pytest.raises(InfrastructureError, match="out of numbers"):
+        talk(OpenEnvEnvironment(url, **options), record, "crash")
+    with pytest.raises(UserError, match=r"names 'text', but an observation has .*hint"):
+        talk(OpenEnvEnvironment(url, action="text", observation="text"), record, "31")
+    with pytest.raises(UserError, match="does not have"):
+        talk(OpenEnvEnvironment(url, reset=["day"]), record)
+    with pytest.raises(InfrastructureError, match="Cannot connect"):
+        talk(OpenEnvEnvironment("http://127.0.0.1:9"), record)
+
+
+def test_a_policy_learns_to_guess_from_it(url: str, tmp_path: Path) -> None:
+    """In the place of ``GuessNumber`` of configs/guess.yaml, whose cold start finds one number in four."""
+    inner = {"url": url, "action": "text", "observation": "hint", "reset": ["answer"]}
+    environment = json.dumps({"class_path": "OpenEnvEnvironment", "init_args": inner})
+    options = [f"--data.rollouts.environment={environment}", "--trainer.max_epochs=8"]
+    options += ["--trainer.check_val_every_n_epoch=8", "--data.evaluation.limit=128"]
+    run = runs.fit(tmp_path, *options, small=False, config=ROOT / "configs" / "guess.yaml")
+    accuracy = [value for _, value in runs.scalars(run)["val/accuracy"]]
+    assert accuracy[-1] > accuracy[0] + 0.1, accuracy
+
+
+def test_its_capture_in_front_of_the_gateway_finds_one_root() -> None:
+    """Four turns with calls and reasoning: a server that renders its history again gives one root a turn."""
+    texts = {"agent": [CALL, CALL, CALL, "42"], "probe": ["hello"]}
+
+    async def work() -> tuple[dict[str, Any], dict[str, Any]]:
+        gateway = Gateway(lambda name: Session(name, Bytes(), Script(*texts[name]), 100_000))
+        await gateway.start()
+        try:
+            agent, probe = (gateway.open_session(name) for name in texts)
+            probed = {"PROBE_URL": gateway.address(probe).base_url, "PROBE_KEY": probe.key, "no_proxy": "*"}
+            process = await asyncio.create_subprocess_exec(
+                PYTHON, str(HERE / "openenv_capture.py"), stdout=subprocess.PIPE,
+                env={"PATH": os.environ["PATH"], **gateway.address(agent).environment(), **probed},
+            )  # fmt: skip
+            out, _ = await asyncio.wait_for(process.communicate(), 240)
+            assert process.returncode == 0
+            return json.loads(out.decode().splitlines()[-1]), described(agent)
+        finally:
+            await gateway.stop()
+
+    found, tree = asyncio.run(work())
+    assert (found["level"], found["answer"]) == ("tokens", "42")
+    assert found["stats"] == {"n_turns": 4, "n_roots": 1, "n_leaves": 1, "n_forks": 0, "n_discarded": 0}
+    assert tree["reasons"] == {"first": 1}
+    assert len(tree["rows"]) == 1
