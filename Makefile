@@ -54,7 +54,7 @@ help:
 	@echo "make bench-install         TRL, for make bench and make test-trl"
 	@echo "make bench                 speed and memory beside TRL, on one CPU thread: under 10 minutes (benchmarks/README.md)"
 	@echo "make bench-real            a step of the model of make real-model beside TRL: CPU time and memory, 25 minutes"
-	@echo "make gpu-check             the same questions on a CUDA device, in 10 minutes"
+	@echo "make gpu-check             the same questions on a CUDA device, in 25 minutes (docs/first_gpu_hour.md)"
 	@echo "make device-check          kernels, casts, syncs and bytes that a device would see, counted on a CPU in a minute"
 	@echo "make check                 ruff, codespell, mypy --strict, doctests, pre-commit's configuration"
 	@echo "make format                let ruff format and fix"

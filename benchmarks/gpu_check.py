@@ -1,7 +1,8 @@
-"""``python -m benchmarks.gpu_check``: is this package right, fast and small on a CUDA device? Ten minutes, one JSON.
+"""``python -m benchmarks.gpu_check``: is this package right, fast and small on a CUDA device? 25 minutes, one JSON.
 
 Each part runs in a process of its own, so that none inherits the compiled kernels or the memory of another; attention
-that goes without a compiled kernel fails its part.
+that goes without a compiled kernel fails its part. The JSON is rewritten after every part, and no part takes more than
+ten minutes. The most valuable parts come first; docs/first_gpu_hour.md says what each of them decides.
 
 Needs torch, transformers and lightning. TRL and everything else is used if it is there and reported as absent if not.
 Without CUDA every part runs in a toy form on the CPU, so that the script itself is tested; its numbers mean nothing.
@@ -15,11 +16,13 @@ import importlib.util
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -37,56 +40,117 @@ from benchmarks.gpu_parts import (
     check_kernels,
     check_noise,
     check_parity,
-    compare_plan,
     measure_memory,
     measure_step,
 )
+from benchmarks.gpu_run import check_fit, check_fsdp2, check_ipc, check_start, measure_layers, profile_sampler
 from benchmarks.gpu_vllm import check_engine, check_ways
+from gspo_lightning.resume.files import write_text
 
 __all__ = ["main"]
 
 PROCESSES = multiprocessing.get_context("forkserver")
 OPTIONAL = ("trl", "vllm", "liger_kernel", "flash_attn", "kernels", "bitsandbytes", "triton", "accelerate", "datasets")
+LIMIT_S = 600.0
+"""Seconds after which a part is ended: no command on a rented machine may take longer."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One question, answered in a process of its own."""
+
+    name: str
+    function: Callable[[Bench], Any]
+    seconds: float
+    """Estimate on an H100 without anything compiled before; not measured yet."""
+
+
+def _parts() -> list[Part]:
+    """All parts, the most valuable ones first."""
+    step = functools.partial
+    return [
+        Part("attention", step(check_kernels, dtype=torch.bfloat16, sizes=(64, 128, 256)), 90),
+        Part("start", check_start, 60),
+        *(
+            Part(f"step_{model}_{workload}", step(measure_step, model=model, workload=workload), seconds)
+            for model, workload, seconds in (("1.7b", "skewed", 100), ("0.6b", "equal", 90), ("1.7b", "equal", 120))
+        ),
+        Part("sampler", profile_sampler, 60),
+        Part("ipc", check_ipc, 30),
+        Part("fit", check_fit, 240),
+        Part("fsdp2", check_fsdp2, 60),
+        Part("layers_8b", measure_layers, 90),
+        Part("noise_bf16", check_noise, 60),
+        Part("parity", check_parity, 90),
+        Part("head_pieces", measure_head, 20),
+        Part("block_masks", measure_masks, 30),
+        Part("memory_0.6b", step(measure_memory, model="0.6b"), 40),
+        Part("attention_float32", step(check_kernels, dtype=torch.float32, sizes=(64, 128)), 180),
+        Part("vllm_engine", check_engine, 60),
+        Part("vllm_weights", check_ways, 120),
+    ]
 
 
 @dataclass
 class Run:
-    """Parts run one after the other; one that fails is reported and does not take the rest with it."""
+    """Parts run one after the other, and the file with their results, complete after each of them.
 
+    One that fails is reported and does not take the rest with it.
+    """
+
+    bench: Bench
+    output: Path
     budget: float
     start: float = field(default_factory=time.monotonic)
     parts: dict[str, Any] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
 
-    def part(self, name: str, function: Callable[[], Any], seconds: float) -> None:
-        """Run ``function`` unless its usual ``seconds`` would go beyond the budget."""
-        spent = time.monotonic() - self.start
+    def part(self, part: Part) -> None:
+        """Run a part, unless its usual time would go beyond the budget."""
+        spent, seconds = time.monotonic() - self.start, 0.0 if self.bench.toy else part.seconds
         if spent + seconds > self.budget:
-            reason = f"{spent:.0f} s of {self.budget:.0f} are spent, this takes about {seconds:.0f}"
-            self.parts[name] = {"skipped": reason}
+            found = {"skipped": f"{spent:.0f} s of {self.budget:.0f} are spent, this takes about {seconds:.0f}"}
         else:
-            self.parts[name] = apart(function)
-            if "error" in self.parts[name]:
-                self.failed.append(name)
-        print(f"[{time.monotonic() - self.start:4.0f} s] {name}: {json.dumps(_short(self.parts[name]))}", flush=True)
+            limit = min(LIMIT_S, max(self.budget - spent, seconds))
+            found = apart(functools.partial(part.function, self.bench), limit)
+            found["part_s"] = time.monotonic() - self.start - spent
+        self.add(part.name, found)
+
+    def add(self, name: str, found: dict[str, Any]) -> None:
+        """Add a result, and replace the file."""
+        self.parts[name] = found
+        if "error" in found or found.get("ok") is False:
+            self.failed.append(name)
+        outcome = {"ok": not self.failed, "failed": self.failed, "seconds": time.monotonic() - self.start}
+        write_text(self.output, json.dumps(outcome | self.parts, indent=1) + "\n")
+        print(f"[{outcome['seconds']:4.0f} s] {name}: {json.dumps(_short(found))}", flush=True)
 
 
-def apart(function: Callable[[], Any]) -> Any:
-    """What a function returns in a process of its own, or its error and traceback.
+def apart(function: Callable[[], Any], limit: float = LIMIT_S) -> Any:
+    """What a function returns in a process of its own, or its error and traceback; ended after ``limit`` seconds.
 
     The process is forked from one that has only paid for the imports: CUDA cannot be used on both sides of a fork.
     """
     ours, theirs = PROCESSES.Pipe(duplex=False)
-    process = PROCESSES.Process(target=_answer, args=(theirs, function))
+    process = PROCESSES.Process(target=_alone, args=(theirs, function))
     process.start()
+    assert process.pid
     theirs.close()
     try:
-        found = ours.recv()
+        found = ours.recv() if ours.poll(limit) else {"error": f"took more than {limit:.0f} s", "traceback": ""}
     except EOFError:
         process.join()
         found = {"error": f"its process ended with exit code {process.exitcode}", "traceback": ""}
-    process.join()
+    finally:
+        with suppress(ProcessLookupError):  # also what it has started
+            os.killpg(process.pid, signal.SIGKILL)
+        process.join()
     return found
+
+
+def _alone(theirs: Connection, function: Callable[[], Any]) -> None:
+    os.setsid()
+    _answer(theirs, function)
 
 
 def _answer(theirs: Connection, function: Callable[[], Any]) -> None:
@@ -116,38 +180,33 @@ def about() -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run every part and write the JSON; 1 if a part failed or parity does not hold."""
+    """Run parts and write the JSON after each of them; 1 if a part failed or parity does not hold."""
+    parts = _parts()
     parser = argparse.ArgumentParser("python -m benchmarks.gpu_check", description=__doc__)
+    parser.add_argument("parts", nargs="*", help=f"which ones; default: all, in this order: {_names(parts)}")
     parser.add_argument("--output", type=Path, default=Path("gpu_check.json"), help="where the JSON goes")
-    parser.add_argument("--budget", type=float, default=600.0, help="seconds; a part that would not fit is skipped")
+    parser.add_argument("--budget", type=float, default=1500.0, help="seconds; a part that would not fit is skipped")
     parser.add_argument("--toy", action="store_true", help="toy sizes on the CPU, also where CUDA is available")
     given = parser.parse_args(argv)
+    if unknown := set(given.parts) - {part.name for part in parts}:
+        parser.error(f"no part is called {', '.join(sorted(unknown))}; there are: {_names(parts)}")
     bench = Bench.on(cuda=torch.cuda.is_available() and not given.toy)
     if bench.toy:
         print("no CUDA device is used: every part runs in a toy form on the CPU, to test the script and nothing else")
-    run = Run(given.budget)
-    run.part("about", about, 0)
-    run.part("attention", functools.partial(check_kernels, bench), 60)
-    run.part("parity", functools.partial(check_parity, bench), 30)
-    run.part("noise_bf16", functools.partial(check_noise, bench), 30)
-    run.part("head_pieces", functools.partial(measure_head, bench), 20)
-    run.part("block_masks", functools.partial(measure_masks, bench), 30)
-    run.part("memory_0.6b", functools.partial(measure_memory, bench, "0.6b"), 40)
-    for model, workload, seconds in (("1.7b", "skewed", 100), ("0.6b", "equal", 90), ("1.7b", "equal", 120)):
-        step = functools.partial(measure_step, bench, model, workload)
-        run.part(f"step_{model}_{workload}", step, 0 if bench.toy else seconds)
-    steps = {name: part for name, part in run.parts.items() if name.startswith("step_")}
-    run.part("plan", functools.partial(compare_plan, bench, steps), 0 if bench.toy else 60)
-    run.part("vllm_engine", functools.partial(check_engine, bench), 0 if bench.toy else 60)
-    run.part("vllm_weights", functools.partial(check_ways, bench), 0 if bench.toy else 120)
-    agrees = bool(run.parts["parity"].get("ok", False))
-    outcome = {"ok": agrees and not run.failed, "failed": run.failed, "seconds": time.monotonic() - run.start}
-    result = outcome | run.parts
-    given.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {given.output}; ok: {result['ok']}")
-    return 0 if result["ok"] else 1
+    run = Run(bench, given.output, given.budget)
+    run.add("about", about())
+    for part in parts:
+        if not given.parts or part.name in given.parts:
+            run.part(part)
+    print(f"written to {given.output}; ok: {not run.failed}")
+    return 1 if run.failed else 0
+
+
+def _names(parts: Sequence[Part]) -> str:
+    return ", ".join(part.name for part in parts)
 
 
 if __name__ == "__main__":
-    PROCESSES.set_forkserver_preload(["benchmarks.gpu_vllm"])  # not in a test: a process has one such server
+    # not in a test: a process has one such server
+    PROCESSES.set_forkserver_preload(["benchmarks.gpu_run", "benchmarks.gpu_vllm"])
     sys.exit(main())

@@ -8,7 +8,7 @@ import gc
 import itertools
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,14 +27,14 @@ from benchmarks.step import micro_batch_sizes
 from benchmarks.workloads import MINI_BATCHES, Workload
 from gspo_lightning.commands.plan.devices import Device
 from gspo_lightning.commands.plan.job import Job
-from gspo_lightning.commands.plan.memory import memory_of
+from gspo_lightning.commands.plan.memory import Memory, memory_of
 from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.objectives import GSPO
 from gspo_lightning.policy.attention import check_attention
 from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.types import Rollout
 
-__all__ = ["Bench", "check_kernels", "check_noise", "check_parity", "compare_plan", "measure_memory", "measure_step"]
+__all__ = ["Bench", "check_kernels", "check_noise", "check_parity", "measure_memory", "measure_step", "planned"]
 
 QWEN3: dict[str, Shape] = {
     "0.6b": Shape(151_936, 1024, 28, 16, 8, 128, 3072),
@@ -105,17 +105,23 @@ class Bench:
             into[name] = peak_memory() - at_start
 
 
-def check_kernels(bench: Bench) -> dict[str, Any]:
-    """Whether packed attention does on this device what its definition says, by dtype; else the reason."""
+def check_kernels(bench: Bench, dtype: torch.dtype, sizes: Sequence[int]) -> dict[str, Any]:
+    """Whether packed attention does on this device what its definition says, by size of a head; else the reason.
+
+    Raises:
+        RuntimeError: it does not; training would pad its rows.
+    """
     found: dict[str, Any] = {}
-    for dtype in (torch.float32, torch.bfloat16):
+    for size in (16,) if bench.toy else sizes:
         started = time.monotonic()
         try:
-            check_attention(bench.device, (16, 8), 16 if bench.toy else 128, dtype)
-            found[str(dtype)] = "ok"
-        except Exception as error:  # of any kind: compilers fail in many ways, and training would pad its rows
-            found[str(dtype)] = repr(error)
-        found[f"seconds, {dtype}"] = time.monotonic() - started
+            check_attention(bench.device, (16, 8), size, dtype)
+            found[f"head {size}"] = "ok"
+        except Exception as error:  # of any kind: compilers fail in many ways
+            found[f"head {size}"] = repr(error)
+        found[f"head {size}, s"] = time.monotonic() - started
+    if not any(value == "ok" for value in found.values()):
+        raise RuntimeError(f"no size of a head has a kernel: {found}")
     return found
 
 
@@ -280,32 +286,13 @@ def _our_step(bench: Bench, shape: Shape, work: Workload) -> dict[str, Any]:
         except torch.OutOfMemoryError:
             ours.optimizer.zero_grad(set_to_none=True)
             continue
-        return mine | {"packed": ours.policy.packed} | _seconds(second, work)
+        plan = planned(shape, work, max_tokens, ours.policy.packed).peak / 2**20
+        return mine | {"packed": ours.policy.packed, "planned_mib": plan} | _seconds(second, work)
     raise torch.OutOfMemoryError(f"{work.rows} rows do not fit, not even {max_tokens} tokens at a time")
 
 
-def compare_plan(bench: Bench, steps: Mapping[str, Any]) -> dict[str, Any]:
-    """Peak memory of our steps beside what ``gspo plan`` counts for them (without the context of the device).
-
-    Args:
-        bench: where they ran.
-        steps: name (``step_MODEL_WORKLOAD``) -> what :func:`measure_step` found.
-    """
-    found: dict[str, Any] = {}
-    for name, step in steps.items():
-        mine = step.get("ours")
-        if mine is None:
-            continue
-        _, model, workload = name.split("_")
-        planned = _planned(bench.shape(model), bench.work(workload), mine["max_tokens"], mine["packed"])
-        found[name] = {
-            "planned_mib": planned, "measured_mib": mine["peak_mib"], "ratio": planned / max(mine["peak_mib"], 1e-9),
-        }  # fmt: skip
-    return found
-
-
-def _planned(shape: Shape, work: Workload, budget: int, packed: bool) -> float:
-    """MiB."""
+def planned(shape: Shape, work: Workload, budget: int, packed: bool) -> Memory:
+    """What ``gspo plan`` counts for steps in bf16-mixed, without the context of the device."""
     with tempfile.TemporaryDirectory() as folder:
         with torch.device("meta"):
             build_model(shape).config.save_pretrained(folder)
@@ -316,7 +303,7 @@ def _planned(shape: Shape, work: Workload, budget: int, packed: bool) -> float:
             max_prompt=work.prompt_tokens[1], max_response=int(work.lengths.max()), iterations=1, packed=packed,
             source="GroupedSampler", max_rows=512,
         )  # fmt: skip
-        return memory_of(job, Device("without a context", 1 << 60, 1.0, 1.0, cpu=True)).peak / 2**20
+        return memory_of(job, Device("without a context", 1 << 60, 1.0, 1.0, cpu=True))
 
 
 def _trl_step(bench: Bench, shape: Shape, work: Workload) -> dict[str, Any]:

@@ -72,6 +72,8 @@ class Policy(nn.Module):
         """Measured decoding choices, shared with copies of the policy."""
         self.gathering: Any = None
         """Gathers the whole weights if they are sharded (:mod:`gspo_lightning.strategies.sharding`), else None."""
+        self.on_release: Callable[[], None] | None = None
+        """Frees weights that were gathered from shards for this policy; None: the weights are its own."""
         self.weights_on = WeightsOn.EVERY_RANK
         """Ranks that hold the weights; others have them on the meta device until a strategy has sharded them."""
         self.routing: Routing | None = None
@@ -272,6 +274,11 @@ class Policy(nn.Module):
         for value in sources:
             ids.update([value] if isinstance(value, int) else (value or []))
         return tuple(sorted(ids))
+
+    def release(self) -> None:
+        """Free weights that were gathered from shards for this policy; any other policy keeps its own."""
+        if self.on_release is not None:
+            self.on_release()
 
     def frozen_copy(self, memo: dict[int, Any] | None = None) -> Policy:
         """Copy the policy without gradients, in the same layout; weights that are never trained are shared.

@@ -111,6 +111,7 @@ class Gathering:
         blank = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), False) for p in policy.model.parameters()}
         self.twin = policy.frozen_copy(dict(blank))
         self.twin.eval()
+        self.twin.on_release = self.clear
         first: dict[int, str] = {}
         self._places: dict[str, list[tuple[nn.Module, str]]] = {}
         for name, parameter in self.twin.model.named_parameters(remove_duplicate=False):  # tied parameters have several

@@ -136,10 +136,27 @@ def test_package_import_is_light() -> None:
 
 def test_a_rented_image_needs_few_packages() -> None:
     """The checks of a GPU import where torch, transformers and lightning are, without network: docs/device.md."""
-    absent = ("jsonargparse", "bitsandbytes", "math_verify", "tensorboard", "peft", "aiohttp", "gguf", "trl")
-    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); import benchmarks.gpu_check"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120, capture_output=True, text=True)
+    absent = (
+        "jsonargparse",
+        "bitsandbytes",
+        "math_verify",
+        "tensorboard",
+        "pydantic",
+        "peft",
+        "aiohttp",
+        "gguf",
+        "trl",
+    )
+    parts = ("attention", "start", "sampler", "fit", "fsdp2", "vllm_engine")
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); from benchmarks.gpu_check import Bench, _parts"
+    code += (
+        f"\nfor part in _parts():\n    if part.name in {parts}: print(part.name, part.function(Bench.on(cuda=False)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=300, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line for line in done.stdout.splitlines() if line.startswith(parts)]
+    assert [line.split()[0] for line in lines] == list(parts)
+    assert ["skipped" in line for line in lines] == [name in ("fit", "vllm_engine") for name in parts]
 
 
 @pytest.mark.parametrize(

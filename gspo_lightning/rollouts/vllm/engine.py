@@ -44,7 +44,7 @@ class VLLMEngine(RolloutSource):
             were copied; None is 1e-3 in float32, else 0.1.
         exact_seeds: give every response a seed of its own, so that it depends on no other response. On a CPU vLLM
             then draws for one response after another, in Python. False: the engine is seeded at each call, and the same
-            call draws the same.
+            call draws the same. None: true on a GPU, where vLLM 0.32 draws every row from a counter anyway.
     """
 
     reads_pictures = True
@@ -56,7 +56,7 @@ class VLLMEngine(RolloutSource):
         gpu_memory_utilization: float = 0.4,
         options: dict[str, Any] | None = None,
         tolerance: float | None = None,
-        exact_seeds: bool = False,
+        exact_seeds: bool | None = None,
     ) -> None:
         if not 0 < gpu_memory_utilization < 1:
             raise UserError(
@@ -65,6 +65,7 @@ class VLLMEngine(RolloutSource):
         self.dtype, self.gpu_memory_utilization, self.tolerance = dtype, gpu_memory_utilization, tolerance
         self.exact_seeds = exact_seeds
         self.options = dict(options or {})
+        self._seeded = bool(exact_seeds)
         self._longest = 0
         self._met = False
         self._engine: InProcessEngine | None = None
@@ -116,7 +117,9 @@ class VLLMEngine(RolloutSource):
                 fix="change data.rollouts.options (arguments of vllm.LLM), or use GroupedSampler",
             ) from error
         self._met = True
+        self._seeded = policy.device.type == "cuda" if self.exact_seeds is None else self.exact_seeds
         self._synced = (weakref.ref(policy), version)
+        policy.release()  # the engine has a copy: weights gathered for it would be another one while it samples
 
     def sleep(self) -> None:
         """Put the engine to sleep; the next :meth:`sync_weights` wakes it up."""
@@ -194,7 +197,7 @@ class VLLMEngine(RolloutSource):
         """Yield (index of the row, its rollout) in the order in which rows end."""
         if self._engine is None or self._synced is None or self._synced[1] != version:
             raise RuntimeError(f"version {version} was not copied by sync_weights()")
-        seeds = [seed_of(draws, row) if self.exact_seeds else None for row in rows]
+        seeds = [seed_of(draws, row) if self._seeded else None for row in rows]
         unsaid = unsaid_of(policy)
         asked = [request("", row, 1, sampling, seed, unsaid) for row, seed in zip(rows, seeds, strict=True)]
         media = [row.prompt.media for row in rows]

@@ -29,13 +29,14 @@ from gspo_lightning.rollouts.serving.pool import Faults, Server, Weights
 from gspo_lightning.rollouts.serving.weight_version import run_of
 from gspo_lightning.rollouts.serving.weights import WeightFolders
 from gspo_lightning.rollouts.source import Enough, Progress, ResponsePrefix, RolloutSource
+from gspo_lightning.rollouts.vllm.gpus import card_of
 from gspo_lightning.rollouts.vllm.local import LocalVLLM, check_in_flight, check_options
 from gspo_lightning.rollouts.vllm.pictures import completed, shown_to, unsaid_of
 from gspo_lightning.rollouts.vllm.probe import Probe
 from gspo_lightning.rollouts.vllm.protocol import parse, request, seed_of, to_rollouts
 from gspo_lightning.rollouts.vllm.servers import InflightRequests, Servers
-from gspo_lightning.rollouts.vllm.weight_sync import NoAdaptersError, WeightSync, deliver_elsewhere
-from gspo_lightning.rollouts.vllm.weight_transport import TransportOrAuto, choose
+from gspo_lightning.rollouts.vllm.weight_sync import WeightSync, deliver_elsewhere
+from gspo_lightning.rollouts.vllm.weight_transport import TransportOrAuto
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams, WeightsOn
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,8 @@ class VLLMServer(RolloutSource):
             ``VLLM_SERVER_DEV_MODE=1`` (routes that receive weights) and ``--logprobs-mode processed_logprobs``; None
             starts servers here.
         start: servers to start if no URLs are given.
-        gpus: ``CUDA_VISIBLE_DEVICES`` of each started server; None leaves it unchanged.
+        gpus: ``CUDA_VISIBLE_DEVICES`` of each started server; None deals GPUs that no rank uses. If there are none, a
+            single server gets 0.4 of the memory of the first rank's GPU (``options: {gpu_memory_utilization: 0.4}``).
         python: interpreter of the environment that has vLLM; None is the trainer's own.
         host: address that started servers listen on, for ranks on other machines; None is a socket file. Anyone with a
             server's key can run code on it.
@@ -82,7 +84,7 @@ class VLLMServer(RolloutSource):
             were sent; None is 1e-3 in float32, else 0.1.
         exact_seeds: send a seed with every group, so that a group that is requested again draws the same. On a CPU
             vLLM then draws for one response after another, in Python. False: servers draw from random numbers of their
-            own.
+            own. None: true if the first rank is on a GPU, where vLLM 0.32 draws every row from a counter anyway.
         weights_in_flight: with ``data.max_staleness`` give servers the newest weights while they sample: requests in
             flight are paused and continue with the new weights; each token reports the weights that sampled it. The
             samples then depend on timing.
@@ -116,7 +118,7 @@ class VLLMServer(RolloutSource):
         retries: int = 4,
         backoff_s: float = 1.0,
         tolerance: float | None = None,
-        exact_seeds: bool = False,
+        exact_seeds: bool | None = None,
         routed_experts: bool = False,
         weights_in_flight: bool = False,
         transfer: TransportOrAuto = "auto",
@@ -173,8 +175,12 @@ class VLLMServer(RolloutSource):
             UserError: a server cannot do what is needed, or serves another model.
         """
         known = self._synced is not None and self._synced[0]() is policy and self._synced[1] == version
-        if all(all_gather_objects(known)):  # barrier: a rank may still be sampling with the current weights
+        ranks = all_gather_objects(
+            (known, card_of(policy))
+        )  # barrier: a rank may still sample with the current weights
+        if all(same for same, _ in ranks):
             return
+        self.servers.cards = [card for _, card in ranks]
         self._synced = None
         shared: list[Any] = [None]
         with fail_together():
@@ -231,22 +237,13 @@ class VLLMServer(RolloutSource):
         servers.longest = max(servers.longest, probe.length) if servers.longest else 0
         if not servers.met:
             servers.connect(None, self.weight_sync.deliver)
-        if self.weight_sync.transport is None:
-            self.weight_sync.transport = choose(self.transfer, servers.transport_context(policy))
-            servers.add_own(policy, str(dtype)[6:], self.weight_sync)
-        weights = self.weight_sync.prepare(policy, dtype, version)
-        pool, loop = servers.pool, servers.loop
         try:
-            try:
-                ready = loop.run(pool.sync(weights))
-            except NoAdaptersError as error:
-                weights = self.weight_sync.merged(policy, dtype, version, str(error))
-                ready = loop.run(pool.sync(weights))
+            weights, ready = servers.sync(self.weight_sync, policy, dtype, version, self.transfer)
             run = self.weight_sync.run if self.updates_in_flight else None
-            answers = [loop.run(probe.ask(server, run)) for server in ready]
+            answers = [servers.loop.run(probe.ask(server, run)) for server in ready]
             probe.check([server.client.url for server in ready], answers)
         except (ServerError, UnsupportedError, BadReplyError, UserError) as error:
-            for server in pool.servers:
+            for server in servers.pool.servers:
                 server.ready = False
             if self._met or isinstance(error, ServerError):  # transient: it worked before
                 kind = _OtherWeightsError if isinstance(error, UserError) else InfrastructureError
@@ -342,12 +339,13 @@ class VLLMServer(RolloutSource):
         routing = policy.routing if self.records_routes else None
         weights = self.servers.pool.weights
         run = run_of(weights.tag) if self.updates_in_flight and weights is not None else None
+        seeded = self.servers.on_gpus if self.exact_seeds is None else self.exact_seeds
 
         async def ask(row: ResponsePrefix, server: Server) -> list[Rollout]:
             if known.over:
                 return []
             numbers = [row.sample] if samples is None else samples
-            seed = seed_of(draws, row) if self.exact_seeds else None
+            seed = seed_of(draws, row) if seeded else None
             body = request(server.model, row, len(numbers), sampling, seed, unsaid_of(policy))
             with known.named(server.client) as name:
                 media = row.prompt.media

@@ -12,19 +12,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from gspo_lightning.addresses import is_loopback
 from gspo_lightning.bodies import PER_ROUTED_TOKEN
 from gspo_lightning.distributed import rank_and_world
+from gspo_lightning.errors import InfrastructureError
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.serving.client import Client, UnsupportedError
 from gspo_lightning.rollouts.serving.endpoint import Endpoint, PrivateFolder, check_host, given, on_port, on_socket
 from gspo_lightning.rollouts.serving.loop import LoopThread
-from gspo_lightning.rollouts.serving.pool import Deliver, Faults, Pool, Server
+from gspo_lightning.rollouts.serving.pool import Deliver, Faults, Pool, Server, Weights
 from gspo_lightning.rollouts.serving.process import LocalServer
+from gspo_lightning.rollouts.vllm.gpus import Card, Placement, merged, placed
 from gspo_lightning.rollouts.vllm.local import Defaults, LocalVLLM, check_installed
 from gspo_lightning.rollouts.vllm.pictures import shown_to
-from gspo_lightning.rollouts.vllm.weight_sync import WeightSync
-from gspo_lightning.rollouts.vllm.weight_transport import TransportContext, devices, is_near
+from gspo_lightning.rollouts.vllm.weight_sync import NoAdaptersError, WeightSync
+from gspo_lightning.rollouts.vllm.weight_transport import TransportContext, TransportOrAuto, choose, is_near
 
 AGAIN_S = 0.1
 """Seconds between repeated aborts: a request may not have arrived before the first one."""
@@ -63,6 +67,8 @@ class Servers:
         """Seconds that a call with a deadline may take."""
         self.longest = 0
         """Tokens of the longest sequence that will be requested; 0: unknown."""
+        self.cards: Sequence[Card | None] = ()
+        """GPU of each rank; None on a CPU."""
         self._pool: Pool | None = None
 
     @property
@@ -97,11 +103,12 @@ class Servers:
         """Add the local servers, which start when they are first needed."""
         if self.urls is not None:
             return
-        also = weight_sync.options(policy, self.local.options)
+        also, placement = weight_sync.options(policy, self.local.options), self._placement
         for number in range(self.count):
             private = self.private.make()
             endpoint = on_socket(private, number) if self._host is None else on_port(self._host)
-            start = functools.partial(self._start, endpoint, number, policy.device.type, dtype, also, weight_sync)
+            own = merged(also, placement.defaults(number))
+            start = functools.partial(self._start, endpoint, number, policy.device.type, dtype, own, weight_sync)
             self.pool.servers.append(Server(self._client(endpoint), start))
 
     def transport_context(self, policy: Policy) -> TransportContext:
@@ -109,10 +116,41 @@ class Servers:
         cuda, ranks = policy.device.type == "cuda", rank_and_world()[1]
         if self.urls is None:
             trusted = self._host is None or is_loopback(self._host) or self._plain_http
-            own, theirs = devices(policy.device, self.local.gpus, self.count, self.local.options)
+            own, theirs = self._placement.own, self._placement.servers
             return TransportContext(cuda, ranks, trusted, shown_to(policy) is not None, own, theirs)
         backends = [self.loop.run(server.client.backend()) for server in self.pool.servers] if cuda else []
         return TransportContext(cuda, ranks, self._plain_http or all(map(is_near, self.urls)), configured=backends)
+
+    def sync(
+        self, weight_sync: WeightSync, policy: Policy, dtype: torch.dtype, version: int, transfer: TransportOrAuto
+    ) -> tuple[Weights, list[Server]]:
+        """Put new weights on every server; return them, and the servers that have them.
+
+        The transport is chosen at the first call. If the one that ``auto`` chose fails on every server, weights go as
+        files from then on; servers started here start again, since a transport is an option of their start.
+
+        Raises:
+            InfrastructureError: no server took them.
+            UnsupportedError: a server cannot take weights at all.
+        """
+        if weight_sync.transport is None:
+            weight_sync.transport = choose(transfer, self.transport_context(policy))
+            self.add_own(policy, str(dtype)[6:], weight_sync)
+        weights, weight_sync.failure = weight_sync.prepare(policy, dtype, version), ""
+        try:
+            return weights, self.loop.run(self.pool.sync(weights))
+        except NoAdaptersError as error:
+            weights = weight_sync.merged(policy, dtype, version, str(error))
+        except (InfrastructureError, UnsupportedError):
+            if transfer != "auto" or not weight_sync.failure:
+                raise
+            weight_sync.use_files()
+            if self.urls is None:
+                self.loop.run(self.pool.close())
+                self.pool.servers.clear()
+                self.add_own(policy, str(dtype)[6:], weight_sync)
+            weights = weight_sync.prepare(policy, dtype, version)
+        return weights, self.loop.run(self.pool.sync(weights))
 
     def close(self) -> None:
         """End the servers that were started here."""
@@ -122,6 +160,16 @@ class Servers:
         self._pool = None
         self.private.close()
 
+    @property
+    def on_gpus(self) -> bool:
+        """True if the first rank is on a GPU."""
+        return bool(self.cards) and self.cards[0] is not None
+
+    @property
+    def _placement(self) -> Placement:
+        """GPUs of the servers that are started here."""
+        return placed(self.cards, self.local, self.count)
+
     def _client(self, endpoint: Endpoint) -> Client:
         return Client(endpoint, self.timeout_s, self._health_timeout_s, PER_ROUTED_TOKEN)
 
@@ -130,6 +178,8 @@ class Servers:
         folder: Path,
     ) -> LocalServer:  # fmt: skip
         private, root = self.private.make(), weight_sync.folders.root
+        if device == "cuda":
+            torch.cuda.empty_cache()  # a server that starts needs its share free, which this process may only keep
         return self.local.start(
             folder, endpoint, private, number=number, device=device, dtype=dtype, longest=self.longest, also=also,
             remove=[private, *([root] if root is not None else [])],

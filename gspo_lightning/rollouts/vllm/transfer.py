@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import functools
+import os
 import pickle
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -152,7 +153,7 @@ class Sender:
                 engine, source, calls = self._met[server]
                 source.fill(state, dtype)
                 try:
-                    await self._wait(calls, functools.partial(_on, policy.device, engine.send_weights))
+                    await self._wait(calls, functools.partial(_on, policy.device, self.transport, engine.send_weights))
                 finally:
                     source.clear()
             except Exception as error:
@@ -169,7 +170,7 @@ class Sender:
         calls = Calls(server.client, asyncio.get_running_loop())
         workers = await server.client.world_size() if self.transport == "nccl" else 0
         opening = functools.partial(_open, self.transport, calls, source, address_for(server.client.url), workers)
-        return await self._wait(calls, functools.partial(_on, device, opening)), source, calls
+        return await self._wait(calls, functools.partial(_on, device, self.transport, opening)), source, calls
 
     async def _wait(self, calls: Calls, work: Callable[[], Any]) -> Any:
         """Return the result of ``work``, unless a call to the server fails first.
@@ -219,11 +220,33 @@ def _open(transport: Transport, calls: Calls, source: CheckpointWeights, address
     return WeightTransferTrainerFactory.trainer_init(info, client=calls, source=source)
 
 
-def _on(device: torch.device, work: Callable[[], Any]) -> Any:
+@contextmanager
+def fixed_segments(environment: Mapping[str, str] = os.environ) -> Iterator[None]:
+    """Allocate without expandable segments inside: other processes may not be allowed to open their handles.
+
+    Those handles are file descriptors fetched with ``pidfd_getfd``, which Yama and Docker's seccomp refuse to a child.
+    PyTorch forgets every option that is not given again, so the others are repeated.
+    """
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the second one, if set, counts
+    given = next((environment[name] for name in reversed(names) if environment.get(name)), "")
+    options = [part.strip() for part in given.split(",") if part.strip()]
+    kept = [part for part in options if part.lower().replace(" ", "") != "expandable_segments:true"]
+    if len(kept) == len(options):
+        yield
+        return
+    tell: Callable[[str], None] = torch._C._accelerator_setAllocatorSettings
+    tell(",".join([*kept, "expandable_segments:False"]))
+    try:
+        yield
+    finally:
+        tell(given)
+
+
+def _on(device: torch.device, transport: Transport, work: Callable[[], Any]) -> Any:
     """Run in a thread on ``device``, after pending work of other streams is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    with torch.no_grad(), on_device(device):
+    with torch.no_grad(), on_device(device), fixed_segments() if transport == "ipc" else nullcontext():
         return work()
 
 

@@ -49,6 +49,8 @@ class WeightSync:
         self.folders, self.run, self.timeout_s, self.in_flight = folders, run, timeout_s, in_flight
         self.transport: Transport | None = None
         """Transport of whole weights; None: not decided yet."""
+        self.failure = ""
+        """Last failure of a transport other than files."""
         self.adapters = not in_flight
         """True if servers get adapters as such."""
         self._sender: Sender | None = None
@@ -89,6 +91,12 @@ class WeightSync:
         log.warning("adapters are merged, and whole weights sent: %s; %s", why, ENABLE)
         self.adapters = False
         return self.prepare(policy, dtype, version)
+
+    def use_files(self) -> None:
+        """Send files from now on, after another transport has failed."""
+        log.warning("weights go as files from now on: %s", self.failure)
+        self.transport, self.failure = "files", ""
+        self._base = self._sender = self._prepared = None
 
     def options(self, policy: Policy, given: Mapping[str, Any]) -> Defaults:
         """Return options and environment of servers that are started here.
@@ -150,7 +158,11 @@ class WeightSync:
         if self._sender is None:
             self._sender = Sender(self.transport, self.timeout_s)
         await server.client.name_weights(UNFINISHED)
-        await self._sender.send(server, policy, self._dtype, adapters=adapters, known=known)
+        try:
+            await self._sender.send(server, policy, self._dtype, adapters=adapters, known=known)
+        except (ServerError, UnsupportedError) as error:
+            self.failure = f"{self.transport} failed: {error}"
+            raise
         await server.client.take(weights.tag, pictures=weights.pictures)
 
 

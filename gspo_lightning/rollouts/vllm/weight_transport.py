@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-import torch
-
 from gspo_lightning.addresses import UNIX, is_loopback
 from gspo_lightning.errors import UserError
-from gspo_lightning.rollouts.vllm.local import parallelism
 
 Transport = Literal["files", "ipc", "nccl"]
 TransportOrAuto = Literal["auto", "files", "ipc", "nccl"]
@@ -78,31 +74,6 @@ def options_for(transport: Transport) -> tuple[dict[str, Any], dict[str, str]]:
     return options, {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"} if transport == "ipc" else {}
 
 
-def devices(
-    device: torch.device,
-    gpus: Sequence[str] | None,
-    count: int,
-    options: Mapping[str, Any],
-    environment: Mapping[str, str] = os.environ,
-) -> tuple[str, list[list[str]]]:
-    """Return the policy's GPU, and those of each server that is started here; '' on a CPU.
-
-    Args:
-        device: device of the policy.
-        gpus: ``CUDA_VISIBLE_DEVICES`` of each server; None: this process's.
-        count: number of servers.
-        options: options of the servers, with their parallelism.
-        environment: environment of this process.
-    """
-    if device.type != "cuda":
-        return "", [[]] * count
-    listed = environment.get("CUDA_VISIBLE_DEVICES")
-    visible = _listed(listed) if listed else [str(i) for i in range(torch.cuda.device_count())]
-    size, index = parallelism(options), device.index or 0
-    own = visible[index] if index < len(visible) else ""
-    return own, [(_listed(gpus[i]) if gpus is not None else visible)[:size] for i in range(count)]
-
-
 def _obstacle(transport: Transport, found: TransportContext, requested: TransportOrAuto) -> tuple[str, str] | None:
     """Return why a transport is not possible, and the fix."""
     if not found.cuda:
@@ -132,10 +103,6 @@ def _obstacle(transport: Transport, found: TransportContext, requested: Transpor
 def is_near(url: str) -> bool:
     """Return True if a server is on this machine."""
     return url.startswith(UNIX) or is_loopback(urlsplit(url).hostname or "")
-
-
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _alike(one: str, other: str) -> bool:

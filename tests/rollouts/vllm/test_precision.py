@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from gspo_lightning.strategies.sharding import Gathering
 from tests.runs import runs
 
 Seen = list[tuple[str, bool]]
@@ -94,3 +95,22 @@ def test_a_run_in_bf16_mixed_leaves_the_engine_its_precision(tmp_path: Path, see
     runs.fit(tmp_path, *runs.UNTAUGHT, *mixed, "--data.val=null", "--trainer.num_sanity_val_steps=0")
     assert {what for what, _ in seen} == {"start", "reload_weights", "reset", "request", "step"}
     assert [what for what, autocast in seen if autocast] == []
+
+
+def test_weights_gathered_for_an_engine_are_freed_before_it_samples(
+    tmp_path: Path, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clear = Gathering.clear
+
+    def cleared(self: Gathering) -> None:
+        clear(self)
+        devices = {p.device.type for p in self.twin.parameters()}
+        seen.append((f"gathered on {devices}", False))
+
+    monkeypatch.setattr(Gathering, "clear", cleared)
+    options = ["--data.rollouts=VLLMEngine", "--data.val=null", "--trainer.num_sanity_val_steps=0"]
+    runs.fit(tmp_path, *runs.UNTAUGHT, *options, "--config=configs/fsdp2.yaml", "--trainer.devices=1")
+    said = [what for what, _ in seen]
+    freed = said.index("gathered on {'meta'}")
+    assert said[:freed].count("step") == 1, "the probe alone: weights are there until it has compared them"
+    assert "step" in said[freed:]

@@ -12,11 +12,12 @@ import torch
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.vision.qwen import QwenImageProcessor
 from gspo_lightning.rollouts import VLLMServer
 from gspo_lightning.rollouts.serving.client import Client
 from gspo_lightning.rollouts.vllm.local import command
 from gspo_lightning.rollouts.vllm.transfer import address_for
-from gspo_lightning.rollouts.vllm.weight_transport import TransportContext, choose, devices, options_for
+from gspo_lightning.rollouts.vllm.weight_transport import TransportContext, choose, options_for
 
 SAME: dict[str, Any] = {"cuda": True, "own": "0", "theirs": [["0"]]}
 APART: dict[str, Any] = {"cuda": True, "own": "0", "theirs": [["4", "5"], ["6", "7"]]}
@@ -96,25 +97,15 @@ def test_servers_that_run_already_take_weights_of_a_model_with_pictures(
         return backend
 
     monkeypatch.setattr(Client, "backend", configured)
-    seeing: Any = SimpleNamespace(device=torch.device("cuda", 0), image_processor=object())
+    seeing: Any = SimpleNamespace(device=torch.device("cuda", 0), image_processor=object.__new__(QwenImageProcessor))
     found = {}
     for urls in (["http://127.0.0.1:1"], None):
         with closing(VLLMServer(urls, gpus=None if urls else ["0"])) as source:
             source.servers.connect(None, source.weight_sync.deliver)
+            source.servers.cards = [("here", "0")]
             found[urls is None] = source.servers.transport_context(seeing)
     assert choose("auto", found[False]) == choose(backend, found[False]) == backend  # type: ignore[arg-type]
     assert choose("auto", found[True]) == "files"
-
-
-def test_gpus_are_those_that_a_server_will_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
-    two = {"tensor-parallel-size": 2}
-    assert devices(torch.device("cpu"), None, 2, {}, {}) == ("", [[], []])
-    assert devices(second, None, 1, {}, {"CUDA_VISIBLE_DEVICES": "3, 5"}) == ("5", [["3"]])
-    assert devices(first, ["4,5", "6,7"], 2, two, {"CUDA_VISIBLE_DEVICES": "0"}) == ("0", [["4", "5"], ["6", "7"]])
-    assert devices(first, ["4,5"], 1, {}, {"CUDA_VISIBLE_DEVICES": "0"}) == ("0", [["4"]])
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert devices(first, None, 1, two, {}) == ("0", [["0", "1"]])
 
 
 def test_servers_are_started_for_the_way(tmp_path: Any) -> None:
