@@ -85,7 +85,8 @@ class ColdStart:
         """
         adapted, settings = settings, dataclasses.replace(settings, lora=None)  # adapters are added to the result
         target = root.resolve() / "cold_start" / self.key(settings, longest, prompt_format)
-        make = partial(self._make, settings, longest, prompt_format)
+        state = target.with_name(f"{target.name}.interrupted")
+        make = partial(self._make, settings, longest, prompt_format, state)
         found_or_made(target, make, what="cold start", steps=self.steps)
         return dataclasses.replace(adapted, name_or_path=str(target), config_overrides={}, revision=None)
 
@@ -130,21 +131,30 @@ class ColdStart:
             ]
         return hashlib.sha256(_json(described).encode()).hexdigest()[:16]
 
-    def _make(self, settings: ModelSettings, longest: int, prompt_format: PromptFormat, folder: Path) -> None:
+    def _make(
+        self, settings: ModelSettings, longest: int, prompt_format: PromptFormat, state: Path, folder: Path
+    ) -> None:
         policy = load_policy(settings)
         if longest:
             pin_rope(policy.model, longest)
-        curve = self.train(policy, settings.seed, prompt_format, settings.layout)
+        curve = self.train(policy, settings.seed, prompt_format, settings.layout, state)
         with written(f"the cold start {folder}", folder):
             policy.save_pretrained(folder)
             write_curve(curve, folder)
+            state.unlink(missing_ok=True)
 
     def train(
-        self, policy: Policy, seed: int, prompt_format: PromptFormat = _PLAIN, layout: Layout = "auto"
+        self,
+        policy: Policy,
+        seed: int,
+        prompt_format: PromptFormat = _PLAIN,
+        layout: Layout = "auto",
+        state: Path | None = None,
     ) -> list[Point]:
         """Train in place; return the loss curve in nats per learnt token.
 
         If all prompts begin alike, with worked examples for example, that part is computed once for all rows of a pass.
+        An interruption by a signal is saved to ``state``, and goes on from there.
         """
         pairs, where = self._read()
         if not self._from_file:
@@ -159,7 +169,7 @@ class ColdStart:
             return [int(i) for i in order[: self.batch_size]]
 
         how = Supervised(self.steps, self.gradient_clip, lambda step: self.learning_rate * self._schedule(step), batch)
-        curve = learn(policy, rows, held_out, how)
+        curve = learn(policy, rows, held_out, how, state)
         first, last = curve[0], curve[-1]
         held = "" if last.held_out_loss is None else f", {last.held_out_loss:.3f} on {len(held_out)} held-out ones"
         log.info(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -15,7 +17,11 @@ from tqdm.auto import tqdm
 from gspo_lightning.packing.rows import common_prefix
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts.taught import Taught
+from gspo_lightning.resume import atomic_file, uninterrupted
+from gspo_lightning.resume.reading import read_tensors
 from gspo_lightning.types import MicroBatch
+
+log = logging.getLogger(__name__)
 
 CURVE = "cold_start.jsonl"
 """File with the loss curve of a cold start, in the folder of the resulting model."""
@@ -47,7 +53,13 @@ class Supervised:
     """Step, from 0 -> indices of the rows of its batch."""
 
 
-def learn(policy: Policy, rows: Sequence[Taught], held_out: Sequence[Taught], how: Supervised) -> list[Point]:
+def learn(
+    policy: Policy,
+    rows: Sequence[Taught],
+    held_out: Sequence[Taught],
+    how: Supervised,
+    state: Path | None = None,
+) -> list[Point]:
     """Train a policy in place; return its loss curve.
 
     Args:
@@ -55,30 +67,91 @@ def learn(policy: Policy, rows: Sequence[Taught], held_out: Sequence[Taught], ho
         rows: rows to learn.
         held_out: rows that are only measured; may be empty.
         how: settings of the steps.
+        state: file that an interruption by a signal is saved to, and that an interrupted training goes on from, with
+            the same result; None saves nothing.
     """
-    trained = [p for p in policy.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=how.learning_rate(0), betas=(0.9, 0.95), weight_decay=0.0)
+    run = _Training.of(policy, how, state)
     policy.train()
-    curve: list[Point] = []
-    losses: list[Tensor] = []
-    per_point, per_evaluation = max(1, how.steps // _POINTS), max(1, how.steps // _EVALUATIONS)
     wait = 0.2 if sys.stderr.isatty() else 5.0
-    with tqdm(total=how.steps, desc="cold start", unit="step", mininterval=wait) as bar:
-        for step in range(how.steps):
-            for group in optimizer.param_groups:
-                group["lr"] = how.learning_rate(step)
-            optimizer.zero_grad(set_to_none=True)
-            losses.append(_backward(policy, [rows[number] for number in how.batch(step)]))
-            torch.nn.utils.clip_grad_norm_(policy.parameters(), how.gradient_clip)
-            optimizer.step()
-            bar.update()
-            done, last = step + 1, step + 1 == how.steps
-            measured = measure(policy, held_out) if held_out and (done % per_evaluation == 0 or last) else None
-            if done % per_point == 0 or measured is not None or last:
-                curve.append(Point(done, float(torch.stack(losses).mean()), measured))
-                losses = []
-                bar.set_postfix_str(_shown(curve), refresh=False)
-    return curve
+    try:
+        with tqdm(total=how.steps, initial=run.done, desc="cold start", unit="step", mininterval=wait) as bar:
+            for step in range(run.done, how.steps):
+                run.optimizer.zero_grad(set_to_none=True)
+                loss = _backward(policy, [rows[number] for number in how.batch(step)])
+                run.step(loss, how)
+                bar.update()
+                if run.note(held_out, how):
+                    bar.set_postfix_str(_shown(run.curve), refresh=False)
+            if not run.curve or run.curve[-1].step < how.steps:  # interrupted after the last step
+                run.note(held_out, how)
+    except (KeyboardInterrupt, SystemExit):  # SystemExit: SIGTERM
+        run.save(state)
+        raise
+    return run.curve
+
+
+@dataclass
+class _Training:
+    """Supervised training between two steps."""
+
+    policy: Policy
+    optimizer: torch.optim.Optimizer
+    done: int = 0
+    """Steps made."""
+    curve: list[Point] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
+    """Losses since the last point of the curve."""
+    whole: bool = True
+    """False while a step changes weights."""
+
+    @classmethod
+    def of(cls, policy: Policy, how: Supervised, state: Path | None) -> _Training:
+        """Return the beginning of a training, or what was saved in ``state``."""
+        trained = [p for p in policy.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=how.learning_rate(0), betas=(0.9, 0.95), weight_decay=0.0)
+        if state is None or not state.is_file():
+            return cls(policy, optimizer)
+        saved = read_tensors(state, "the interrupted cold start", fix=f"delete {state}")
+        policy.load_state_dict(saved["weights"])
+        optimizer.load_state_dict(saved["optimizer"])
+        log.info("cold start: goes on after step %d of %d", saved["done"], how.steps)
+        return cls(policy, optimizer, saved["done"], [Point(*point) for point in saved["curve"]], saved["losses"])
+
+    def step(self, loss: Tensor, how: Supervised) -> None:
+        """Make an optimizer step; signals wait for its end."""
+        with uninterrupted():
+            self.whole = False
+            for group in self.optimizer.param_groups:
+                group["lr"] = how.learning_rate(self.done)
+            torch.nn.utils.clip_grad_norm_(self.policy.parameters(), how.gradient_clip)
+            self.optimizer.step()
+            self.losses.append(loss)
+            self.done += 1
+            self.whole = True
+
+    def note(self, held_out: Sequence[Taught], how: Supervised) -> bool:
+        """Add a point to the curve if it is due; return True if it was."""
+        per_point, per_evaluation = max(1, how.steps // _POINTS), max(1, how.steps // _EVALUATIONS)
+        last = self.done == how.steps
+        measures = bool(held_out) and (self.done % per_evaluation == 0 or last)
+        if not (measures or last or self.done % per_point == 0):
+            return False
+        measured = measure(self.policy, held_out) if measures else None
+        self.curve.append(Point(self.done, float(torch.stack(self.losses).mean()), measured))
+        self.losses = []
+        return True
+
+    def save(self, state: Path | None) -> None:
+        """Save an interrupted training, if it has made whole steps and there is a file for it."""
+        if state is None or not self.whole or self.done == 0:
+            return
+        log.warning("cold start: interrupted after step %d; the same command goes on from there", self.done)
+        saved = {
+            "done": self.done, "curve": [dataclasses.astuple(point) for point in self.curve], "losses": self.losses,
+            "weights": self.policy.state_dict(), "optimizer": self.optimizer.state_dict(),
+        }  # fmt: skip
+        with atomic_file(state) as file:
+            torch.save(saved, file)
 
 
 def _shown(curve: Sequence[Point]) -> str:

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,6 @@ from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.model_settings import Layout, ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts import ChainTask, PromptSet, Record
-from gspo_lightning.prompts.taught import PromptFormat
 from gspo_lightning.resume import Manifest, damage, manifest_path
 from gspo_lightning.resume.files import sha256
 from gspo_lightning.training import cold_start
@@ -39,9 +39,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
     own = ColdStart.train
 
-    def counted(self: ColdStart, policy: Policy, seed: int, prompt_format: PromptFormat, layout: Layout) -> list[Point]:
+    def counted(self: ColdStart, policy: Policy, seed: int, *more: Any) -> list[Point]:
         calls.append(seed)
-        return own(self, policy, seed, prompt_format, layout)
+        return own(self, policy, seed, *more)
 
     monkeypatch.setattr(ColdStart, "train", counted)
     return calls
@@ -256,10 +256,10 @@ def _ensure(number: int, folder: str) -> None:
     """In a process of its own: the cold start, and the other process arrives while it is trained."""
     root, own = Path(folder), ColdStart.train
 
-    def train(self: ColdStart, policy: Policy, seed: int, prompt_format: PromptFormat, layout: Layout) -> list[Point]:
+    def train(self: ColdStart, *arguments: Any) -> list[Point]:
         (root / f"trained-{number}").touch()
         time.sleep(0.5)
-        return own(self, policy, seed, prompt_format, layout)
+        return own(self, *arguments)
 
     ColdStart.train = train  # type: ignore[method-assign]
     (root / f"ready-{number}").touch()
