@@ -79,6 +79,8 @@ def test_a_signal_ends_a_cold_start_at_once(
     made = folder_of(tmp_path)
     assert made.with_name(f"{made.name}.manifest.json").is_file()
     assert not list(made.parent.glob("*.interrupted"))
+    if moment == "save":
+        return
     whole = tmp_path / "whole"
     runs.fit(whole, *HERE)
     assert (made / "model.safetensors").read_bytes() == (folder_of(whole) / "model.safetensors").read_bytes()
