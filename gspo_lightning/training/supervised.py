@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 from gspo_lightning.packing.rows import common_prefix
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts.taught import Taught
-from gspo_lightning.resume import atomic_file, uninterrupted
+from gspo_lightning.resume import atomic_file, uninterrupted, unwritable
 from gspo_lightning.resume.reading import read_tensors
 from gspo_lightning.types import MicroBatch
 
@@ -115,7 +115,8 @@ class _Training:
         policy.load_state_dict(saved["weights"])
         optimizer.load_state_dict(saved["optimizer"])
         log.info("cold start: goes on after step %d of %d", saved["done"], how.steps)
-        return cls(policy, optimizer, saved["done"], [Point(*point) for point in saved["curve"]], saved["losses"])
+        losses = [loss.to(policy.device) for loss in saved["losses"]]
+        return cls(policy, optimizer, saved["done"], [Point(*point) for point in saved["curve"]], losses)
 
     def step(self, loss: Tensor, how: Supervised) -> None:
         """Make an optimizer step; signals wait for its end."""
@@ -150,8 +151,11 @@ class _Training:
             "done": self.done, "curve": [dataclasses.astuple(point) for point in self.curve], "losses": self.losses,
             "weights": self.policy.state_dict(), "optimizer": self.optimizer.state_dict(),
         }  # fmt: skip
-        with atomic_file(state) as file:
-            torch.save(saved, file)
+        try:
+            with atomic_file(state) as file:
+                torch.save(saved, file)
+        except OSError as error:
+            raise unwritable(state, error) from error
 
 
 def _shown(curve: Sequence[Point]) -> str:
