@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from gspo_lightning.errors import InfrastructureError
 from gspo_lightning.packing.rows import common_prefix
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts.taught import Taught
-from gspo_lightning.resume import atomic_file, uninterrupted, unwritable
+from gspo_lightning.resume import atomic_file, uninterrupted
 from gspo_lightning.resume.reading import read_tensors
 from gspo_lightning.types import MicroBatch
 
@@ -155,7 +156,8 @@ class _Training:
             with atomic_file(state) as file:
                 torch.save(saved, file)
         except OSError as error:
-            raise unwritable(state, error) from error
+            what = f"the interrupted cold start {state} cannot be written: {error.strerror or error}"
+            raise InfrastructureError(f"{what}; the next run makes it from the start") from error
 
 
 def _shown(curve: Sequence[Point]) -> str:
