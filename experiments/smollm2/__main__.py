@@ -27,33 +27,52 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--before", type=Path, required=True, metavar="FOLDER", help="evaluation of the untrained model"
     )
-    parser.add_argument("--after", nargs="+", required=True, metavar="NAME=FOLDER", help="evaluation of each run")
+    parser.add_argument(
+        "--after",
+        nargs="+",
+        metavar="NAME=FOLDER",
+        help="evaluation of each run; without it the runs of results.json stay",
+    )
+    parser.add_argument(
+        "--others", nargs="+", default=[], metavar="NAME=FOLDER", help="evaluations of models trained in other ways"
+    )
     parser.add_argument("--runs", nargs="+", default=[], type=Path, metavar="FOLDER", help="the runs, in this order")
     parser.add_argument("--cpu_seconds", nargs="+", default=[], type=float, help="of the runs, in this order")
     parser.add_argument("--output", type=Path, default=HOME, metavar="FOLDER", help="of results.json and answers.md")
     parser.add_argument("--picture", type=Path, default=Path("docs/real_model.png"), metavar="FILE")
     options = parser.parse_args(list(argv))
-    before = read(options.before)
-    after = {name: read(Path(folder)) for name, folder in (run.split("=", 1) for run in options.after)}
-    results: dict[str, Any] = {
-        "problems": len(before),
-        "limit": LIMIT,
-        "machine": {"cores": os.cpu_count(), "threads": 1} | versions(),
-        "before": shares(before),
-        "runs": {name: shares(answers) | {"gain": gain(before, answers)} for name, answers in after.items()},
-    }
+    before, file = read(options.before), options.output / "results.json"
+    after, others = _evaluations(options.after or []), _evaluations(options.others)
+    results: dict[str, Any] = (
+        json.loads(file.read_text("utf-8"))
+        if options.after is None
+        else {
+            "problems": len(before),
+            "limit": LIMIT,
+            "machine": {"cores": os.cpu_count(), "threads": 1} | versions(),
+            "before": shares(before),
+            "runs": {name: shares(answers) | {"gain": gain(before, answers)} for name, answers in after.items()},
+        }
+    )
+    kept = results.get("others", {})
+    results["others"] = kept | {name: shares(a) | {"gain": gain(before, a)} for name, a in others.items()}
     for run, folder in zip(results["runs"].values(), options.runs, strict=False):
         run["curves"] = _curves(folder)
     for run, seconds in zip(results["runs"].values(), options.cpu_seconds, strict=False):
         run["cpu_seconds"] = seconds
-    (options.output / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    (options.output / "answers.md").write_text(_ten(before, next(iter(after.values()))), encoding="utf-8")
-    if options.runs:
+    file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    if after:
+        (options.output / "answers.md").write_text(_ten(before, next(iter(after.values()))), encoding="utf-8")
+    if all("curves" in run for run in results["runs"].values()):
         save(draw(results), options.picture)
     for judge in JUDGES:
         values = [run[judge]["value"] for run in results["runs"].values()]
         print(f"{judge}: {results['before'][judge]['value']:.3f} -> {mean(values):.3f} {values}")
     return 0
+
+
+def _evaluations(named: Sequence[str]) -> dict[str, list[Answer]]:
+    return {name: read(Path(folder)) for name, folder in (one.split("=", 1) for one in named)}
 
 
 def _curves(folder: Path) -> dict[str, list[tuple[int, float]]]:

@@ -24,7 +24,7 @@ def draw(results: dict[str, Any]) -> Figure:
     left.set_xlabel("updates", color=GREY, fontsize=9)
     left.set_ylim(bottom=0)
     left.legend(frameon=False, fontsize=8, loc="upper left")
-    columns = {"before": results["before"], **results["runs"]}
+    columns = {"before": results["before"], **results["runs"], **results.get("others", {})}
     for number, (name, values) in enumerate(columns.items()):
         shown = [values[judge] for judge in JUDGES]
         heights = [one["value"] for one in shown]

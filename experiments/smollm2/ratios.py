@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from gspo_lightning.parsing import load_yaml
 from gspo_lightning.report.read import read_run
 from gspo_lightning.report.tokens import TOKENS
 
@@ -57,20 +58,33 @@ def main(argv: Sequence[str]) -> int:
 
 def updates(folder: Path) -> tuple[float, float, float, float]:
     """Return clipped tokens off-policy, the gradient norm on-policy and off-policy, and the length of responses."""
-    run = read_run(folder)
-    found = {tag: run.scalars[tag] for tag in ("clip/tokens", "optim/gradient_norm", "ratio/max", "response/length")}
-    moved = [value != 1.0 for value in found["ratio/max"].values]
-    norms, clipped = found["optim/gradient_norm"].values, found["clip/tokens"].values
-    on, off = ([x for x, away in zip(norms, moved, strict=True) if away is kind] for kind in (False, True))
-    beyond = [x for x, away in zip(clipped, moved, strict=True) if away]
-    return mean(beyond), mean(on), mean(off), mean(found["response/length"].values)
+    run, per_iteration = read_run(folder), minibatches(folder)
+
+    def values(tag: str, on_policy: bool) -> list[float]:
+        series = run.scalars[tag]
+        points = zip(series.steps, series.values, strict=True)
+        return [float(value) for step, value in points if is_first(int(step), per_iteration) is on_policy]
+
+    clipped, length = values("clip/tokens", False), run.scalars["response/length"].values
+    on, off = (values("optim/gradient_norm", kind) for kind in (True, False))
+    return mean(clipped), mean(on), mean(off), float(mean(length))
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
     """Return the recorded rows of a run's off-policy updates."""
     rows = [json.loads(line) for line in (folder / TOKENS).read_text(encoding="utf-8").splitlines()]
-    away = {row["update"] for row in rows if row["log_s"]}
-    return [row for row in rows if row["update"] in away]
+    return [row for row in rows if not is_first(row["update"], minibatches(folder))]
+
+
+def minibatches(folder: Path) -> int:
+    """Return the number of updates of an iteration of a run."""
+    config = load_yaml((folder / "config.yaml").read_text(encoding="utf-8"))
+    return int(config["data"]["minibatches_per_rollout"])
+
+
+def is_first(update: int, per_iteration: int) -> bool:
+    """True for the first update of an iteration; updates count from 1."""
+    return (update - 1) % per_iteration == 0
 
 
 def by_length(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[int, int], Length]:

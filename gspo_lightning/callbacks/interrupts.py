@@ -34,7 +34,7 @@ class Interrupts(Callback):
     A single process that is sampling stops at once: its state is that of the last update. Several ranks agree on a
     common place to stop, whichever rank got the signal. A second Ctrl-C stops immediately.
 
-    During setup (a cold start may take minutes) every rank stops at once: there is nothing to save yet.
+    During setup every rank stops at once: there is no checkpoint yet. A cold start saves itself between two steps.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class Interrupts(Callback):
             return
         what = "Terminated" if isinstance(exception, Terminated) else "Interrupted"
         if trainer.state.fn != "fit" or trainer.global_step == 0:
-            _say(f"{what} before the first update: nothing was trained, nothing was saved.")
+            _say(f"{what} before the first update: there is no checkpoint.")
             return
         keeper = last_checkpoint(trainer)
         text = f"{what} after {trainer.global_step} updates. "

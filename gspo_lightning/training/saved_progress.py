@@ -11,7 +11,16 @@ from typing import Any, cast
 
 import torch
 
-from gspo_lightning.resume import Manifest, atomic_file, damage, manifest_path, manifests, next_serial, read_tensors
+from gspo_lightning.errors import InfrastructureError
+from gspo_lightning.resume import (
+    Manifest,
+    atomic_file,
+    damage,
+    manifest_path,
+    manifests,
+    next_serial,
+    read_tensors,
+)
 
 log = logging.getLogger(__name__)
 
@@ -41,18 +50,31 @@ class SavedProgress:
         return None
 
     def save_if_due(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
-        """Save the state behind a step if the last save is long ago, and remove the one before.
+        """Save the state behind a step if the last save is long ago.
 
         Raises:
-            OSError: it cannot be written.
+            InfrastructureError: it cannot be written.
+        """
+        if time.monotonic() - self._last >= max(EVERY_S, SHARE * self._took):
+            self.save(step, state)
+
+    def save(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
+        """Save the state behind a step, and remove the one before.
+
+        Raises:
+            InfrastructureError: it cannot be written.
         """
         start = time.monotonic()
-        if start - self._last < max(EVERY_S, SHARE * self._took):
-            return
         path, before = self.folder / f"step-{step:08d}.pt", manifests(self.folder)
-        with atomic_file(path) as file:
-            torch.save(state(), cast(Any, file))
-        Manifest({path.name: (file.bytes, file.sha256)}, step, next_serial(self.folder)).write(path)
+        try:
+            with atomic_file(path) as file:
+                torch.save(state(), cast(Any, file))
+            Manifest({path.name: (file.bytes, file.sha256)}, step, next_serial(self.folder)).write(path)
+        except OSError as error:
+            what = f"the state of the cold start cannot be written to {path}: {error.strerror or error}"
+            raise InfrastructureError(
+                f"{what}\n  fix: make room, or the folder writable, and repeat the command"
+            ) from error
         for old in (old for old, _ in before if old != path):
             old.unlink(missing_ok=True)
             manifest_path(old).unlink(missing_ok=True)

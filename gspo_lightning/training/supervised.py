@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
@@ -16,8 +17,11 @@ from tqdm.auto import tqdm
 from gspo_lightning.packing.rows import common_prefix
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts.taught import Taught
+from gspo_lightning.resume import uninterrupted
 from gspo_lightning.training.saved_progress import SavedProgress
 from gspo_lightning.types import MicroBatch
+
+log = logging.getLogger(__name__)
 
 CURVE = "cold_start.jsonl"
 """File with the loss curve of a cold start, in the folder of the resulting model."""
@@ -63,25 +67,30 @@ def learn(
         rows: rows to learn.
         held_out: rows that are only measured; may be empty.
         how: settings of the steps.
-        saved: keeps the state now and then, and gives that of a killed process; None starts from the beginning.
+        saved: keeps the state now and then and at an interruption, and gives that of a killed process; None starts from
+            the beginning.
     """
     training = _Training(policy, how)
     if saved is not None and (state := saved.load()) is not None:
         training.load_state_dict(state)
     policy.train()
-    per_point, per_evaluation = max(1, how.steps // POINTS), max(1, how.steps // _EVALUATIONS)
     wait = 0.2 if sys.stderr.isatty() else 5.0
-    with tqdm(total=how.steps, initial=training.done, desc="cold start", unit="step", mininterval=wait) as bar:
-        while training.done < how.steps:
-            training.step([rows[number] for number in how.batch(training.done)])
-            bar.update()
-            done, last = training.done, training.done == how.steps
-            measured = measure(policy, held_out) if held_out and (done % per_evaluation == 0 or last) else None
-            if done % per_point == 0 or measured is not None or last:
-                training.note(measured)
-                bar.set_postfix_str(_shown(training.curve), refresh=False)
-            if saved is not None and not last:
-                saved.save_if_due(done, training.state_dict)
+    try:
+        with tqdm(total=how.steps, initial=training.done, desc="cold start", unit="step", mininterval=wait) as bar:
+            while True:
+                if training.note(held_out):
+                    bar.set_postfix_str(_shown(training.curve), refresh=False)
+                if training.done == how.steps:
+                    break
+                if saved is not None and training.done:
+                    saved.save_if_due(training.done, training.state_dict)
+                training.step([rows[number] for number in how.batch(training.done)])
+                bar.update()
+    except (KeyboardInterrupt, SystemExit):  # SystemExit: SIGTERM
+        if saved is not None and training.done:
+            log.warning("cold start: interrupted after step %d; the same command goes on from there", training.done)
+            saved.save(training.done, training.state_dict)
+        raise
     return training.curve
 
 
@@ -107,15 +116,24 @@ class _Training:
         for group in self.optimizer.param_groups:
             group["lr"] = self.how.learning_rate(self.done)
         self.optimizer.zero_grad(set_to_none=True)
-        self._losses.append(_backward(self.policy, rows))
-        torch.nn.utils.clip_grad_norm_(self.trained.values(), self.how.gradient_clip)
-        self.optimizer.step()
-        self.done += 1
+        loss = _backward(self.policy, rows)
+        with uninterrupted():  # signals wait until weights, losses and counter fit together
+            torch.nn.utils.clip_grad_norm_(self.trained.values(), self.how.gradient_clip)
+            self.optimizer.step()
+            self._losses.append(loss)
+            self.done += 1
 
-    def note(self, held_out_loss: float | None) -> None:
-        """Add a point to the curve."""
-        self.curve.append(Point(self.done, float(torch.stack(self._losses).mean()), held_out_loss))
+    def note(self, held_out: Sequence[Taught]) -> bool:
+        """Add a point to the curve if one is due and not there; return True if it was added."""
+        steps, last = self.how.steps, self.done == self.how.steps
+        measures = bool(held_out) and (last or self.done % max(1, steps // _EVALUATIONS) == 0)
+        due = measures or last or self.done % max(1, steps // POINTS) == 0
+        if not due or not self._losses:
+            return False
+        measured = measure(self.policy, held_out) if measures else None
+        self.curve.append(Point(self.done, float(torch.stack(self._losses).mean()), measured))
         self._losses = []
+        return True
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that later steps depend on; batches and learning rates are functions of the step."""

@@ -48,6 +48,23 @@ def test_judges_and_the_parts_of_a_gain(tmp_path: Path, capsys: pytest.CaptureFi
     assert "right: 0.100 -> 0.600" in capsys.readouterr().out
 
 
+def test_other_ways_of_training_join_the_runs(tmp_path: Path) -> None:
+    right = [(f"It is {gold}.", 1.0, 5, False) for gold in GOLDS]
+    wrong = [("It is 999.", 0.0, 5, False)] * 10
+    before, after = write(tmp_path / "before", wrong), write(tmp_path / "after", right[:6] + wrong[6:])
+    other = write(tmp_path / "other", right[:3] + wrong[3:])
+    home = ["--output", str(tmp_path), "--picture", str(tmp_path / "picture.png")]
+    assert main(["--before", str(before), "--after", f"seed 1={after}", *home]) == 0
+    answers = (tmp_path / "answers.md").read_text()
+    assert main(["--before", str(before), "--others", f"rejection={other}", *home]) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["runs"]["seed 1"]["right"]["value"] == 0.6
+    assert results["others"]["rejection"]["right"]["value"] == 0.3
+    assert results["others"]["rejection"]["gain"]["right"]["value"] == 0.3
+    assert (tmp_path / "answers.md").read_text() == answers
+    assert not (tmp_path / "picture.png").exists()  # no curves of the runs are known
+
+
 def test_the_last_number_counts_for_the_lenient_judge(tmp_path: Path) -> None:
     assert last_number("1 + 2 = 3, not -1,004.") == "-1004"
     assert last_number("three") is None

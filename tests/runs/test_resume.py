@@ -131,7 +131,7 @@ def test_interrupt_before_the_first_update_saves_nothing(
     monkeypatch.setattr("gspo_lightning.experience.iteration.Iteration.run", interrupted)
     run = runs.fit(tmp_path, *OPTIONS, code=130)
     assert not (run / "checkpoints" / "last.ckpt").exists()
-    assert "nothing was trained" in capsys.readouterr().err
+    assert "there is no checkpoint" in capsys.readouterr().err
 
 
 def test_a_checkpoint_may_change_the_form_of_the_old_policy(tmp_path: Path, undisturbed: Path) -> None:

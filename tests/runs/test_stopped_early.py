@@ -46,8 +46,8 @@ def test_a_signal_ends_a_cold_start_at_once(
     code: int,
     moment: str,
 ) -> None:
-    """After the third of six steps no other one begins; nothing half-written stays; the next run makes it."""
-    own = {"step": supervised._backward, "save": cold_start.write_curve}
+    """After the third of six steps no other one begins, and the next run makes the fourth, with the same weights."""
+    own = {"step": supervised._backward, "save": cold_start.write_curve, "again": supervised._backward}
     calls: list[str] = []
 
     def noted(name: str, at: int) -> Any:
@@ -65,10 +65,28 @@ def test_a_signal_ends_a_cold_start_at_once(
         runs.fit(tmp_path, *HERE, code=code)
     assert calls == ["step"] * 3 if moment == "step" else ["step"] * 6 + ["save"]
     said = capfd.readouterr().err
-    assert "before the first update: nothing was trained, nothing was saved" in said
+    assert "before the first update: there is no checkpoint" in said
     assert "Traceback" not in said
-    assert [path.suffix for path in (tmp_path / "cold_start").iterdir()] in ([], [".lock"])
-    run = runs.fit(tmp_path, *HERE)
+    left = {path.suffix for path in (tmp_path / "cold_start").iterdir()} - {".lock"}
+    assert left == ({".progress"} if moment == "step" else set())
+    assert ("interrupted after step 2; the same command goes on from there" in said) is (moment == "step")
+    calls.clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(supervised, "_backward", noted("again", 0))
+        run = runs.fit(tmp_path, *HERE)
+    assert len(calls) == (4 if moment == "step" else 6)
     assert (run / "summary.json").is_file()
-    (made,) = (path for path in (tmp_path / "cold_start").iterdir() if path.is_dir())
+    made = folder_of(tmp_path)
     assert made.with_name(f"{made.name}.manifest.json").is_file()
+    assert not list(made.parent.glob("*.progress"))
+    if moment == "save":
+        return
+    whole = tmp_path / "whole"
+    runs.fit(whole, *HERE)
+    assert (made / "model.safetensors").read_bytes() == (folder_of(whole) / "model.safetensors").read_bytes()
+    assert (made / "cold_start.jsonl").read_bytes() == (folder_of(whole) / "cold_start.jsonl").read_bytes()
+
+
+def folder_of(root: Path) -> Path:
+    (made,) = (path for path in (root / "cold_start").iterdir() if path.is_dir())
+    return made

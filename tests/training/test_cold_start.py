@@ -256,10 +256,10 @@ def _ensure(number: int, folder: str) -> None:
     """In a process of its own: the cold start, and the other process arrives while it is trained."""
     root, own = Path(folder), ColdStart.train
 
-    def train(self: ColdStart, policy: Policy, seed: int, *more: Any) -> list[Point]:
+    def train(self: ColdStart, *arguments: Any) -> list[Point]:
         (root / f"trained-{number}").touch()
         time.sleep(0.5)
-        return own(self, policy, seed, *more)
+        return own(self, *arguments)
 
     ColdStart.train = train  # type: ignore[method-assign]
     (root / f"ready-{number}").touch()
