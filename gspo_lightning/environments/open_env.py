@@ -67,7 +67,7 @@ class OpenEnvEnvironment(Environment):
         missing = [name for name in self.columns if name not in prompt.columns]
         if missing:
             raise UserError("OpenEnvEnvironment.reset", f"names {missing[0]}, which record {prompt.id} does not have")
-        self._http = aiohttp.ClientSession()
+        self._http = aiohttp.ClientSession(auto_decompress=False)
         try:
             self._socket = await self._http.ws_connect(f"{self.url}/ws", max_msg_size=_MOST_BYTES)
         except (aiohttp.ClientError, OSError) as error:

@@ -188,6 +188,7 @@ CLIENTS_OF_HTTP = {
     "rewards/judge/judge.py": "imports aiohttp before the first request",
     "prompts/pictures/reading.py": "pictures by address, tested above",
     "rollouts/agents/http_agent.py": "services that run an agent; tests/rollouts/agents",
+    "environments/open_env.py": "a WebSocket without compression, whose messages have a limit; tests/real_agents",
     "gateway/server.py": "a server; it sends no request",
     "view/server.py": "a server; it sends no request",
 }

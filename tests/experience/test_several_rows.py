@@ -20,7 +20,7 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.experience.collect import collect, measure_rewards
 from gspo_lightning.metrics.rollouts import measure_staleness
 from gspo_lightning.metrics.sums import MetricSums
-from gspo_lightning.objectives import DAPO, GRPO, GSPO, DrGRPO, Objective
+from gspo_lightning.objectives import DAPO, GRPO, GSPO, DrGRPO, Objective, Segment
 from gspo_lightning.old_policy import CachedLogProbs
 from gspo_lightning.old_policy.reference import ReferencePolicy
 from gspo_lightning.packing.batches import RowWeights, cut_micro_batches, make_micro_batch
@@ -207,6 +207,30 @@ def test_denominators_of_weighted_rows_by_hand() -> None:
         GSPO()(zeros, zeros, torch.ones(4), mask, row_weights=weights > 0)
     loss = GSPO()(zeros, zeros, torch.tensor([3.0, -6.0, 1.0, 5.0]), mask, row_weights=weights).loss
     assert float(loss) == pytest.approx(-(2 / 3 * 3 - 1 / 3 * 6 + 1) / 2)
+
+
+@pytest.mark.parametrize("weigh", ["row", "rollout"])
+def test_a_ratio_per_turn_by_hand(weigh: RowWeights) -> None:
+    """Rows of turns of 1 and 2 tokens, of 1, and of 2, with log-ratios of .1, (.2, .4); .3; (.5, -.1).
+
+    Ratios of turns: e^.1, e^.3; e^.3; e^.2. Advantages 1 and 1 of a rollout, -1 of the other. A row's term is the mean
+    over its tokens; rows weigh 3/4, 1/4 and 1 (or 1 each), and the loss divides by their sum.
+    """
+    prompt = Prompt(4, "p", (5, 6, 7))
+    split = rollout(prompt, 0, [((5, 6, 7), [8, 9, 10, 11], [1, 0, 1, 1]), ((20, 21), [12, 13], [1, 0])], 1.0)
+    plain = rollout(prompt, 1, [((5, 6, 7), [14, 15], [1, 1])], 0.0)
+    split.advantage, plain.advantage = 1.0, -1.0
+    part = make_micro_batch([split, plain], weigh=weigh)
+    changes = {8: 0.1, 10: 0.2, 11: 0.4, 12: 0.3, 14: 0.5, 15: -0.1}
+    old = torch.full(part.response_mask.shape, -2.0)
+    new = old + torch.tensor([[changes.get(token, 7.0) for token in row] for row in part.response_ids.tolist()])
+    out = Segment(clip_low=0.9, clip_high=9.0, by="turn")(
+        new, old, part.advantages, part.response_mask, row_weights=part.row_weights
+    )
+    terms = [(math.exp(0.1) + 2 * math.exp(0.3)) / 3, math.exp(0.3), -math.exp(0.2)]
+    weights = [1.0, 1.0, 1.0] if weigh == "row" else [0.75, 0.25, 1.0]
+    wanted = -sum(w * x for w, x in zip(weights, terms, strict=True)) / sum(weights)
+    assert float(out.loss) == pytest.approx(wanted, rel=1e-6)
 
 
 @pytest.mark.parametrize("weigh", ["row", "rollout"])
