@@ -226,7 +226,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
             return found
     paths = [r.folder.resolve() for r in runs]
     common = Path(os.path.commonpath(paths))
-    parts = [p.relative_to(common).parts for p in paths]
-    while all(len(own) > 1 for own in parts) and len({own[-1] for own in parts}) == 1:
-        parts = [own[:-1] for own in parts]  # a/quickstart/version_0, b/quickstart/version_0: a, b
-    return [f"{r.objective}, {'/'.join(own)}" for r, own in zip(runs, parts, strict=True)]
+    below = [p.relative_to(common).parts for p in paths]
+    while all(len(own) > 1 for own in below) and len({own[-1] for own in below}) == 1:
+        below = [own[:-1] for own in below]  # a/quickstart/version_0, b/quickstart/version_0: a, b
+    return [f"{r.objective}, {'/'.join(own)}" for r, own in zip(runs, below, strict=True)]
