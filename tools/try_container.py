@@ -126,7 +126,7 @@ def in_folder(file: Path, pip_arguments: Sequence[str]) -> str:
     """Carry out all steps, then the default command; return its output."""
     torch = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
     with tempfile.TemporaryDirectory(prefix="gspo-container-") as name:
-        made = Container(ROOT, Path(name).resolve() / "work")
+        made = Container(ROOT, Path(name).resolve() / "work", {"TORCH_INDEX": CPU})
         for word, rest in instructions(file.read_text(encoding="utf-8")):
             start = time.monotonic()
             if pip_arguments and word == "RUN":  # an index of this machine, and its build of torch
