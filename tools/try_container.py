@@ -107,17 +107,17 @@ class Container:
             return
         self.call(["bash", "-euc", script.replace("/work", str(self.folder))])
 
-    def call(self, command: Sequence[str]) -> str:
+    def call(self, command: Sequence[str], allowed: Sequence[int] = (0,)) -> str:
         """Run a command in the folder; return its output.
 
         Raises:
-            SystemExit: it fails.
+            SystemExit: its exit code is another than those that are allowed.
         """
         done = subprocess.run(
             command, cwd=self.folder, env=self.variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             check=False,
         )  # fmt: skip
-        if done.returncode:
+        if done.returncode not in allowed:
             sys.exit(f"{done.stdout}\nerror: {' '.join(command)[:300]} ended with exit code {done.returncode}")
         return done.stdout
 
@@ -126,7 +126,7 @@ def in_folder(file: Path, pip_arguments: Sequence[str]) -> str:
     """Carry out all steps, then the default command; return its output."""
     torch = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
     with tempfile.TemporaryDirectory(prefix="gspo-container-") as name:
-        made = Container(ROOT, Path(name).resolve() / "work")
+        made = Container(ROOT, Path(name).resolve() / "work", {"TORCH_INDEX": CPU})
         for word, rest in instructions(file.read_text(encoding="utf-8")):
             start = time.monotonic()
             if pip_arguments and word == "RUN":  # an index of this machine, and its build of torch
@@ -135,7 +135,7 @@ def in_folder(file: Path, pip_arguments: Sequence[str]) -> str:
                 rest = rest.replace("-c /tmp/constraints.txt", f"-c /tmp/constraints.txt {given}")
             made.step(word, rest)
             print(f"{time.monotonic() - start:7.1f} s  {word} {rest[:100]}", flush=True)
-        return made.call([*made.entry, *made.default])
+        return made.call([*made.entry, *made.default], allowed=(0, 1))
 
 
 def in_docker(file: Path) -> str:
@@ -147,19 +147,29 @@ def in_docker(file: Path) -> str:
     return done.stdout + done.stderr
 
 
+def check(report: str) -> None:
+    """Check what ``gspo doctor`` reports: versions, and no problem but the isolation that a host has to allow.
+
+    Raises:
+        SystemExit: another problem, or no report.
+    """
+    problems = set(re.findall(r"│ problem +│ +(\S+)", report)) - {"isolation"}
+    if problems or not re.search(r"│ ok +│ +torch ", report):
+        sys.exit(f"error: gspo doctor has problems: {', '.join(sorted(problems)) or 'it reports no version of torch'}")
+
+
 def main(file: str, *pip_arguments: str) -> None:
     """Try a Dockerfile.
 
     Raises:
-        SystemExit: a step fails, or the default command says nothing of torch.
+        SystemExit: a step fails, or the default command reports a problem.
     """
     daemon = (
         shutil.which("docker") and subprocess.run(["docker", "info"], capture_output=True, check=False).returncode == 0
     )
     said = in_docker(Path(file)) if daemon else in_folder(Path(file), pip_arguments)
     print(said)
-    if "torch" not in said or "gspo_lightning" not in said:
-        sys.exit("error: the default command does not report the versions")
+    check(said)
     print("the steps work" + ("" if daemon else ", in a folder: there is no docker daemon here"))
 
 

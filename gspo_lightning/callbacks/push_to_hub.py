@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 UPLOADS = "hub.jsonl"
 """File of a run folder with the step and the commit of every upload."""
 FIELD = "trainer.callbacks.PushToHub"
-LAST_S, STOPPED_S = 1800.0, 10.0
-"""Seconds to wait for the upload at the end of a run, and of one that fails."""
+LAST_S = 1800.0
+"""Seconds to wait for the upload at the end of a run."""
 
 
 class PushToHub(Callback):
@@ -112,10 +112,9 @@ class PushToHub(Callback):
             log.warning("hub: the upload to %s has not ended after %d s; it is given up", self.repository, LAST_S)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Drop what has not begun, and give the upload that runs a moment to end."""
+        """Begin no upload any more, and wait for none: a checkpoint must be written before the process is killed."""
         self._stopped = True
         self._background.drop()
-        self._background.wait(STOPPED_S)
 
     def _take(self, path: Path, step: int) -> None:
         """Keep what an upload needs, whatever happens to the checkpoint meanwhile, and start it."""

@@ -180,3 +180,10 @@ def test_an_export_that_fails_is_a_warning_with_its_words(
     run = runs.fit(tmp_path, *LEARNS, *pushing(2, model=True), "--trainer.max_epochs=1")
     assert "the export failed: no room; training goes on" in caplog.text
     assert runs.summary(run)["updates"] == 2
+
+
+def test_an_interrupted_run_saves_and_uploads_no_more(hub: Hub, tmp_path: Path) -> None:
+    with runs.interrupted(lambda loader: loader.iteration == 1):
+        run = runs.fit(tmp_path, *LEARNS, *pushing(1), "--trainer.max_epochs=3", code=130)
+    assert [path.name for path in run.glob("checkpoints/step-*3.ckpt")] == ["step-00000003.ckpt"]
+    assert all("step-00000003" not in path for _, _, files in commits(hub) for path in files)

@@ -20,7 +20,7 @@ from gspo_lightning import errors
 from tests import ROOT
 from tools import build_release, release_notes, site_versions
 from tools.build_release import normalised
-from tools.try_container import Container, instructions
+from tools.try_container import Container, check, instructions
 
 PAGE = (ROOT / "docs" / "releases.md").read_text()
 
@@ -151,3 +151,11 @@ def test_steps_of_the_dockerfile_are_carried_out_in_a_folder(tmp_path: Path) -> 
         made.step("HEALTHCHECK", "x")
     with pytest.raises(SystemExit, match="exit code 3"):
         made.step("RUN", "cd /work && exit 3")
+
+
+def test_a_container_may_lack_isolation_and_nothing_else() -> None:
+    ok = "│ ok │ torch │ 2.13.0 │\n"
+    check(f"{ok}│ problem │ isolation │ no bwrap │")
+    for report, words in (("", "no version of torch"), (f"{ok}│ problem │ lightning │ not installed │", "lightning")):
+        with pytest.raises(SystemExit, match=words):
+            check(report)

@@ -17,7 +17,7 @@ import yaml
 from lightning.pytorch import Trainer
 
 from gspo_lightning import registry
-from gspo_lightning.callbacks import LastCheckpoint
+from gspo_lightning.callbacks import LastCheckpoint, PushToHub, TrackioLogger
 from gspo_lightning.cli import main
 from gspo_lightning.commands.fit.foreign import Word, foreign, read_words
 from gspo_lightning.commands.fit.hints import members, parameters, plain
@@ -95,7 +95,7 @@ def component_options() -> set[str]:
 
 ANSWERS = {
     "cpu_offload": r"(param|optimizer)_offload$",
-    "push_to_hub": r"(^|_)hub_(strategy|always_push|model_id|private_repo|revision)$|push_to_hub$",
+    "PushToHub": r"(^|_)hub_(strategy|always_push|model_id|private_repo|revision)$|push_to_hub$",
     "transfer": r"group_port$",
     "enable_sleep_mode": r"sleep_mode$|free_cache_engine$",
     "max_model_len": r"max_model_len(gth)?$",
@@ -120,7 +120,7 @@ def test_no_word_denies_what_exists() -> None:
 def test_every_parameter_that_a_note_gives_to_a_class_is_one_of_it() -> None:
     """Where a note says ``LastCheckpoint: keep_best, best_by``."""
     kinds = ("rewards", "rollouts", "prompts")
-    classes = {cls.__name__: cls for cls in (LastCheckpoint, FSDP2Strategy)}
+    classes = {cls.__name__: cls for cls in (LastCheckpoint, PushToHub, TrackioLogger, FSDP2Strategy)}
     classes |= {name: cls for kind in kinds for name, cls in registry.components(kind).items()}
     said = [pair for word in words().values() for pair in re.findall(r"([A-Z]\w+): (\w+)", word.note)]
     given = [(name, word) for name, word in said if name in classes]
