@@ -247,7 +247,7 @@ def _fit(bench: Bench, root: Path, *more: str, kill: bool = False) -> None:
     line = [sys.executable, "-m", "gspo_lightning", "fit", "--config", "quickstart", "--config", "bf16"]
     line += ["--trainer.default_root_dir", str(root), "--trainer.enable_progress_bar", "false", "--data.val", "null"]
     if bench.toy:
-        tiny = {"trainer.max_epochs": 3, "data.prompts_per_rollout": 4, "model.cold_start.steps": 2}
+        tiny: dict[str, object] = {"trainer.max_epochs": 3, "data.prompts_per_rollout": 4, "model.cold_start.steps": 2}
     else:
         tiny = {"trainer.max_epochs": 6, "trainer.accelerator": "gpu"}
     line += [f"--{name}={value}" for name, value in tiny.items()]
@@ -313,7 +313,7 @@ def check_fsdp2(bench: Bench) -> dict[str, Any]:
             with _seconds(found, "gradient_s", bench):
                 ours.accumulate(batch, ours.phases(), MetricSums(), on_policy=True)
             own = {name: p.grad for name, p in ours.policy.model.named_parameters()}
-            gaps = [(own[name].full_tensor() - g, g) for name, g in wanted.items()]  # type: ignore[union-attr]
+            gaps = [(own[name].full_tensor() - g, g) for name, g in wanted.items()]
         finally:
             dist.destroy_process_group()
     gap = _norm(a for a, _ in gaps) / max(_norm(b for _, b in gaps), 1e-12)

@@ -99,8 +99,8 @@ def measure(folder: Path, rollouts: int) -> None:
         for query in FILTERS:
             before = cpu_s(process)
             found = sorted(ask(address, f"api/run/0/rollouts?{query}")[0] for _ in range(5))
-            cost = (cpu_s(process) - before) / 5
-            print(f"filter {query or '(none)'}: {found[2]:.3f} s (median of 5), {cost:.3f} s of CPU time (mean)")
+            used = (cpu_s(process) - before) / 5
+            print(f"filter {query or '(none)'}: {found[2]:.3f} s (median of 5), {used:.3f} s of CPU time (mean)")
         tags = ",".join(f"metric/{i}" for i in range(20))
         print(f"curves of 20 metrics: {ask(address, f'api/run/0/series?tags={tags}')[0]:.3f} s")
         print(f"peak {peak_mb(process):.0f} MB")

@@ -54,6 +54,7 @@ def loggers_of(chosen: Any, config: Any, fit: bool, resumption: Resumption) -> A
     if (run := resumption.run) is not None:  # continue in the folder of the run
         root, name, version = str(run.parent.parent), run.parent.name, run.name
     purge = resumption.first_step if run is not None else None
-    more = {"version": version, "purge_step": purge, "changes": resumption.changed}
-    own = RunLogger(root, name=name, default_hp_metric=False, **more)
+    own = RunLogger(
+        root, name=name, version=version, default_hp_metric=False, purge_step=purge, changes=resumption.changed
+    )
     return [own, *theirs]
