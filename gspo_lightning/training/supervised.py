@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -154,7 +155,7 @@ class _Training:
         }  # fmt: skip
         try:
             with atomic_file(state) as file:
-                torch.save(saved, file)
+                torch.save(saved, cast(Any, file))  # it writes, which is all that torch needs
         except OSError as error:
             what = f"the interrupted cold start {state} cannot be written: {error.strerror or error}"
             raise InfrastructureError(f"{what}; the next run makes it from the start") from error
