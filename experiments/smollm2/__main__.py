@@ -25,7 +25,10 @@ def main(argv: Sequence[str]) -> int:
     """Read evaluations and runs, and write the files."""
     parser = argparse.ArgumentParser("experiments.smollm2", description=__doc__)
     parser.add_argument(
-        "--before", type=Path, required=True, metavar="FOLDER", help="evaluation of the untrained model"
+        "--before",
+        type=Path,
+        metavar="FOLDER",
+        help="evaluation of the untrained model; without it no gains of --others",
     )
     parser.add_argument(
         "--after",
@@ -41,28 +44,30 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--output", type=Path, default=HOME, metavar="FOLDER", help="of results.json and answers.md")
     parser.add_argument("--picture", type=Path, default=Path("docs/real_model.png"), metavar="FILE")
     options = parser.parse_args(list(argv))
-    before, file = read(options.before), options.output / "results.json"
+    before, file = None if options.before is None else read(options.before), options.output / "results.json"
     after, others = _evaluations(options.after or []), _evaluations(options.others)
-    results: dict[str, Any] = (
-        json.loads(file.read_text("utf-8"))
-        if options.after is None
-        else {
+    if before is None and after:
+        parser.error("--after needs --before")
+    results: dict[str, Any]
+    if before is None or not after:
+        results = json.loads(file.read_text("utf-8"))
+    else:
+        results = {
             "problems": len(before),
             "limit": LIMIT,
             "machine": {"cores": os.cpu_count(), "threads": 1} | versions(),
             "before": shares(before),
             "runs": {name: shares(answers) | {"gain": gain(before, answers)} for name, answers in after.items()},
         }
-    )
-    kept = results.get("others", {})
-    results["others"] = kept | {name: shares(a) | {"gain": gain(before, a)} for name, a in others.items()}
+        (options.output / "answers.md").write_text(_ten(before, next(iter(after.values()))), encoding="utf-8")
+    for name, answers in others.items():
+        gained = {} if before is None else {"gain": gain(before, answers)}
+        results.setdefault("others", {})[name] = shares(answers) | gained
     for run, folder in zip(results["runs"].values(), options.runs, strict=False):
         run["curves"] = _curves(folder)
     for run, seconds in zip(results["runs"].values(), options.cpu_seconds, strict=False):
         run["cpu_seconds"] = seconds
     file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    if after:
-        (options.output / "answers.md").write_text(_ten(before, next(iter(after.values()))), encoding="utf-8")
     if all("curves" in run for run in results["runs"].values()):
         save(draw(results), options.picture)
     for judge in JUDGES:

@@ -83,23 +83,16 @@ def logprobs(policy: Policy, groups: list[list[Rollout]]) -> list[torch.Tensor]:
     return [row[: rollout.length] for row, rollout in zip(found, rollouts, strict=True)]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_answers_and_noise_of_real_weights(dtype: str, policy: Policy, prompts: list[Prompt]) -> None:
+def test_answers_and_noise_of_real_weights(policy: Policy, prompts: list[Prompt]) -> None:
     sampling = SamplingParams(LIMIT, temperature=TEMPERATURE, stop_token_ids=tuple(policy.eos_token_ids))
     own = greedy(GroupedSampler(), policy, prompts)
-    with closing(VLLMEngine(dtype=dtype)) as source:
+    with closing(VLLMEngine(dtype="float32")) as source:
         source.open(288)
         source.sync_weights(policy, served.VERSION)  # the probe is within its tolerance, or this fails
         theirs = greedy(source, policy, prompts)
         groups = served.sample(source, policy, prompts, GROUP, sampling)
     gap, rms = noise(policy, groups)
-    same = sum(a == b for a, b in zip(own, theirs, strict=True))
-    print(f"{dtype}: {same} of {len(own)} greedy answers equal, gap {gap:.2g}, sequence rms {rms:.2g} nats")
-    if dtype == "float32":
-        assert theirs == own
-        assert gap < 1e-5
-        assert rms < CLIP / 10  # the sampler's log-probabilities may serve as the old ones
-    else:
-        assert same >= PROMPTS / 2
-        assert 1e-4 < gap < 0.1  # rounding, and below the tolerance of the probe
-        assert rms > CLIP / 10  # they may not
+    print(f"gap {gap:.2g}, sequence rms {rms:.2g} nats")
+    assert theirs == own
+    assert gap < 1e-5
+    assert rms < CLIP / 10  # the engine's log-probabilities may serve as the old ones
