@@ -85,6 +85,7 @@ class Short(GroupedSampler):
     """Turns of 4 tokens: an untrained model hardly ever ends one."""
 
     def extend(self, policy: Policy, beginnings: Sequence[ResponsePrefix], **options: Any) -> list[Rollout]:
+        options["enough"] = None  # a turn that is cut for others would lose its end
         turns = super().extend(
             policy, [dataclasses.replace(b, token_budget=min(b.token_budget, 4)) for b in beginnings], **options
         )

@@ -257,7 +257,7 @@ def test_a_conversation_does_not_wait_for_the_environments_of_others(policy: Pol
         assert (a.token_ids.tolist(), a.turn_rewards, a.lost) == (b.token_ids.tolist(), b.turn_rewards, b.lost)
 
 
-class Noting(GroupedSampler):
+class NotingTurns(GroupedSampler):
     """Remembers how every piece ended, and calls each of its batches other weights."""
 
     def __init__(self, changes: bool = False) -> None:
@@ -274,7 +274,7 @@ class Noting(GroupedSampler):
 
 
 def test_a_long_turn_is_cut_for_the_others_and_keeps_its_tokens(policy: Policy, prompts: list[Prompt]) -> None:
-    source, rare = Noting(changes=True), SamplingParams(60, stop_token_ids=(1, 5))
+    source, rare = NotingTurns(changes=True), SamplingParams(60, stop_token_ids=(1, 5))
     together = talk(policy, prompts, Echo(), rare, source=source)
     assert FinishReason.CUT in source.ends
     assert FinishReason.CUT not in {r.finish_reason for r in together}
