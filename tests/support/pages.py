@@ -21,11 +21,11 @@ def blocks(page: Path) -> list[tuple[str, str, str]]:
 
 
 def write_files(page: Path, folder: Path) -> None:
-    """A clone's folders of configs, plug-ins and examples, and the files that the page shows.
+    """A clone's folders of configs, plug-ins, examples and experiments, and the files that the page shows.
 
     What ships is linked and not copied: a plug-in may not be defined in two places.
     """
-    for name in ("configs", "plugins", "examples"):
+    for name in ("configs", "plugins", "examples", "experiments"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, folder / name, ignore=ignored, copy_function=os.symlink)
     for name, _, text in blocks(page):
