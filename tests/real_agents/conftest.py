@@ -1,3 +1,3 @@
-"""Programs of the agents' own environments import what the tests' environment lacks: they are no modules of doctests."""
+"""Programs that run in the environments of agents, with packages that are missing here, have no doctests."""
 
 collect_ignore = ["openenv_capture.py", "openenv_server.py"]
