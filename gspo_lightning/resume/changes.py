@@ -26,12 +26,15 @@ HARMLESS = (
     "data.rollout_retry_s", "data.record_rollouts", "data.record_tokens",
     "data.max_tokens_per_micro_batch", "data.micro_batch_size", "model.gradient_checkpointing",
     "model.histogram_every", "model.on_nonfinite", "model.max_skips", "model.old_policy.class_path",
+    "data.rollouts.init_args.waves",  # of EnvironmentRollouts, until conversations spoke without rounds
 )  # fmt: skip
 """Settings that may change in a run without changing its meaning, including everything below them."""
 ADDED: Mapping[str, Any] = {
     "model.objective.init_args.distill_coef": 0.0,
     "model.objective.init_args.distill_exact": False,
     "model.objective.init_args.positive_nll_coef": 0.0,
+    "model.ess_step_scaling": False,
+    "model.cold_start.adapters": False,
     "data.rows": "rollout",
     "data.pictures.bad": "stop",
     "data.pictures.urls": False,
