@@ -94,8 +94,8 @@ def test_gradient_of_the_exact_kl_does_not_depend_on_the_pieces(monkeypatch: pyt
         *_, kl = policy(part, TEMPERATURE, LocalTeacher(own, exact=True).distribution(part))
         kl.sum().backward()
         found.append({name: p.grad for name, p in policy.named_parameters()})
-    for name, gradient in found[0].items():
-        assert torch.allclose(gradient, found[1][name], atol=1e-5), name
+    for name, gradient in found[0].items():  # up to 40: rounding is relative
+        assert torch.allclose(gradient, found[1][name], atol=2e-6 * float(gradient.abs().max())), name
     assert all(p.grad is None for p in own.parameters())
 
 
