@@ -251,7 +251,8 @@ class LastCheckpoint(Checkpoint):
 
     def _tell(self, loggers: Iterable[Any], path: Path) -> None:
         """Tell loggers of the newest and the best checkpoint, as Lightning does; with ``log_model`` they keep them."""
-        own = self._own()
+        if not (own := self._own()):  # the folder has been deleted: the next write says so
+            return
         best = max(((m.score, str(p)) for p, m in own if m.score is not None), default=None) if self.keep_best else None
         self.last_model_path, self.current_score = str(path), own[0][1].score
         self.best_model_score, self.best_model_path = (None, "") if best is None else best

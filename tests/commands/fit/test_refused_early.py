@@ -101,8 +101,8 @@ def test_components_are_known_by_name_before_they_are_imported(kind: str) -> Non
     [
         (["--data.rewards.correct=MathVerifer"], "data.rewards.correct"),
         (["--data.rewards={correct: {class_path: MathVerifer, init_args: {}}}"], "data.rewards.correct"),
-        (["--data.rollouts.class_path=Sampler"], "data.rollouts"),
-        (["--data.rollouts={class_path: Sampler}"], "data.rollouts"),
+        (["--data.rollouts.class_path=GroupdSampler"], "data.rollouts"),
+        (["--data.rollouts={class_path: GroupdSampler}"], "data.rollouts"),
         (["--data.val.class_path", "WordProblem"], "data.val"),
         (["--model.old_policy=Residnt", "--model.objective=GSPO"], "model.old_policy"),
         (["--data.rewards.correct=MathVerifier", "--data.rewards.brief=Brief"], "data.rewards.brief"),

@@ -230,31 +230,31 @@ def test_a_failure_is_missing_or_scored_and_every_group_keeps_its_size(policy: P
 
 
 def test_each_part_of_a_rollout_has_its_own_deadline(policy: Policy, prompts: list[Prompt]) -> None:
-    """Set-up, conversation and verifier take 0.4 s each, or one of them for ever; one deadline is 0.8 s."""
+    """Set-up, conversation and verifier take 0.9 s each, or one of them for ever; one deadline is 2.5 s."""
 
     async def play(chat: Chat, record: Mapping[str, Any]) -> Outcome:
         slow = {"1:": "set-up", "9-9:": "agent", "2*2*2*2*2:": "verify"}.get(record["prompt"], "")
-        await asyncio.sleep(60 if slow == "set-up" else 0.4)
+        await asyncio.sleep(60 if slow == "set-up" else 0.9)
         await chat.ask(record["prompt"], max_tokens=2)
-        await asyncio.sleep(60 if slow == "agent" else 0.4)
+        await asyncio.sleep(60 if slow == "agent" else 0.9)
         key = {"Authorization": f"Bearer {chat.address.api_key}"}
         async with chat.http.post(f"{chat.address.base_url}/finish", headers=key) as reply:
             assert reply.status == 200
         assert (await chat.ask("more", status=409))["code"] == "session_closed"
-        await asyncio.sleep(60 if slow == "verify" else 0.4)
+        await asyncio.sleep(60 if slow == "verify" else 0.9)
         async with chat.http.post(f"{chat.address.base_url}/reward", json={"reward": 0.5}, headers=key) as reply:
             assert reply.status == 200
         return None
 
-    limits: dict[str, Any] = {"deadline_s": 0.8, "max_missing_rate": 1.0}
-    found = played(policy, prompts, play, set_up_s=0.8, verify_s=0.8, **limits)
+    limits: dict[str, Any] = {"deadline_s": 2.5, "max_missing_rate": 1.0}
+    found = played(policy, prompts, play, set_up_s=2.5, verify_s=2.5, **limits)
     why = {r.prompt.text: r.lost for r in found if r.lost}
-    assert why["1:"] == "deadline: no turn was requested in 0.8 s"
-    assert why["9-9:"] == "deadline: no result in 0.8 s"
-    assert why["2*2*2*2*2:"] == "deadline: no result in 0.8 s after its conversation"
+    assert why["1:"] == "deadline: no turn was requested in 2.5 s"
+    assert why["9-9:"] == "deadline: no result in 2.5 s"
+    assert why["2*2*2*2*2:"] == "deadline: no result in 2.5 s after its conversation"
     assert {r.turn_rewards for r in found if not r.lost} == {(0.5,)}
     assert any(not r.lost for r in found)
-    assert all("no result in 0.8 s" in r.lost for r in played(policy, prompts[:1], play, **limits))
+    assert all("no result in 2.5 s" in r.lost for r in played(policy, prompts[:1], play, **limits))
 
 
 def test_too_many_missing_rollouts_stop_the_run_with_their_reasons(policy: Policy, prompts: list[Prompt]) -> None:

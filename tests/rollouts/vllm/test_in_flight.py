@@ -531,7 +531,7 @@ def test_tokens_of_a_conversation_say_which_weights_sampled_them(
         asked.join(30)
     groups = asked.groups
     assert [len(group) for group in groups] == [3] * len(prompts)
-    assert {len(r.turn_ends) for group in groups for r in group} > {1}
+    assert any(len(r.turn_ends) == 2 for group in groups for r in group)
     old = [(r, mask & r.response_mask) for r, mask in by_weights(groups, 3)]
     new = [(r, mask & r.response_mask) for r, mask in by_weights(groups, 7)]
     assert gap(policy, old) < 1e-5
