@@ -158,7 +158,8 @@ class _Link:
         self.over, self.tools = threading.Event(), list[Any]()
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._stop = asyncio.Event()
-        threading.Thread(target=self._serve, name="mcp-server", daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, name="mcp-server", daemon=True)
+        self._thread.start()
         try:
             self._ready.result(_START_S)
         except BaseException as error:
@@ -185,7 +186,8 @@ class _Link:
         """End the connection and the server that was started for it."""
         if not self.over.is_set() and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self._stop.set)
-            self.over.wait(10.0)
+            if threading.current_thread() is not self._thread:  # where garbage may be collected, too
+                self._thread.join(10.0)
 
     async def _call(self, tool: str, arguments: Mapping[str, Any]) -> Any:
         try:
