@@ -110,8 +110,8 @@ def test_rollouts_ahead_of_training_are_one_iteration_old_and_do_not_depend_on_t
     assert scalars == runs.scalars(second)
     assert [v for _, v in scalars["staleness/max_age"]] == [0, 0, 2, 2, 2, 2, 2, 2]
     assert [v for s, v in scalars["ratio/log_sequence_std"] if s % 2 == 1] == [0.0] * 4  # old: the start of training
-    assert scalars["objective/correction_weight"][0][1] == pytest.approx(1.0, abs=1e-5)
-    assert abs(scalars["objective/correction_weight"][2][1] - 1.0) > 1e-5  # the behaviour policy is an older one
+    assert scalars["correction/weight"][0][1] == pytest.approx(1.0, abs=1e-5)
+    assert abs(scalars["correction/weight"][2][1] - 1.0) > 1e-5  # the behaviour policy is an older one
     in_turn = runs.fit(tmp_path / "turn", *options, "--data.max_staleness=0")
     assert runs.scalars(in_turn)["loss"][:2] == scalars["loss"][:2]  # the first iteration is the same
     assert runs.largest_difference(runs.weights(in_turn), runs.weights(first)) > 1e-5
