@@ -71,5 +71,5 @@ def test_the_commands_of_the_page_work_in_their_order(tmp_path: Path, monkeypatc
             assert write_results([*arguments[2:], f"--output={tmp_path}", f"--picture={tmp_path / 'p.png'}"]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["problems"] == 6
-    assert len((tmp_path / "demos.jsonl").read_text().splitlines()) > 3
+    assert (tmp_path / "demos.jsonl").read_text().splitlines()
     assert (tmp_path / "runs" / "rejection" / "results.json").is_file()
