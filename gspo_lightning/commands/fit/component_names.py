@@ -33,17 +33,17 @@ _REWARDS = "data.rewards"
 
 
 def check_components(settings: Sequence[Setting], plugins: Sequence[str]) -> None:
-    """Check that the components that settings name exist: in this package, in plug-ins, or defined already.
+    """Check that the components that settings name exist: in this package, or defined already.
 
-    Plug-ins are imported only if this package has no component of such a name.
+    With plug-ins nothing is checked here: importing them puts their folder on the path of modules, where optional
+    packages of torch and transformers would then be looked for.
 
     Raises:
         UserError: one does not exist.
     """
     missing = [one for one in _named(settings) if one[2] not in component_names(one[1])]
-    if not missing:
+    if not missing or plugins:
         return
-    registry.import_plugins(plugins)
     for field, kind, name in missing:
         known = sorted({*component_names(kind), *registry.defined(kind)})
         if name not in known:
