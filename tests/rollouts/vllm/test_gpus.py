@@ -24,6 +24,7 @@ from gspo_lightning.rollouts.vllm.servers import Servers
 from gspo_lightning.rollouts.vllm.transfer import _on
 from gspo_lightning.rollouts.vllm.weight_transport import TransportContext
 from gspo_lightning.types import Prompt, SamplingParams
+from tests import ROOT
 from tests.rollouts.toy_server import ToyServer
 
 FOUR = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
@@ -166,6 +167,20 @@ def test_a_transport_that_was_asked_for_is_not_replaced(toy: ToyServer, policy: 
     with closing(source), pytest.raises(InfrastructureError, match="weights did not arrive by ipc"):
         source.sync_weights(policy, 0)
     assert toy.loads == 0
+
+
+@pytest.mark.usefixtures("direct")
+def test_servers_of_our_own_start_again_with_files(policy: Policy, tmp_path: Path) -> None:
+    script = tmp_path / "python"
+    toy = f"env PYTHONPATH={ROOT} {sys.executable} -m tests.rollouts.toy_server"
+    script.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/starts\nshift 2\nexec {toy} "$@"\n')
+    script.chmod(0o755)
+    with closing(VLLMServer(python=str(script))) as source:
+        source.sync_weights(policy, 0)
+        assert sample(source, policy) == 2
+    first, second = (tmp_path / "starts").read_text().splitlines()
+    assert "--load-format dummy" in first
+    assert "--load-format" not in second
 
 
 @pytest.mark.parametrize(
