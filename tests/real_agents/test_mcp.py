@@ -6,11 +6,9 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from gspo_lightning.environments.tools import ToolError
 from gspo_lightning.environments.turn import ToolCall, Turn
 from gspo_lightning.errors import InfrastructureError, UserError
 from tests import ROOT
+from tests.real_agents.serving import on_free_port
 from tests.runs import runs
 
 PYTHON = os.environ.get("GSPO_AGENTS_PYTHON", "")
@@ -40,19 +39,8 @@ def package(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def url() -> Iterator[str]:
     """The server over HTTP."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen([*COMMAND, str(port)], stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        with socket.socket() as probe:
-            if not probe.connect_ex(("127.0.0.1", port)):
-                break
-        time.sleep(0.1)
-    yield f"http://127.0.0.1:{port}/mcp"
-    process.kill()
-    process.wait()
+    with on_free_port(COMMAND) as port:
+        yield f"http://127.0.0.1:{port}/mcp"
 
 
 def check(tool: McpTool) -> None:

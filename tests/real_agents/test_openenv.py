@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from gspo_lightning.gateway.session import Session
 from gspo_lightning.types import Prompt
 from tests import ROOT
 from tests.gateway.stubs import Bytes, Script
+from tests.real_agents.serving import on_free_port
 from tests.runs import runs
 
 PYTHON = os.environ.get("GSPO_OPENENV_PYTHON", "")
@@ -32,19 +31,8 @@ CALL = '<think>hm</think>So  <tool_call>{"name": "multiply", "arguments": {"b": 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """A server with an environment."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen([PYTHON, str(HERE / "openenv_server.py"), str(port)])
-    until = time.monotonic() + 120
-    while time.monotonic() < until:
-        with socket.socket() as probe:
-            if not probe.connect_ex(("127.0.0.1", port)):
-                break
-        time.sleep(0.2)
-    yield f"http://127.0.0.1:{port}"
-    process.kill()
-    process.wait()
+    with on_free_port([PYTHON, str(HERE / "openenv_server.py")]) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def talk(environment: OpenEnvEnvironment, prompt: Prompt, *texts: str) -> list[Any]:
