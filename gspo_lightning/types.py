@@ -22,7 +22,13 @@ from gspo_lightning.pictures import Media, read_media, written_media
 
 Message = Mapping[str, Any]
 """A chat message in OpenAI's shape: ``{"role": "user", "content": "..."}``, with ``tool_calls`` or ``tool_call_id``."""
-SystemPrompt = str | Sequence[Message]  # a system message, or messages such as worked examples, before every prompt
+# What a message of a config may hold, level by level: `str` comes before `Any`, as which jsonargparse would read the text
+# "a list: [1, 2]" of a message as YAML.
+_Argument = str | Any
+_Call = str | Mapping[str, str | Mapping[str, _Argument] | Any] | Any
+_Content = str | Sequence[Mapping[str, _Call]] | Any
+SystemPrompt = str | Sequence[Mapping[str, _Content]]
+"""A system message, or messages (:data:`Message`) such as worked examples, before every prompt."""
 
 
 class FinishReason(StrEnum):

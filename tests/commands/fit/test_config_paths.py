@@ -122,3 +122,22 @@ def test_the_rest_of_a_config_keeps_its_meaning(tmp_path: Path) -> None:
     found, before = yaml.safe_load(located(text, tmp_path, tmp_path / "start")), yaml.safe_load(text)
     assert found["data"] == dict.fromkeys(("train", "val"), str(tmp_path / "rows.jsonl"))
     assert (found["model"], found["x"]) == (before["model"], before["x"])
+
+
+def test_the_text_of_a_message_is_not_read_as_yaml(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": "1", "note": "x: y"}}}
+    said = [
+        {"role": "user", "content": "Keep the large ones in this list: ['7', '25']"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "[25]"},
+        {"role": "user", "content": [{"type": "text", "text": "sum: 3"}]},
+        {"role": "assistant", "content": "null"},
+    ]
+    Path("overlay.yaml").write_text(yaml.safe_dump({"data": {"system_prompt": said}}))
+    written = f"--config={project / 'train.yaml'}", "--config=overlay.yaml"
+    assert main(["fit", *written, "--print_config"]) == 0
+    shown = capsys.readouterr().out
+    assert yaml.safe_load(shown)["data"]["system_prompt"] == said
+    Path("again.yaml").write_text(shown)
+    assert main(["fit", "--config=again.yaml", "--print_config"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["data"]["system_prompt"] == said
