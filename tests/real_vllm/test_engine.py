@@ -108,6 +108,18 @@ def check_pieces(engine: VLLMEngine, policy: Policy, prompts: list[Prompt]) -> N
     assert served.tokens(again) == served.tokens(whole)
 
 
+def test_weights_arrive_in_the_engines_precision_without_a_warning(
+    policy: Policy, prompts: list[Prompt], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with closing(VLLMEngine(dtype="bfloat16", options={"block_size": served.BLOCK})) as source:
+        source.open(128)
+        for version in range(2):
+            source.sync_weights(policy, version)
+            groups = served.sample(source, policy, prompts, 4, version=version)
+            assert 1e-5 < served.largest_gap(policy, groups) < 0.1
+    assert "Attempted to load weight" not in "".join(capfd.readouterr())  # of every weight, at every copy
+
+
 def test_a_model_that_vllm_does_not_take_is_one_message() -> None:
     refused = load_policy(ModelSettings()).eval()  # heads of 16
     with closing(VLLMEngine()) as source, pytest.raises(UserError, match="vLLM cannot serve this model"):

@@ -79,6 +79,8 @@ class InProcessEngine:
         self._sleeps = bool(arguments.get("enable_sleep_mode"))
         self._lora = bool(arguments.get("enable_lora")) and has_adapters(policy.model)
         self._asleep = False
+        dtype = getattr(torch, str(arguments.get("dtype")), None)
+        self._dtype = dtype if isinstance(dtype, torch.dtype) else compute_dtype(policy)  # autocast's, if enabled
         self._adapter: Any = None
         self._base: float | None = None
         """Norm of the engine's frozen weights, if it gets adapters as such."""
@@ -95,11 +97,11 @@ class InProcessEngine:
         os.environ |= {name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()}
         self._folder = tempfile.mkdtemp(prefix="gspo-vllm-")
         if self._spread:
-            policy.save_pretrained(self._folder, compute_dtype(policy), adapters=not self._lora)
+            policy.save_pretrained(self._folder, self._dtype, adapters=not self._lora)
         else:
             save_without_weights(policy, self._folder)
         if needs_own_head(policy):
-            untie(policy, Path(self._folder), compute_dtype(policy))
+            untie(policy, Path(self._folder), self._dtype)
         self._image_processor = shown_to(policy)
         self._owns_group = not torch.distributed.is_initialized()
         try:
@@ -143,11 +145,10 @@ class InProcessEngine:
         Raises:
             InfrastructureError: the cache was in use.
         """
-        dtype = compute_dtype(policy)  # autocast's, if enabled
         with self._own_precision():
             if self._asleep:
                 self._llm.wake_up(tags=["weights"])
-            self._give(policy, dtype)
+            self._give(policy)
             if self._asleep:  # last: weights in transfer and the cache need not fit together
                 self._llm.wake_up(tags=["kv_cache"])
                 self._asleep = False
@@ -156,29 +157,31 @@ class InProcessEngine:
             if self._image_processor is not None:
                 self._llm.llm_engine.reset_encoder_cache()
 
-    def _give(self, policy: Policy, dtype: torch.dtype) -> None:
+    def _give(self, policy: Policy) -> None:
         if not self._lora:
-            self._reload(policy, dtype, adapters=True)
+            self._reload(policy, adapters=True)
             return
         norm = frozen_norm(policy)
         if self._base is None or not math.isclose(self._base, norm, rel_tol=1e-6):
-            self._reload(policy, dtype, adapters=False)
+            self._reload(policy, adapters=False)
             self._base = norm
-        folder, number = self._folders.write_adapters(policy, dtype), next(self._numbers) + 1
+        folder, number = self._folders.write_adapters(policy, self._dtype), next(self._numbers) + 1
         self._adapter = self._vllm.lora.request.LoRARequest(f"adapters-{number}", number, str(folder))
         self._llm.llm_engine.add_lora(self._adapter)
         self._folders.keep(folder)
 
-    def _reload(self, policy: Policy, dtype: torch.dtype, *, adapters: bool) -> None:
+    def _reload(self, policy: Policy, *, adapters: bool) -> None:
         if self._spread:
-            folder = self._folders.write(policy, dtype, adapters=adapters)
+            folder = self._folders.write(policy, self._dtype, adapters=adapters)
             self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
             self._folders.keep()
         else:
             weights = in_checkpoint_format(policy, adapters=adapters)
             if needs_own_head(policy):
-                weights |= own_head(policy, dtype)
-            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
+                weights |= own_head(policy, self._dtype)
+            # one by one in the engine's dtype: vLLM warns of every other one, at every copy
+            cast = ((name, w.to(self._dtype) if w.is_floating_point() else w) for name, w in weights.items())
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": cast})
 
     def run(
         self,
