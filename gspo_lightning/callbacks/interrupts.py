@@ -81,7 +81,7 @@ class Interrupts(Callback):
         self._let_through(pl_module)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore the previous signal handlers."""
+        """Forget the handlers: Lightning has restored those of before the run, and ours are not to undo that."""
         self._release()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -136,7 +136,8 @@ class Interrupts(Callback):
 
     def _release(self) -> None:
         for number, handler in self._previous.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+            if signal.getsignal(number) == self._on_signal:
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         self._previous = {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.training import cold_start, supervised
 from tests.runs import runs
 
@@ -90,3 +92,17 @@ def test_a_signal_ends_a_cold_start_at_once(
 def folder_of(root: Path) -> Path:
     (made,) = (path for path in (root / "cold_start").iterdir() if path.is_dir())
     return made
+
+
+def test_a_finished_run_leaves_no_handler_and_no_model(tmp_path: Path) -> None:
+    """The next run of ``gspo compare`` shares the process: a terminated one must end, and memory must not grow."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before, known = [signal.getsignal(number) for number in numbers], policies()
+    runs.fit(tmp_path, *runs.UNTAUGHT, "--trainer.max_epochs=1")
+    assert [signal.getsignal(number) for number in numbers] == before
+    assert policies() <= known
+
+
+def policies() -> set[int]:
+    gc.collect()
+    return {id(found) for found in gc.get_objects() if type(found) is Policy}
