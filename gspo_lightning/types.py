@@ -22,7 +22,7 @@ from gspo_lightning.pictures import Media, read_media, written_media
 
 Message = Mapping[str, Any]
 """A chat message in OpenAI's shape: ``{"role": "user", "content": "..."}``, with ``tool_calls`` or ``tool_call_id``."""
-# What a message of a config may hold, level by level: `str` comes before `Any`, as which jsonargparse would read the text
+# What a message of a config may hold, level by level. `str` comes before `Any`: as Any, jsonargparse reads the text
 # "a list: [1, 2]" of a message as YAML.
 _Argument = str | Any
 _Call = str | Mapping[str, str | Mapping[str, _Argument] | Any] | Any

@@ -86,7 +86,7 @@ def run_once(
     terminal().print(f"{title}{state}", style="bold", soft_wrap=True)
     from gspo_lightning.distributed import leaves_no_group  # imports torch
 
-    gc.collect()  # the run before: its model and optimizer are in reference cycles, and would stay beside the next one's
+    gc.collect()  # the model and optimizer of the run before are in reference cycles, and would stay beside the next
     with leaves_no_group():  # else the next run would wait for this run's ranks, which have exited
         code = gspo([*argv, *([f"--ckpt_path={resumed}"] if resumed is not None else [])])
         done = _summaries(output / name)
