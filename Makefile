@@ -165,7 +165,7 @@ test-agents: install
 	@python="$(AGENTS_PYTHON)"; openenv="$(OPENENV_PYTHON)"; \
 	  test -n "$$python" || python=$$($(PYTHON) -m tools.agents_environment "$(VLLM_HOME)" agents $(PIP_ARGS)) || exit 1; \
 	  test -n "$$openenv" || openenv=$$($(PYTHON) -m tools.agents_environment "$(VLLM_HOME)" openenv $(PIP_ARGS)) || exit 1; \
-	  GSPO_AGENTS_PYTHON="$$python" GSPO_OPENENV_PYTHON="$$openenv" $(BIN)/python -m pytest -n 2 --dist loadfile tests/real_agents
+	  GSPO_AGENTS_PYTHON="$$python" GSPO_OPENENV_PYTHON="$$openenv" $(BIN)/python -m pytest tests/real_agents
 
 # axe-core (MPL-2.0) checks the page for people who see, point or read otherwise; it is fetched once and not kept here
 AXE_VERSION = 4.14.1
@@ -179,7 +179,7 @@ test-view: install
 	  npm pack --silent axe-core@$(AXE_VERSION) > /dev/null && tar xzf axe-core-$(AXE_VERSION).tgz package/axe.min.js && \
 	  echo "$(AXE_SHA256)  package/axe.min.js" | sha256sum --check --quiet && mkdir -p "$(dir $(AXE))" && \
 	  mv package/axe.min.js "$(AXE)"; } || echo "without axe-core, which npm fetches: contrasts are checked by the tests' own rule"
-	GSPO_PICTURES="$(PICTURES)" GSPO_AXE="$$(ls "$(AXE)" 2> /dev/null)" $(BIN)/python -m pytest -n 2 --dist loadfile -m "long or not long" -rs tests/view
+	GSPO_PICTURES="$(PICTURES)" GSPO_AXE="$$(ls "$(AXE)" 2> /dev/null)" $(BIN)/python -m pytest -m "long or not long" -rs tests/view
 
 test-real-model: install  # three minutes; without the file of make real-model it is skipped, with the reason
 	$(BIN)/python -m pytest -m long -rs tests/runs/test_real_model.py
