@@ -11,13 +11,14 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from gspo_lightning.cli import main
 from gspo_lightning.policy.tiny import character_tokenizer
+from tests.prompts.families import FAMILIES
 from tests.runs import runs
 
 CONFIGS = runs.ROOT / "configs"
 SELF_CONTAINED = (
     "quickstart", "math", "logic", "code", "guess", "calculator", "agent", "reward_model", "vision", "smollm2",
 )  # fmt: skip
-OVERLAYS = sorted(p.stem for p in CONFIGS.glob("*.yaml") if p.stem not in SELF_CONTAINED)
+OVERLAYS = sorted(p.stem for p in CONFIGS.glob("*.yaml") if p.stem not in (*SELF_CONTAINED, "smollm2_gym"))
 ONE_STEP = ["--trainer.max_epochs=1", "--data.minibatches_per_rollout=1", "--trainer.num_sanity_val_steps=0"]
 
 
@@ -70,6 +71,23 @@ def test_math_config_runs_one_step_on_a_local_model(tmp_path: Path, real_model: 
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["trainer"]["precision"] == "bf16-mixed"
     assert {"val/pass@4", "val/accuracy"} <= runs.scalars(run).keys()
+
+
+def test_reasoning_gym_on_a_model_with_a_chat_template_runs_one_step(tmp_path: Path, real_model: Path) -> None:
+    tokenizer = FAMILIES["qwen"].tokenizer()
+    config = json.loads((real_model / "config.json").read_text())
+    config |= {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
+    tokenizer.save_pretrained(tmp_path / "chat")
+    Qwen3ForCausalLM(Qwen3Config(**config)).save_pretrained(tmp_path / "chat")
+    run = runs.fit(
+        tmp_path, f"--config={CONFIGS / 'smollm2_gym.yaml'}", f"--model.name_or_path={tmp_path / 'chat'}", *ONE_STEP,
+        "--data.train.init_args.size=64", "--data.val.init_args.size=8", "--data.prompts_per_rollout=4",
+        "--data.max_prompt_tokens=2000", "--data.max_response_tokens=4", "--data.reward_workers=1",
+        config=CONFIGS / "smollm2.yaml", small=False,
+    )  # fmt: skip
+    assert runs.summary(run)["updates"] == 1
+    shown = runs.events(run).Tensors("samples/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert any(words in shown for words in ("Who ", "final answer", "Yes or No"))
 
 
 @pytest.mark.parametrize("name", ["guess", "calculator"])
@@ -135,7 +153,7 @@ def test_parquet_and_hub_folder_train_like_jsonl(tmp_path: Path) -> None:
     assert runs.largest_difference(trained[0], trained[2]) == 0.0
 
 
-@pytest.mark.parametrize("name", ["quickstart", "math", "logic", "code", "smollm2"])
+@pytest.mark.parametrize("name", ["quickstart", "math", "logic", "code", "smollm2", "smollm2_gym"])
 def test_printed_config_fed_back_is_the_same(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = resolved([f"--config={CONFIGS / name}.yaml"], capsys)
     (tmp_path / "printed.yaml").write_text(first)
