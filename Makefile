@@ -14,7 +14,7 @@ VLLM_HOME ?= $(HOME)/.cache/gspo_lightning
 TEST_PROCESSES ?= 3
 BIN := $(VENV)/bin
 NEWEST := build/newest
-EXTRAS := dev,data,lora,gguf,logic,instructions,eval
+EXTRAS := dev,data,lora,gguf,logic,instructions,eval,agents
 COMPILED := PYTHONDONTWRITEBYTECODE=# of the tests' processes: where that is set, each compiles all it imports again
 SANDBOX_TESTS := tests/sandbox tests/rewards/code
 SPELLED := $(wildcard *.md) .github docs gspo_lightning benchmarks configs examples experiments plugins tools # tests misspell on purpose

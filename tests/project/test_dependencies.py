@@ -93,7 +93,7 @@ def test_the_pinned_versions_are_allowed() -> None:
         PROJECT["dependencies"],
         *(
             PROJECT["optional-dependencies"][e]
-            for e in ("dev", "data", "lora", "logic", "instructions", "eval", "docs", "bench")
+            for e in ("dev", "data", "lora", "logic", "instructions", "eval", "agents", "docs", "bench")
         ),
     ]
     for wanted in (r for group in groups for r in requirements(group)):
