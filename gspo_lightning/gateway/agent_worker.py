@@ -1,15 +1,17 @@
 """Worker process of ``PythonAgent``: ``python -m gspo_lightning.gateway.agent_worker``, JSON lines in and out.
 
-The first line has ``function``, its ``file`` if it is a plug-in, ``sys_path`` and ``parent``; the answer is
-``{"ready": true}`` or ``{"broken": why}``. Each further line is ``{"id", "record", "address"}`` or ``{"cancel": id}``;
-the answers are ``{"id", "value"}`` or ``{"id", "error", "kind"}``, in any order. The process never imports torch,
-unless the agent does.
+The first line has ``function``, its ``file`` if it is a plug-in, ``sys_path`` (null: its own), ``parent``, and
+``arguments``: null, or those of a class that ``function`` names, whose objects have ``play(record, address)`` and
+``end()``. The answer is ``{"ready": true}`` or ``{"broken": why}``. Each further line is
+``{"id", "record", "address"}`` or ``{"cancel": id}``; the answers are ``{"id", "value"}`` or
+``{"id", "error", "kind"}``, in any order. The process never imports torch, unless the agent does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import importlib
 import inspect
 import json
@@ -32,6 +34,8 @@ _ORPHANED = signal.SIGRTMAX
 """Signal of the kernel when the trainer is gone; nothing else uses it."""
 _THREADS = 256
 """Plain functions that run at the same time."""
+_AT_END: list[Callable[[], None]] = []
+"""Called before this process kills its group: what an agent has started may have left the group."""
 
 
 def main() -> int:
@@ -90,6 +94,9 @@ def _end_when_orphaned() -> None:
 
 def _end() -> None:
     """End this process, which leads its group, with the group, and without waiting for threads of plain functions."""
+    for end in _AT_END:
+        with contextlib.suppress(Exception):
+            end()
     os.killpg(os.getpid(), signal.SIGKILL)
 
 
@@ -109,11 +116,15 @@ async def _one(function: Callable[..., Any], task: Mapping[str, Any], say: Calla
 
 
 def _function(setup: Mapping[str, Any]) -> Callable[..., Any]:
-    sys.path[:] = setup["sys_path"]
+    sys.path[:] = setup["sys_path"] or [*sys.path, os.getcwd()]
     module, _, name = setup["function"].rpartition(".")
     if setup["file"]:
         load_source(module, Path(setup["file"]))
     found = getattr(importlib.import_module(module), name)
+    if setup["arguments"] is not None:
+        made = found(**setup["arguments"])
+        _AT_END.append(made.end)
+        found = made.play
     inspect.signature(found).bind({}, None)
     return found
 

@@ -9,7 +9,7 @@ import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,29 @@ from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.gateway.address import Address
 from gspo_lightning.gateway.agent_worker import LINE_BYTES
 from gspo_lightning.registry import plugin_files, see_folder
+from gspo_lightning.rewards.workers.interpreter import module_command
 from gspo_lightning.rollouts.agents.agent import Agent, Outcome
 
-_START_S = 60.0
+_START_S, _END_S = 60.0, 5.0
 
 
 class AgentError(RuntimeError):
     """Failure of an agent's own code, as its process told it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """Settings of an agent's process.
+
+    Args:
+        python: interpreter; None: the trainer's, with its ``sys.path``.
+        arguments: of the class that ``function`` names; None if it names a function.
+        option: name of the option to blame where it cannot be used.
+    """
+
+    python: str | None = None
+    arguments: Mapping[str, Any] | None = None
+    option: str = "PythonAgent.function"
 
 
 class PythonAgent(Agent):
@@ -49,6 +65,7 @@ class PythonAgent(Agent):
         if processes < 1:
             raise UserError("PythonAgent.processes", f"is {processes}; it must be at least 1")
         self.function, self.processes = name, processes
+        self.settings = WorkerSettings()
         self._workers: list[_Worker] = []
         self._next = 0
 
@@ -59,7 +76,7 @@ class PythonAgent(Agent):
             UserError: the function cannot be imported, or does not take two arguments.
         """
         see_folder(Path.cwd())
-        self._workers = [_Worker(self.function) for _ in range(self.processes)]
+        self._workers = [_Worker(self.function, self.settings) for _ in range(self.processes)]
         await asyncio.gather(*(worker.start() for worker in self._workers))
 
     @property
@@ -82,8 +99,8 @@ class PythonAgent(Agent):
 class _Worker:
     """One process, and the calls that wait for it."""
 
-    def __init__(self, function: str) -> None:
-        self.function = function
+    def __init__(self, function: str, settings: WorkerSettings) -> None:
+        self.function, self.settings = function, settings
         self._process: Process | None = None
         self._listener: asyncio.Task[None] | None = None
         self._waiting: dict[int, asyncio.Future[Any]] = {}
@@ -92,16 +109,18 @@ class _Worker:
 
     async def start(self) -> None:
         """Start the process, and wait until it has imported the function."""
-        home = str(Path(__file__).resolve().parents[3])
-        path = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "gspo_lightning.gateway.agent_worker", stdin=PIPE, stdout=PIPE,
-            limit=LINE_BYTES, start_new_session=True,
-            env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        command, variables = module_command("gspo_lightning.gateway.agent_worker", self.settings.python)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=PIPE, stdout=PIPE, limit=LINE_BYTES, start_new_session=True, env=variables
+            )
+        except OSError as error:
+            raise UserError(self.settings.option.partition(".")[0] + ".python", f"cannot be run: {error}") from error
         module, file = _plugin(self.function.rpartition(".")[0])
         function = f"{module}.{self.function.rpartition('.')[2]}"
-        self._say({"function": function, "file": file, "sys_path": sys.path, "parent": os.getpid()})
+        path = sys.path if self.settings.python is None else None
+        told = {"function": function, "file": file, "sys_path": path, "arguments": self.settings.arguments}
+        self._say(told | {"parent": os.getpid()})
         assert self._process.stdout is not None
         try:
             line = await asyncio.wait_for(self._process.stdout.readline(), _START_S)
@@ -110,7 +129,7 @@ class _Worker:
         answer = json.loads(line or b'{"broken": "its process ended, or did not start in a minute"}')
         if "broken" in answer:
             await self.stop()
-            raise UserError("PythonAgent.function", f"{self.function} cannot be used: {answer['broken']}")
+            raise UserError(self.settings.option, f"{self.function} cannot be used: {answer['broken']}")
         self._listener = asyncio.ensure_future(self._listen(self._process))
 
     async def call(self, record: Mapping[str, Any], address: Address) -> Outcome:
@@ -144,6 +163,10 @@ class _Worker:
             listener.cancel()
             await asyncio.gather(listener, return_exceptions=True)
         if process is not None:
+            assert process.stdin is not None
+            process.stdin.close()  # with which it ends what it has started outside of its group
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _END_S)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, 9)
             await process.wait()
