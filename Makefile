@@ -159,13 +159,15 @@ test-vllm:
 	  test -n "$$python" || python=$$($(PYTHON) tools/vllm_environment.py "$(VLLM_HOME)" $(PIP_ARGS)) || exit 1; \
 	  PYTHONPATH="$(CURDIR)" "$$python" -m pytest tests/real_vllm -m "vllm and not long"
 
-# real clients (openai, anthropic, agent frameworks), about 320 MB in an environment of their own, and OpenEnv in another one
-# of 480 MB; AGENTS_PYTHON=... and OPENENV_PYTHON=... take those that are there
+# real clients (openai, anthropic, agent frameworks), about 320 MB in an environment of their own, and OpenEnv and
+# verifiers in others of 480 and 600 MB; AGENTS_PYTHON=..., OPENENV_PYTHON=... and VERIFIERS_PYTHON=... take those that are there
 test-agents: install
-	@python="$(AGENTS_PYTHON)"; openenv="$(OPENENV_PYTHON)"; \
+	@python="$(AGENTS_PYTHON)"; openenv="$(OPENENV_PYTHON)"; verifiers="$(VERIFIERS_PYTHON)"; \
 	  test -n "$$python" || python=$$($(PYTHON) -m tools.agents_environment "$(VLLM_HOME)" agents $(PIP_ARGS)) || exit 1; \
 	  test -n "$$openenv" || openenv=$$($(PYTHON) -m tools.agents_environment "$(VLLM_HOME)" openenv $(PIP_ARGS)) || exit 1; \
-	  GSPO_AGENTS_PYTHON="$$python" GSPO_OPENENV_PYTHON="$$openenv" $(BIN)/python -m pytest tests/real_agents
+	  test -n "$$verifiers" || verifiers=$$($(PYTHON) -m tools.agents_environment "$(VLLM_HOME)" verifiers $(PIP_ARGS)) || exit 1; \
+	  GSPO_AGENTS_PYTHON="$$python" GSPO_OPENENV_PYTHON="$$openenv" GSPO_VERIFIERS_PYTHON="$$verifiers" \
+	  $(BIN)/python -m pytest tests/real_agents
 
 # axe-core (MPL-2.0) checks the page for people who see, point or read otherwise; it is fetched once and not kept here
 AXE_VERSION = 4.14.1

@@ -1,7 +1,7 @@
 """The environments of ``make test-agents``: ``python -m tools.agents_environment FOLDER [NAME]`` prints one.
 
-``NAME`` is ``agents`` (the clients) or ``openenv``, which pins an older mcp. Each is built once, at
-``FOLDER/NAME-KEY``, as that of ``make test-vllm`` is. Standard library only.
+``NAME`` is ``agents`` (the clients), or ``openenv`` or ``verifiers``, which pin older versions of mcp. Each is built
+once, at ``FOLDER/NAME-KEY``, as that of ``make test-vllm`` is. Standard library only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tools.vllm_environment import UnavailableError, interpreter, make
 
-NAMES = {"agents": "the clients", "openenv": "OpenEnv"}
+NAMES = {"agents": "the clients", "openenv": "OpenEnv", "verifiers": "verifiers"}
 
 
 def main(folder: str, name: str = "agents", pip_arguments: Sequence[str] = ()) -> int:

@@ -11,6 +11,7 @@ from gspo_lightning.prompts.tasks.guess import GuessTask
 from gspo_lightning.prompts.tasks.logic import LogicTask
 from gspo_lightning.prompts.tasks.reasoning_gym import ReasoningGym
 from gspo_lightning.prompts.tasks.squares import SquaresTask
+from gspo_lightning.prompts.tasks.verifiers import VerifiersTasks
 from gspo_lightning.prompts.tasks.word_problems import WordProblems
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "ReasoningGym",
     "Record",
     "SquaresTask",
+    "VerifiersTasks",
     "WordProblems",
     "map_columns",
     "open_prompts",

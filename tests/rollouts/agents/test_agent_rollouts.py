@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -19,9 +20,10 @@ from gspo_lightning.gateway.address import Address
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.packing.rows import rows_of
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.prompts import VerifiersTasks
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import AgentRollouts, Draws, GroupedSampler, ResponsePrefix, RolloutSource
-from gspo_lightning.rollouts.agents import Agent, HttpAgent, PythonAgent
+from gspo_lightning.rollouts.agents import Agent, HttpAgent, PythonAgent, VerifiersAgent
 from gspo_lightning.rollouts.agents.agent import Outcome
 from gspo_lightning.rollouts.contract import check_groups
 from gspo_lightning.rollouts.recording.records import record as recorded
@@ -372,6 +374,14 @@ def test_a_plain_function_that_hangs_is_missing_at_the_deadline(policy: Policy, 
 def test_a_function_that_cannot_be_used_is_refused_before_the_run(function: Any, said: str) -> None:
     with closing(AgentRollouts(PythonAgent(function))) as source, pytest.raises(UserError, match=said):
         source.open(64)
+
+
+@pytest.mark.parametrize("python", [None, sys.executable])
+def test_verifiers_is_asked_for_in_a_process_of_its_own(python: str | None) -> None:
+    with pytest.raises(UserError, match=r"VerifiersTasks\.environment: .* No module named 'verifiers'"):
+        VerifiersTasks({"taskset": {"id": "gsm8k"}}, python=python).records()
+    with pytest.raises(UserError, match=r"VerifiersAgent\.environment: .* No module named 'verifiers'"):
+        asyncio.run(VerifiersAgent({"taskset": {"id": "gsm8k"}}, python).open())
 
 
 @pytest.mark.parametrize(
