@@ -133,6 +133,12 @@ class WeightSync:
         """Remove the files of earlier weights."""
         self.folders.keep(weights.folder, weights.adapter)
 
+    def holder(self, tag: str) -> Policy | None:
+        """Return the policy that still has the whole weights of this tag, if any has."""
+        known, found, weight = self._prepared or ("", lambda: None, lambda: None)
+        policy = found()
+        return policy if policy is not None and weight() is _one_of(policy)() and known == tag else None
+
     def hold(self, policy: Policy) -> None:
         """Note that a policy has the prepared weights again, gathered anew from its shards."""
         if self._prepared is not None and self._prepared[1]() is policy:
@@ -158,9 +164,7 @@ class WeightSync:
         if self.transport is None or self.transport == "files":
             await deliver_files(server, weights)
             return
-        tag, found, weight = self._prepared or ("", lambda: None, lambda: None)
-        policy = found()
-        if policy is None or weight() is not _one_of(policy)() or tag != weights.tag:  # newer ones may be in transfer
+        if (policy := self.holder(weights.tag)) is None:  # newer weights may be in transfer
             raise ServerError("it lost its weights, and those that it had are gone here, too")
         if self._sender is None:
             self._sender = Sender(self.transport, self.timeout_s)
