@@ -102,7 +102,7 @@ def test_four_ranks_sample_ahead_what_one_process_samples_ahead(
 
 @pytest.mark.long
 def test_weights_of_shards_reach_requests_in_flight(tmp_path: Path) -> None:
-    with ToyServer(pace_s=0.06) as server:
+    with ToyServer(pace_s=0.2) as server:
         source = through(server, weights_in_flight=True)
         options = [*OPTIONS, *AHEAD, source, "--trainer.check_val_every_n_epoch=5", "--model.optimizer.lr=0.003"]
         run = fit_on_ranks(tmp_path / "two", *options, overlay="fsdp2", prepare=no_collectives_of_jobs)
