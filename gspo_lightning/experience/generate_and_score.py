@@ -85,6 +85,7 @@ class GenerateAndScore:
         iteration: int,
         version: int,
         progress: Progress | None = None,
+        sync: bool = True,
     ) -> tuple[Groups, dict[str, float]]:
         """Call :func:`generate_and_score` with the draws of an iteration."""
         with self.lock:
@@ -100,6 +101,7 @@ class GenerateAndScore:
                 context=self.context,
                 progress=progress,
                 total_steps=self.total_steps(),
+                sync=sync,
             )
 
 
@@ -116,12 +118,13 @@ def generate_and_score(
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     progress: Progress | None = None,
     total_steps: int = -1,
+    sync: bool = True,
 ) -> tuple[Groups, dict[str, float]]:
     """Return groups of scored rollouts, and the seconds of generation and of the scoring that followed it.
 
     If the source reports complete groups, workers score one while others are still being generated. ``context`` is
     entered once around the whole rollout: in one autocast context weights are cast once. The thread, which may be new,
-    works on the policy's device.
+    works on the policy's device. ``sync`` is false if the source has been sent these weights already.
 
     Raises:
         PluginError: the source breaks its contract (:mod:`gspo_lightning.rollouts.contract`).
@@ -141,7 +144,8 @@ def generate_and_score(
         source.on_group = submit
     try:
         with on_device(policy.device), context():
-            source.sync_weights(policy, version)
+            if sync:
+                source.sync_weights(policy, version)
             groups = source.generate(
                 policy,
                 prompts,

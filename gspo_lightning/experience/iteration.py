@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gspo_lightning.advantages.assign import assign
@@ -42,6 +43,8 @@ class Iteration:
     distributions: bool = True
     accuracy_reward: str = ""
     memory: MemoryLimit | None = None
+    _ready: float | None = field(default=None, init=False)
+    """Time at which the last iteration had its rollouts."""
 
     @property
     def state(self) -> TrainingState:
@@ -66,16 +69,18 @@ class Iteration:
         """
         state, sampling = self.state, self.sampling
         state.old_policy.refresh(state.policy, number)
+        begun = time.perf_counter()
         with (
             fail_together(),
-            gathered(state.old_policy.sampling_policy(state.policy), sampling.source.weights_on) as sampler,
+            gathered(state.old_policy.sampling_policy(state.policy), sampling.weights_on) as sampler,
         ):
             sampled = sampling.sample(number, sampler)
             self._record(number, sampled.every)
             sampling.sleep()
+        waited = self._wait_share(begun, time.perf_counter())
         batch = self._cut(number, sampled.groups)
         metrics = measure_rewards(batch.rollouts, number, state.device, sampled.seconds["time/rollout_s"])
-        metrics |= sampled.seconds | self._staleness(batch)
+        metrics |= sampled.seconds | self._staleness(batch) | {"time/rollout_wait_share": waited}
         with state.forward_context():
             self._penalise(batch)
             self._old_logprobs(number, batch)
@@ -87,6 +92,11 @@ class Iteration:
             experience.recorded = chosen_rows(batch, self.settings.record_tokens, number, state.version)
         sampling.observe(number, sampled.every, self.accuracy_reward)  # last: an iteration that fails is not observed
         return experience
+
+    def _wait_share(self, begun: float, now: float) -> float:
+        """Return the share of the time since the last rollouts in which training waited for these; 1 at first."""
+        since, self._ready = begun if self._ready is None else self._ready, now
+        return (now - begun) / max(now - since, 1e-9)
 
     def _record(self, number: int, sampled: Sequence[Rollout]) -> None:
         if self.settings.record_rollouts and self.folder is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,7 +19,8 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.partial import PartialRollouts
 from gspo_lightning.rollouts.prefetcher import Job, RolloutPrefetcher
 from gspo_lightning.rollouts.source import Generator
-from gspo_lightning.types import Prompt, Rollout
+from gspo_lightning.strategies.sharding import gathered, is_sharded
+from gspo_lightning.types import Prompt, Rollout, WeightsOn
 
 Responses = tuple[Groups, dict[str, float]]
 """Scored groups, and the seconds of sampling and scoring."""
@@ -91,6 +93,12 @@ class Sampling:
         """True if all tokens of an iteration come from the weights that its training starts from."""
         return self.partial is None and self.prefetcher is None
 
+    @property
+    def weights_on(self) -> WeightsOn:
+        """Ranks that need whole weights in :meth:`sample`; sharded ones are gathered when a job is submitted."""
+        ahead = self.prefetcher is not None and is_sharded(self.state.policy)
+        return WeightsOn.NO_RANK if ahead else self.source.weights_on
+
     def sample(self, number: int, sampler: Policy) -> Sampled:
         """Return this rank's scored groups: sampled now, or while the last iteration was trained on.
 
@@ -100,7 +108,8 @@ class Sampling:
         """
         if self.prefetcher is not None:
             self._renew(number, self.prefetcher)
-            groups, seconds = self.prefetcher.take(number, self.state.iterations, self._job)
+            together = is_sharded(self.state.policy)
+            groups, seconds = self.prefetcher.take(number, self.state.iterations, self._job, together=together)
         else:
             own = self.partial is not None  # partial rollouts have their own prompts
             prompts = () if own else self.prompts.prompts_for_rank(number)
@@ -141,30 +150,48 @@ class Sampling:
         sampler: Policy,
         version: int | None = None,
         progress: Callable[[int, int], None] | None = None,
+        sync: bool = True,
     ) -> Responses:
         sampling = self.settings.sampling(sampler.eos_token_ids)
         version = self.state.version if version is None else version
         groups, seconds = self.generate_and_score(
-            sampler, prompts, sampling, iteration=number, version=version, progress=progress
+            sampler, prompts, sampling, iteration=number, version=version, progress=progress, sync=sync
         )
         mask_truncated((r for g in groups for r in g), self.settings.shaping)
         return groups, seconds
 
     def _job(self, number: int) -> Job[Responses]:
-        """Return a job that samples a future iteration with a copy of the current weights."""
-        policy, version = self._copy(), self.state.version
+        """Return a job that samples a future iteration with the current weights: a copy, or sent to servers here."""
+        version, sharded = self.state.version, is_sharded(self.state.policy)
+        policy = self._sent() if sharded else self._copy()
         prompts = self.prompts.prompts_for_rank(number)
 
         def job(check: Callable[[], None]) -> Responses:
-            return self._ask(number, prompts, policy, version, lambda *_: check())
+            return self._ask(number, prompts, policy, version, lambda *_: check(), sync=not sharded)
 
         return job
+
+    def _sent(self) -> Policy:
+        """Send sharded weights to the source, all ranks together; return the policy, which then has no weights."""
+        assert self.prefetcher is not None
+        self.prefetcher.settle()  # servers keep their weights until the last request of the job before is answered
+        with self._newest_weights() as policy:
+            self.source.sync_weights(policy, self.state.version)
+        return policy
+
+    @contextmanager
+    def _newest_weights(self) -> Iterator[Policy]:
+        """Yield the current weights for the source, in its context: gathered from shards, or a copy."""
+        state, sharded = self.state, is_sharded(self.state.policy)
+        gathering = gathered(state.policy, self.source.weights_on) if sharded else nullcontext(self._copy())
+        with gathering as policy, self.generate_and_score.context():
+            yield policy
 
     def _renew(self, number: int, prefetcher: RolloutPrefetcher[Responses]) -> None:
         """Switch rollouts in flight for this iteration to the newest weights, if the source can."""
         if self.source.updates_in_flight and any(all_gather_objects(prefetcher.at_work(number))):
-            with fail_together():
-                self.source.update_weights_in_flight(self._copy(), self.state.version)
+            with fail_together(), self._newest_weights() as policy:
+                self.source.update_weights_in_flight(policy, self.state.version)
 
     def _copy(self) -> Policy:
         """Return a frozen copy of the current weights; one shared copy if several rollouts may need it."""

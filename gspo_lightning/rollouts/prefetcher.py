@@ -3,6 +3,8 @@
 A job works with a copy of the weights, taken at submission: it never sees a model in the middle of an update,
 and its samples do not depend on when it runs. With several ranks, collectives of a job (a source that
 sends weights to servers) use a process group of their own, and every rank runs the same jobs in the same order.
+No rank can copy sharded weights: they are sent to servers at submission, by all ranks together, and a job only sends
+requests.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from typing import Generic, TypeVar
 
 import torch.distributed as dist
 
-from gspo_lightning.distributed import another_group, through
+from gspo_lightning.distributed import another_group, fail_together, rank_and_world, through
+from gspo_lightning.errors import InfrastructureError
 
 T = TypeVar("T")
 Job = Callable[[Callable[[], None]], T]
@@ -39,19 +42,26 @@ class RolloutPrefetcher(Generic[T]):
         self._stop = threading.Event()
         self._group: dist.ProcessGroup | None = None
 
-    def take(self, iteration: int, end: int | None, make: Callable[[int], Job[T]]) -> T:
+    def take(self, iteration: int, end: int | None, make: Callable[[int], Job[T]], *, together: bool = False) -> T:
         """Wait for the result of an iteration, then submit the jobs that follow; called on all ranks together.
 
         Args:
             iteration: iteration that is about to be trained on.
             end: first iteration that will not run; None if unknown.
             make: called in this thread with the number of an iteration, returns its job.
+            together: collectives are in ``make`` and not in its jobs: an error of one rank's job ends all ranks before
+                the next job is made.
 
         Raises:
             Exception: raised by the job.
         """
         if iteration not in self._jobs:
             self._hand_in(iteration, make(iteration))
+        if together:
+            with fail_together():
+                result = self._named(iteration)
+            self._hand_in_after(iteration, end, make)
+            return result
         try:
             result = self._jobs.pop(iteration).result()
         except Exception:
@@ -82,6 +92,14 @@ class RolloutPrefetcher(Generic[T]):
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
         self._group = None
+
+    def _named(self, iteration: int) -> T:
+        """Return the result of a job; its error names this rank, for the log of the others."""
+        try:
+            return self._jobs.pop(iteration).result()
+        except InfrastructureError as error:
+            where = f"rank {rank_and_world()[0]}, rollouts of iteration {iteration}"
+            raise InfrastructureError(f"{where}: {error}") from error
 
     def _hand_in_after(self, iteration: int, end: int | None, make: Callable[[int], Job[T]]) -> None:
         for later in range(iteration + 1, iteration + self.iterations + 1):

@@ -131,6 +131,12 @@ class RolloutSource(ABC):
     picture_families: Collection[str] = tuple(FAMILIES)
     """Model types (``model_type``) for which the source supports pictures."""
 
+    keeps_weights: bool = False
+    """True if :meth:`generate` samples from what :meth:`sync_weights` sent, and never reads the policy's own weights.
+
+    It can then run in another thread while sharded weights are trained.
+    """
+
     updates_in_flight: bool = False
     """True if the source takes new weights in the middle of a call, through :meth:`renew`."""
 

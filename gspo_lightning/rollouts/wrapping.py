@@ -75,4 +75,5 @@ class WrappingSource(RolloutSource):
 
     def _speak_by(self, source: RolloutSource) -> None:
         self.source, self.updates_in_flight = source, source.updates_in_flight
+        self.keeps_weights = source.keeps_weights
         self.reads_pictures, self.picture_families = source.reads_pictures, source.picture_families

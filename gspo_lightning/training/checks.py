@@ -270,13 +270,7 @@ def _check_adapters(module: RunModule, trainer: Trainer) -> None:
 
 
 def _check_ahead(data: PromptDataModule, module: RunModule, trainer: Trainer) -> None:
-    if not has_whole_weights(trainer.strategy):
-        strategy = type(trainer.strategy).__name__
-        raise UserError(
-            "data.max_staleness",
-            f"is {data.settings.max_staleness}, but {strategy} has no whole copy of the weights to give",
-            fix="use a single device or ddp, or max_staleness: 0",
-        )
+    _check_ahead_of_shards(data, trainer)
     if (every := module.old_policy.refresh_every) > 1:
         raise UserError(
             "model.old_policy.refresh_every",
@@ -288,6 +282,26 @@ def _check_ahead(data: PromptDataModule, module: RunModule, trainer: Trainer) ->
             "rollouts are %d iterations older than the policy that trains on them, and nothing corrects for it: "
             "consider model.objective.correction: sequence",
             data.settings.max_staleness,
+        )
+
+
+def _check_ahead_of_shards(data: PromptDataModule, trainer: Trainer) -> None:
+    ahead, name, fix = data.settings.max_staleness, type(trainer.strategy).__name__, "or max_staleness: 0"
+    if has_whole_weights(trainer.strategy):
+        return
+    if sharding_of(trainer.strategy) is None or not data.rollouts.keeps_weights:
+        raise UserError(
+            "data.max_staleness",
+            f"is {ahead}, but no rank has whole weights under {name}, and {type(data.rollouts).__name__} samples from "
+            "those of this process",
+            fix=f"sample on servers (data.rollouts: VLLMServer), use a single device or ddp, {fix}",
+        )
+    if ahead > 1:
+        raise UserError(
+            "data.max_staleness",
+            f"is {ahead}, but servers hold one version of the weights, and under {name} no rank keeps another: a "
+            "second rollout ahead would only make training wait for the first one",
+            fix=f"use max_staleness: 1 (all that sharded weights can overlap), {fix}",
         )
 
 

@@ -96,8 +96,9 @@ class PromptDataModule(LightningDataModule):
             stops when prompts_per_rollout groups are complete, and the other responses continue in the next iteration
             (partial rollouts). 0 samples every group to its end.
         max_carry: iterations for which an unfinished group may be carried over (partial rollouts), >= 0.
-        max_staleness: iterations that sampling runs ahead of training, in its own thread with a copy of the weights.
-            With 0 the two alternate, and only then does a resumed run repeat the interrupted one exactly.
+        max_staleness: iterations that sampling runs ahead of training, in its own thread with a copy of the weights;
+            under FSDP at most 1, on servers. With 0 the two alternate, and only then does a resumed run repeat the
+            interrupted one exactly.
         minibatches_per_rollout: optimizer steps per pass over a rollout batch, >= 1; the GSPO paper uses 4.
         epochs_per_rollout: passes over each rollout batch, >= 1.
         deal: how rows are dealt to mini-batches: ``stratified`` (equal parts of every group), ``shuffled`` (a random

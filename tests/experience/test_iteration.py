@@ -148,6 +148,12 @@ def test_every_response_that_was_sampled_is_recorded(policy: Policy, many: list[
     assert len(recording_file(tmp_path, 0, 0).read_text().splitlines()) == len(rewards.asked) > 16
 
 
+def test_the_share_of_waiting_is_of_the_time_since_the_last_rollouts(policy: Policy, many: list[Prompt]) -> None:
+    found = iteration(Student(policy), many)
+    assert [found._wait_share(*times) for times in ((10.0, 14.0), (20.0, 22.0), (30.0, 30.0))] == [1.0, 0.25, 0.0]
+    assert iteration(Student(policy), many).run(0).metrics["time/rollout_wait_share"] == 1.0
+
+
 def test_a_kl_penalty_moves_advantages_and_never_rewards(policy: Policy, many: list[Prompt]) -> None:
     plain = iteration(Student(policy), many).run(0)
     student = Student(policy)

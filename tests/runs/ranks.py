@@ -50,14 +50,15 @@ def _join(rank: int, store: str, results: Any, task: Callable[..., Any], argumen
 
 
 def fit_on_ranks(
-    root: Path, *options: str, overlay: str = "", config: Path = runs.QUICKSTART, ranks: int = WORLD
-) -> Path:
+    root: Path, *options: str, overlay: str = "", config: Path = runs.QUICKSTART, ranks: int = WORLD,
+    prepare: Callable[[], None] | None = None,
+) -> Path:  # fmt: skip
     """``gspo fit`` on so many ranks, small and on a CPU; ``overlay`` is a strategy's config. Returns the only run."""
     argv = ["fit", f"--config={config}", *([f"--config={runs.ROOT / 'configs' / overlay}.yaml"] if overlay else [])]
     argv += [option for option in runs.SMALL if option != runs.FEW_PROMPTS or config == runs.QUICKSTART]
     argv += ["--trainer.accelerator=cpu", *options, f"--trainer.devices={ranks}", f"--trainer.default_root_dir={root}"]
     log = root.with_suffix(".log")
-    codes = Command(argv, ranks, log=log).start().wait(240)
+    codes = Command(argv, ranks, log=log, prepare=prepare).start().wait(240)
     assert set(codes) == {0}, log.read_text()
     (run,) = (root / config.stem).iterdir()
     return run

@@ -291,6 +291,34 @@ def test_a_job_that_fails_on_one_rank_leaves_none_waiting_in_a_collective() -> N
     assert sorted(map(str, second)) == sorted(map(str, [*both, "the server is gone"]))
 
 
+def _failing_before_weights_are_sent(rank: int) -> list[Any]:
+    """Weights are sent when a job is made, by all ranks; the job of rank 1 fails."""
+    made: list[Any] = []
+
+    def make(iteration: int) -> Job[None]:
+        made.append(all_gather_objects((iteration, rank)))
+
+        def job(check: Callable[[], None]) -> None:
+            if rank == 1 and iteration == 1:
+                raise InfrastructureError("the server is gone")
+
+        return job
+
+    line = RolloutPrefetcher[None](1)
+    line.take(0, None, make, together=True)
+    try:
+        line.take(1, None, make, together=True)
+    except InfrastructureError as error:
+        made.append(str(error))
+    line.close()
+    return made
+
+
+def test_a_job_that_fails_on_one_rank_ends_all_by_its_name_before_weights_are_sent() -> None:
+    expected = [[(0, 0), (0, 1)], [(1, 0), (1, 1)], "rank 1, rollouts of iteration 1: the server is gone"]
+    assert two_ranks(_failing_before_weights_are_sent) == [expected, expected]
+
+
 def _handed_over(rank: int, url: str) -> tuple[int, bool]:
     """The server does not answer rank 1 the first time; attempts of this rank, and whether the end was in step."""
     attempts: list[int] = []

@@ -75,7 +75,7 @@ class Job:
     lockstep: bool = False
     """True if responses are sampled from the shards, layer by layer, in lockstep with all ranks (FSDP2)."""
     copies: int = 0
-    """Copies of the trained weights kept for rollouts ahead of training (``data.max_staleness``)."""
+    """Copies of the trained weights kept for rollouts ahead of training (``data.max_staleness``); none of shards."""
     old_logprobs: OldLogProbsChoice = "auto"
     max_pixels: int | None = None
     """Maximum pixels of a picture (``data.pictures.max_pixels``); None is the limit of the model's processor."""
@@ -217,7 +217,7 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
     kind = _strategy_kind(strategy)
     world = _devices(trainer.devices) * int(trainer.num_nodes or 1)
     settings = module.settings
-    rollouts, critic = data.rollouts, module.critic
+    rollouts, critic, ahead = data.rollouts, module.critic, data.settings.max_staleness
     from gspo_lightning.training.teacher import is_url, teacher_settings
 
     return Job(
@@ -251,7 +251,7 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
         critic_epochs=1 if critic is None else critic.epochs,
         critic_shared=critic is not None and critic.share,
         lockstep=options.get("rollouts") == "lockstep",
-        copies=data.settings.max_staleness + (data.settings.max_staleness > 0 and rollouts.updates_in_flight),
+        copies=0 if kind == "fsdp" else ahead + (ahead > 0 and rollouts.updates_in_flight),
         max_pixels=data.sets.pictures.max_pixels,
         checkpoints=_checkpoints(trainer),
     )

@@ -174,6 +174,7 @@ class AgentRollouts(WrappingSource):
     @override
     def _speak_by(self, source: RolloutSource) -> None:
         self.source, self.updates_in_flight = source, source.updates_in_flight
+        self.keeps_weights = source.keeps_weights
         self.records_routes = source.extends_routes
 
     def _coder(self, policy: Policy) -> PolicyCodec:

@@ -95,7 +95,7 @@ class VLLMServer(RolloutSource):
             R3. Running servers need ``--enable-return-routed-experts``, which vLLM has on GPUs only.
     """
 
-    reads_pictures = True
+    reads_pictures = keeps_weights = True
     picture_families = QWEN
 
     def __init__(
@@ -179,6 +179,7 @@ class VLLMServer(RolloutSource):
             (known, card_of(policy))
         )  # barrier: a rank may still sample with the current weights
         if all(same for same, _ in ranks):
+            self.weight_sync.hold(policy)
             return
         self.servers.cards = [card for _, card in ranks]
         self._synced = None
@@ -221,6 +222,7 @@ class VLLMServer(RolloutSource):
                 self._newest = None  # rollouts arrive in the order of their versions
             if self._held is not None and self._held[0] is policy and self._held[1] == version:
                 weights = self._held[2]
+                self.weight_sync.hold(policy)
                 self.servers.loop.run(self.servers.pool.sync(weights))
             else:
                 self._held = None

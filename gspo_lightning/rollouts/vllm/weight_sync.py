@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gspo_lightning.policy.lora import frozen_norm, has_adapters
 from gspo_lightning.policy.policy import Policy
@@ -54,8 +55,8 @@ class WeightSync:
         self.adapters = not in_flight
         """True if servers get adapters as such."""
         self._sender: Sender | None = None
-        self._prepared: tuple[str, weakref.ref[Policy]] | None = None
-        """Tag of whole weights, and the policy that has them."""
+        self._prepared: tuple[str, weakref.ref[Policy], weakref.ref[Tensor]] | None = None
+        """Tag of whole weights, the policy that has them, and one of them: weights gathered from shards go again."""
         self._dtype = torch.float32
         self._count = 0
         self._base: tuple[float, Path, str] | None = None
@@ -72,14 +73,14 @@ class WeightSync:
         tag, pictures = tag_of(self.run, version, self._count), shown_to(policy) is not None
         if not (self.adapters and has_adapters(policy.model)):
             folder = self._folder(policy, adapters=True)
-            self._prepared = tag, weakref.ref(policy)
+            self._prepared = tag, weakref.ref(policy), _one_of(policy)
             return Weights(folder, tag, in_files=self._in_files, pictures=pictures)
         norm = frozen_norm(policy)
         if self._base is None or not math.isclose(self._base[0], norm, rel_tol=1e-6):
             self._base = norm, self._folder(policy, adapters=False), f"{self.run}-base{self._count}"
         _, folder, base = self._base
         adapters = self.folders.write_adapters(policy, dtype)
-        self._prepared = base, weakref.ref(policy)
+        self._prepared = base, weakref.ref(policy), _one_of(policy)
         return Weights(folder, f"{base}-{version}-{self._count}", base, adapters, self._in_files, pictures)
 
     @property
@@ -132,6 +133,17 @@ class WeightSync:
         """Remove the files of earlier weights."""
         self.folders.keep(weights.folder, weights.adapter)
 
+    def holder(self, tag: str) -> Policy | None:
+        """Return the policy that still has the whole weights of this tag, if any has."""
+        known, found, weight = self._prepared or ("", lambda: None, lambda: None)
+        policy = found()
+        return policy if policy is not None and weight() is _one_of(policy)() and known == tag else None
+
+    def hold(self, policy: Policy) -> None:
+        """Note that a policy has the prepared weights again, gathered anew from its shards."""
+        if self._prepared is not None and self._prepared[1]() is policy:
+            self._prepared = (*self._prepared[:2], _one_of(policy))
+
     async def deliver(self, server: Server, weights: Weights) -> None:
         """Give a server the weights that it lacks.
 
@@ -152,8 +164,7 @@ class WeightSync:
         if self.transport is None or self.transport == "files":
             await deliver_files(server, weights)
             return
-        tag, found = self._prepared or ("", lambda: None)
-        if (policy := found()) is None or tag != weights.tag:  # newer weights may be in transfer
+        if (policy := self.holder(weights.tag)) is None:  # newer weights may be in transfer
             raise ServerError("it lost its weights, and those that it had are gone here, too")
         if self._sender is None:
             self._sender = Sender(self.transport, self.timeout_s)
@@ -164,6 +175,10 @@ class WeightSync:
             self.failure = f"{self.transport} failed: {error}"
             raise
         await server.client.take(weights.tag, pictures=weights.pictures)
+
+
+def _one_of(policy: Policy) -> weakref.ref[Tensor]:
+    return weakref.ref(next(policy.parameters()))
 
 
 async def deliver_elsewhere(server: Server, weights: Weights) -> None:

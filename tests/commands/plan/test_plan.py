@@ -119,6 +119,9 @@ def test_rollouts_ahead_have_weights_of_their_own(job: Job, capsys: pytest.Captu
         assert main(["plan", f"--config={QUICKSTART}", "--device=24GiB", "--data.max_staleness=1", *given]) == 0
         (line,) = (row for row in capsys.readouterr().out.splitlines() if "weights of rollouts ahead" in row)
         assert line.count(size) == 3
+    sharded = [f"--config={QUICKSTART.with_name('fsdp2.yaml')}", "--trainer.devices=2", server]
+    assert main(["plan", f"--config={QUICKSTART}", "--device=24GiB", "--data.max_staleness=1", *sharded]) == 0
+    assert "weights of rollouts ahead" not in capsys.readouterr().out  # they are sent when a job is submitted
 
 
 def test_a_reference_is_sharded(job: Job) -> None:

@@ -389,6 +389,21 @@ def test_what_is_sent_from_gpu_to_gpu_has_its_own_name(
     assert (toy.tag, sent) == (new.tag, [newer])
 
 
+def test_weights_that_were_gathered_and_let_go_are_not_sent(policy: Policy, newer: Policy, tmp_path: Path) -> None:
+    """A server is lost while shards are trained; the policy of its weights may hold other ones by then."""
+    weight_sync = WeightSync(WeightFolders(str(tmp_path), in_memory=False), "a1", 10.0)
+    weight_sync.transport = "nccl"
+    weights = weight_sync.prepare(policy, torch.float32, 3)
+    assert weight_sync.holder(weights.tag) is policy
+    embedding = policy.model.get_input_embeddings()
+    embedding.weight = torch.nn.Parameter(torch.randn_like(embedding.weight), requires_grad=False)
+    assert weight_sync.holder(weights.tag) is None
+    weight_sync.hold(newer)
+    assert weight_sync.holder(weights.tag) is None
+    weight_sync.hold(policy)  # gathered anew: the same weights
+    assert weight_sync.holder(weights.tag) is policy
+
+
 def of_another_rank(toy: ToyServer, tag: str, silence_s: float = 5.0) -> tuple[Pool, Server]:
     """What a rank that is not the first one has of a server; ``tag``: the weights that it was told of."""
     known = Server(Client(Endpoint(toy.url), 5.0, 5.0))
