@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,16 @@ def test_every_token_is_trained_once_in_one_conversation(rows: tuple[Path, list[
         assert {v for _, v in scalars[f"agents/{name}"]} == {value}, name
 
 
+@pytest.fixture
+def chat_program() -> None:
+    """Verifiers starts its chat program by uv, which fetches openai once."""
+    uv = [str(Path(PYTHON).with_name("uv")), "run", "--no-project", "--with", "openai", "python", "-c", "import openai"]
+    done = subprocess.run(uv, capture_output=True, text=True, check=False, timeout=200)
+    if done.returncode:
+        pytest.skip(f"uv cannot fetch openai here: {done.stderr.strip().splitlines()[-1]}")
+
+
+@pytest.mark.usefixtures("chat_program")
 def test_its_chat_program_calls_tools_in_one_conversation() -> None:
     """Of verifiers' own: the harness ``null``, in a process of its own, and a tool behind MCP."""
     (task,) = VerifiersTasks(TOOLS, python=PYTHON).records()

@@ -42,7 +42,7 @@ def shake(policy: Policy) -> None:
 def check(source: RolloutSource, policy: Policy, prompts: list[Prompt]) -> None:
     """A long prompt is among them: what the prefix cache remembers of it belongs to the adapters before.
 
-    What a server samples differs from call to call, and some rows are ill-conditioned: of 48 largest gaps the median was
+    A server samples something else at every call, and some rows are ill-conditioned: of 48 largest gaps the median was
     2e-6 and the largest 2e-5. Old adapters are off by a thousand times the bound.
     """
     asked = [*prompts, Prompt(99, "1+" * 40, tuple(policy.tokenizer("1+" * 40)["input_ids"]))]
