@@ -81,8 +81,8 @@ class Interrupts(Callback):
         self._let_through(pl_module)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Forget the handlers: Lightning has restored those of before the run, and ours are not to undo that."""
-        self._release()
+        """Forget the previous handlers: they were Lightning's, which has restored those of before the run by now."""
+        self._previous = {}
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Save a checkpoint on an interrupt; other exceptions leave the last regular checkpoint as it is."""
@@ -136,8 +136,7 @@ class Interrupts(Callback):
 
     def _release(self) -> None:
         for number, handler in self._previous.items():
-            if signal.getsignal(number) == self._on_signal:
-                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         self._previous = {}
 
 

@@ -347,7 +347,7 @@ def test_a_picture_of_prompts_takes_no_text_for_a_formula(tmp_path: Path) -> Non
 
 # nothing goes past it --------------------------------------------------------------------------------------------
 
-CHILDREN = ("sandbox/inside/", "rewards/gym/generate.py")
+CHILDREN = ("sandbox/inside/", "rewards/gym/generate.py", "gateway/verifiers_worker.py")
 """Programs that run in processes of their own and write to pipes of this package."""
 OURS_ALONE = {"commands/doctor/command.py": "Text: the state of a finding, one of three words"}
 PAGES = {
