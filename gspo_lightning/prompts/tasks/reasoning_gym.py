@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +18,7 @@ from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.prompts.prompt_set import PromptSet, Record
 from gspo_lightning.resume.files import write_text
 from gspo_lightning.rewards.gym.families import VERSION, check_families, check_installed
+from gspo_lightning.rewards.workers.interpreter import module_command
 
 log = logging.getLogger(__name__)
 
@@ -119,16 +119,14 @@ def _generated(request: dict[str, Any]) -> str:
         UserError: the process refuses the request.
         InfrastructureError: the process failed.
     """
-    root = str(Path(__file__).resolve().parents[3])
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    command, variables = module_command("gspo_lightning.rewards.gym.generate")
     found = subprocess.run(
-        [sys.executable, "-P", "-m", "gspo_lightning.rewards.gym.generate"],
+        command,
         input=json.dumps(request),
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, **threads, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": ""},
+        env={**variables, "PYTHONHASHSEED": "0"},
     )
     last = found.stderr.strip().splitlines()[-1] if found.stderr.strip() else ""
     if found.returncode == _REFUSED:

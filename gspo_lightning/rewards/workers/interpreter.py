@@ -18,14 +18,15 @@ runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
 
 
 def module_command(module: str, python: str | None = None) -> tuple[list[str], Mapping[str, str]]:
-    """Return a command and its environment variables.
+    """Return a command and its environment variables: one thread, no device.
 
     Args:
         module: of this package.
         python: path of an interpreter, which needs none of this package's dependencies if the module needs none; None:
             the one of this process.
     """
-    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    variables = {**os.environ, **one_thread, "CUDA_VISIBLE_DEVICES": ""}
     if python is None:
         path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
         return [sys.executable, "-P", "-m", module], variables | {"PYTHONPATH": path}

@@ -7,14 +7,13 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gspo_lightning.rewards.types import Sample
+from gspo_lightning.rewards.workers.interpreter import module_command
 from gspo_lightning.rewards.workers.jobs import Task
 from gspo_lightning.rewards.workers.protocol import FrameReader, Setup, frame
 
@@ -42,16 +41,9 @@ class WorkerProcess:
     """A running ``python -m gspo_lightning.rewards.workers.worker`` in a session of its own."""
 
     def __init__(self, setup: Setup) -> None:
-        home = str(Path(__file__).resolve().parents[3])
-        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        path = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
+        command, variables = module_command("gspo_lightning.rewards.workers.worker")
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "gspo_lightning.rewards.workers.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-            env={**os.environ, **one_thread, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True, env=variables
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
