@@ -34,7 +34,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 import transformers
 
-from benchmarks.gpu_kernels import measure_head, measure_masks
+from benchmarks.gpu_kernels import measure_compiled, measure_head, measure_masks
 from benchmarks.gpu_parts import (
     Bench,
     check_kernels,
@@ -45,6 +45,7 @@ from benchmarks.gpu_parts import (
 )
 from benchmarks.gpu_run import check_fit, check_fsdp2, check_ipc, check_start, measure_layers, profile_sampler
 from benchmarks.gpu_vllm import check_engine, check_ways
+from gspo_lightning.policy.lora import LoRA
 from gspo_lightning.resume.files import write_text
 
 __all__ = ["main"]
@@ -76,6 +77,10 @@ def _parts() -> list[Part]:
             for model, workload, seconds in (("1.7b", "skewed", 100), ("0.6b", "equal", 90), ("1.7b", "equal", 120))
         ),
         Part("sampler", profile_sampler, 60),
+        Part(
+            "step_8b_lora", step(measure_step, model="8b", workload="skewed", lora=LoRA(r=16, alpha=32), peer=False), 90
+        ),
+        Part("step_moe", step(measure_step, model="30b-a3b, 4 layers", workload="skewed", peer=False), 60),
         Part("ipc", check_ipc, 30),
         Part("fit", check_fit, 240),
         Part("fsdp2", check_fsdp2, 60),
@@ -83,6 +88,7 @@ def _parts() -> list[Part]:
         Part("noise_bf16", check_noise, 60),
         Part("parity", check_parity, 90),
         Part("head_pieces", measure_head, 20),
+        Part("compiled_modules", measure_compiled, 60),
         Part("block_masks", measure_masks, 30),
         Part("memory_0.6b", step(measure_memory, model="0.6b"), 40),
         Part("attention_float32", step(check_kernels, dtype=torch.float32, sizes=(64, 128)), 180),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,12 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
+from benchmarks.clock import Phases
 from benchmarks.gpu_parts import Bench
+from benchmarks.memory import frozen_groups
+from benchmarks.models import word_tokenizer
+from benchmarks.ours import Ours, recorded
+from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.policy.attention.flex import FlexPlan, kernel
 from gspo_lightning.policy.logprobs import token_logprobs
 from gspo_lightning.policy.policy import CHUNK_LOGITS
 
-__all__ = ["measure_head", "measure_masks"]
+__all__ = ["measure_compiled", "measure_head", "measure_masks"]
 
 REPEATS = 5
 
@@ -55,6 +61,82 @@ def measure_head(bench: Bench) -> dict[str, Any]:
             found[f"seconds, {key}"] = _seconds(bench, lambda f=form, s=size: step(f, s))  # type: ignore[misc]
             with bench.peak(found, f"MiB, {key}"):
                 step(form, size)
+    return found | _liger(bench, head, hidden, targets)
+
+
+def _liger(bench: Bench, head: nn.Linear, hidden: Tensor, targets: Tensor) -> dict[str, Any]:
+    """The same with Liger's fused kernel, which returns log-probabilities without the entropy."""
+    if bench.toy or importlib.util.find_spec("liger_kernel") is None:
+        return {"liger": "absent, or no CUDA"}
+    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+
+    found: dict[str, Any] = {}
+
+    def step() -> None:
+        weight = head.weight.to(torch.bfloat16)
+        # a sum: per token, its backward pass has no weights of the tokens
+        loss = LigerFusedLinearCrossEntropyFunction.apply(
+            hidden, weight, targets, None, None, -100, 0.0, 0.0, "sum"
+        )
+        loss = loss[0] if isinstance(loss, tuple) else loss
+        torch.autograd.grad(loss, [hidden, head.weight])
+
+    try:
+        found["seconds, liger"] = _seconds(bench, step)
+        with bench.peak(found, "MiB, liger"):
+            step()
+    except Exception as error:  # of any kind: it is another package's
+        found["liger"] = repr(error)[:300]
+    return found
+
+
+def measure_compiled(bench: Bench) -> dict[str, Any]:
+    """Forward and backward of a mini-batch with norms and MLPs, and then with whole layers, through ``torch.compile``.
+
+    ``gap`` is the relative difference of the gradient.
+    """
+    shape, work = bench.shape("1.7b"), bench.work("equal")
+    tokenizer, groups, found = word_tokenizer(shape.vocabulary), frozen_groups(work, shape.vocabulary), dict[str, Any]()
+    ours = Ours(bench.model(shape), tokenizer, work, context=bench.autocast)
+    ours.policy.train()
+    batch = recorded(ours.pack(groups))[0]
+    model = ours.policy.model
+
+    def step() -> None:
+        ours.optimizer.zero_grad(set_to_none=True)
+        ours.accumulate(batch, Phases(), MetricSums())
+
+    def norms_and_mlps() -> None:
+        for module in model.modules():
+            if type(module).__name__.endswith(("RMSNorm", "MLP")):
+                module.compile(dynamic=True)
+
+    def layers() -> None:
+        for module in model.modules():
+            module._compiled_call_impl = None  # type: ignore[assignment]
+        for layer in model.get_submodule("model.layers").children():
+            layer.compile(dynamic=True)
+
+    plain: list[Tensor] = []
+    forms: dict[str, Callable[[], None]] = {"eager": lambda: None, "norms and MLPs": norms_and_mlps, "layers": layers}
+    for name, change in forms.items():
+        change()
+        started = time.perf_counter()
+        try:
+            step()
+            bench.sync()
+            found[f"{name}, first s"] = time.perf_counter() - started
+            found[f"{name}, s"] = _seconds(bench, step)
+            with bench.peak(found, f"{name}, MiB"):
+                step()
+        except Exception as error:  # of any kind: compilers fail in many ways
+            found[name] = repr(error)[-600:]
+            continue
+        gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        plain = plain or gradients
+        gaps = [float((a - b).norm()) for a, b in zip(gradients, plain, strict=True)]
+        norms = [float(b.norm()) for b in plain]
+        found[f"{name}, gap"] = sum(g * g for g in gaps) ** 0.5 / sum(n * n for n in norms) ** 0.5
     return found
 
 

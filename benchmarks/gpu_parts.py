@@ -31,6 +31,7 @@ from gspo_lightning.commands.plan.memory import Memory, memory_of
 from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.objectives import GSPO
 from gspo_lightning.policy.attention import check_attention
+from gspo_lightning.policy.lora import LoRA, add_adapters
 from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.types import Rollout
 
@@ -39,6 +40,8 @@ __all__ = ["Bench", "check_kernels", "check_noise", "check_parity", "measure_mem
 QWEN3: dict[str, Shape] = {
     "0.6b": Shape(151_936, 1024, 28, 16, 8, 128, 3072),
     "1.7b": Shape(151_936, 2048, 28, 16, 8, 128, 6144),
+    "8b": Shape(151_936, 4096, 36, 32, 8, 128, 12_288),
+    "30b-a3b, 4 layers": Shape(151_936, 2048, 4, 32, 4, 128, 768, experts=128, experts_per_token=8),
 }
 WORK: dict[str, Workload] = {
     "equal": Workload(8, 8, (64, 128), 1024, 1024, sigma=0.0),
@@ -66,16 +69,19 @@ class Bench:
 
     def shape(self, name: str) -> Shape:
         """A Qwen3 shape, or a toy."""
-        return MODELS["1m"] if self.toy else QWEN3[name]
+        return MODELS["moe" if QWEN3[name].experts else "1m"] if self.toy else QWEN3[name]
 
     def work(self, name: str) -> Workload:
         """A workload, or a toy."""
         return (TOY_WORK if self.toy else WORK)[name]
 
-    def model(self, shape: Shape) -> PreTrainedModel:
+    def model(self, shape: Shape, lora: LoRA | None = None) -> PreTrainedModel:
         """Random float32 weights made on the device: on a CPU a billion of them take minutes."""
         with self.device:
-            return build_model(shape, context=4096).to(self.device)
+            model = build_model(shape, context=4096).to(self.device)
+            if lora:
+                add_adapters(model, lora, 0)
+        return model
 
     @property
     def autocast(self) -> Callable[[], AbstractContextManager[Any]]:
@@ -261,21 +267,28 @@ def measure_memory(bench: Bench, model: str) -> dict[str, Any]:
     return found
 
 
-def measure_step(bench: Bench, model: str, workload: str) -> dict[str, Any]:
-    """Whole steps in bf16-mixed, wall seconds by phase, beside TRL with transformers' ``generate``."""
+def measure_step(
+    bench: Bench, model: str, workload: str, lora: LoRA | None = None, peer: bool = True
+) -> dict[str, Any]:
+    """Whole steps in bf16-mixed, wall seconds by phase, beside TRL with transformers' ``generate``.
+
+    Adapters are trained without the peer, whose adapters are made another way.
+    """
     shape, work = bench.shape(model), bench.work(workload)
     found: dict[str, Any] = {"rows": work.rows, "response_tokens": work.response_tokens}
-    found["ours"] = _our_step(bench, shape, work)
+    found["ours"] = _our_step(bench, shape, work, lora)
     gc.collect()
+    if not peer:
+        return found
     if trl_version() is None:
         return found | {"trl": "absent"}
     found["trl"] = _trl_step(bench, shape, work)
     return found | {"ratio": found["trl"]["step_s"] / found["ours"]["step_s"]}
 
 
-def _our_step(bench: Bench, shape: Shape, work: Workload) -> dict[str, Any]:
+def _our_step(bench: Bench, shape: Shape, work: Workload, lora: LoRA | None) -> dict[str, Any]:
     """The second of two steps; the token budget is halved where memory does not suffice."""
-    tokenizer, model = word_tokenizer(shape.vocabulary), bench.model(shape)
+    tokenizer, model = word_tokenizer(shape.vocabulary), bench.model(shape, lora)
     for max_tokens in (16384, 8192, 4096):
         mine: dict[str, Any] = {"max_tokens": max_tokens}
         ours = Ours(model, tokenizer, work, max_tokens=max_tokens, context=bench.autocast, sync=bench.sync)
@@ -286,18 +299,18 @@ def _our_step(bench: Bench, shape: Shape, work: Workload) -> dict[str, Any]:
         except torch.OutOfMemoryError:
             ours.optimizer.zero_grad(set_to_none=True)
             continue
-        plan = planned(shape, work, max_tokens, ours.policy.packed).peak / 2**20
+        plan = planned(shape, work, max_tokens, ours.policy.packed, lora).peak / 2**20
         return mine | {"packed": ours.policy.packed, "planned_mib": plan} | _seconds(second, work)
     raise torch.OutOfMemoryError(f"{work.rows} rows do not fit, not even {max_tokens} tokens at a time")
 
 
-def planned(shape: Shape, work: Workload, budget: int, packed: bool) -> Memory:
+def planned(shape: Shape, work: Workload, budget: int, packed: bool, lora: LoRA | None = None) -> Memory:
     """What ``gspo plan`` counts for steps in bf16-mixed, without the context of the device."""
     with tempfile.TemporaryDirectory() as folder:
         with torch.device("meta"):
             build_model(shape).config.save_pretrained(folder)
         job = Job(
-            model=ModelSettings(folder), optimizer="torch.optim.AdamW", precision="bf16-mixed", strategy="single",
+            model=ModelSettings(folder, lora=lora), optimizer="torch.optim.AdamW", precision="bf16-mixed", strategy="single",
             shards_weights=True, cpu_offload=False, world=1, nodes=1, old_policy="CachedLogProbs", reference=False,
             prompts=work.prompts, group_size=work.group_size, minibatches=MINI_BATCHES, epochs=1, budget=budget,
             max_prompt=work.prompt_tokens[1], max_response=int(work.lengths.max()), iterations=1, packed=packed,

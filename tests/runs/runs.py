@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ event_file_writer._global_uid = event_file_writer.AtomicCounter(10**6)
 """Event files are read in the order of their names, second and number: of a run and its resume within one second of
 this process, number 100 would come before 99."""
 
+ACCELERATOR = os.environ.get("GSPO_TEST_ACCELERATOR")
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 FEW_PROMPTS = "--data.train.size=512"
 NO_PICTURE = '{"class_path": "RunSummary", "init_args": {"report": false}}'
@@ -52,9 +54,21 @@ def fit(root: Path, *arguments: str, small: bool = True, config: Path = QUICKSTA
     if small and code == 0 and callbacks and "RunSummary" not in callbacks[-1]:  # which replace those of SMALL
         arguments = (*arguments, f"--trainer.callbacks+={NO_PICTURE}")
     argv = ["fit", f"--config={config}", *options, f"--trainer.default_root_dir={root}", *arguments]
-    assert main(argv) == code
+    assert main(_on_device(argv)) == code
     runs = sorted((root / config.stem).glob("version_*"), key=lambda p: int(p.name.split("_")[1]))
     return runs[-1] if runs else root
+
+
+def _on_device(argv: list[str]) -> list[str]:
+    """On the CPU, whatever this machine has; with ``GSPO_TEST_ACCELERATOR=gpu`` (``make test-gpu``), on its GPU.
+
+    Not runs of several processes, which would need as many.
+    """
+    if ACCELERATOR is None or any(re.search(r"devices=[2-9]", argument) for argument in argv):
+        return argv
+    return [re.sub("accelerator=cpu", f"accelerator={ACCELERATOR}", a) for a in argv] + (
+        [] if any("--trainer.accelerator=" in a for a in argv) else [f"--trainer.accelerator={ACCELERATOR}"]
+    )
 
 
 @contextmanager
