@@ -77,10 +77,8 @@ def _parts() -> list[Part]:
             for model, workload, seconds in (("1.7b", "skewed", 100), ("0.6b", "equal", 90), ("1.7b", "equal", 120))
         ),
         Part("sampler", profile_sampler, 60),
-        Part(
-            "step_8b_lora", step(measure_step, model="8b", workload="skewed", lora=LoRA(r=16, alpha=32), peer=False), 90
-        ),
-        Part("step_moe", step(measure_step, model="30b-a3b, 4 layers", workload="skewed", peer=False), 60),
+        Part("step_8b_lora", step(measure_step, model="8b", workload="skewed", lora=LoRA(r=16, alpha=32)), 90),
+        Part("step_moe", step(measure_step, model="30b-a3b, 4 layers", workload="skewed"), 60),
         Part("ipc", check_ipc, 30),
         Part("fit", check_fit, 240),
         Part("fsdp2", check_fsdp2, 60),
@@ -193,10 +191,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=Path("gpu_check.json"), help="where the JSON goes")
     parser.add_argument("--budget", type=float, default=1500.0, help="seconds; a part that would not fit is skipped")
     parser.add_argument("--toy", action="store_true", help="toy sizes on the CPU, also where CUDA is available")
+    parser.add_argument("--without-peer", action="store_true", help="leave TRL out: its generation takes minutes")
     given = parser.parse_args(argv)
     if unknown := set(given.parts) - {part.name for part in parts}:
         parser.error(f"no part is called {', '.join(sorted(unknown))}; there are: {_names(parts)}")
-    bench = Bench.on(cuda=torch.cuda.is_available() and not given.toy)
+    bench = Bench.on(cuda=torch.cuda.is_available() and not given.toy, peer=not given.without_peer)
     if bench.toy:
         print("no CUDA device is used: every part runs in a toy form on the CPU, to test the script and nothing else")
     run = Run(bench, given.output, given.budget)

@@ -61,11 +61,13 @@ class Bench:
 
     device: torch.device
     toy: bool
+    peer: bool = True
+    """Measure TRL as well, if it is installed."""
 
     @classmethod
-    def on(cls, *, cuda: bool) -> Bench:
+    def on(cls, *, cuda: bool, peer: bool = True) -> Bench:
         """The CUDA device at full size, or the CPU at toy size."""
-        return cls(torch.device("cuda" if cuda else "cpu"), toy=not cuda)
+        return cls(torch.device("cuda" if cuda else "cpu"), not cuda, peer)
 
     def shape(self, name: str) -> Shape:
         """A Qwen3 shape, or a toy."""
@@ -267,18 +269,16 @@ def measure_memory(bench: Bench, model: str) -> dict[str, Any]:
     return found
 
 
-def measure_step(
-    bench: Bench, model: str, workload: str, lora: LoRA | None = None, peer: bool = True
-) -> dict[str, Any]:
+def measure_step(bench: Bench, model: str, workload: str, lora: LoRA | None = None) -> dict[str, Any]:
     """Whole steps in bf16-mixed, wall seconds by phase, beside TRL with transformers' ``generate``.
 
-    Adapters are trained without the peer, whose adapters are made another way.
+    Adapters and mixtures are trained without the peer, which makes and computes them another way.
     """
     shape, work = bench.shape(model), bench.work(workload)
     found: dict[str, Any] = {"rows": work.rows, "response_tokens": work.response_tokens}
     found["ours"] = _our_step(bench, shape, work, lora)
     gc.collect()
-    if not peer:
+    if not bench.peer or lora or shape.experts:
         return found
     if trl_version() is None:
         return found | {"trl": "absent"}
@@ -310,8 +310,8 @@ def planned(shape: Shape, work: Workload, budget: int, packed: bool, lora: LoRA 
         with torch.device("meta"):
             build_model(shape).config.save_pretrained(folder)
         job = Job(
-            model=ModelSettings(folder, lora=lora), optimizer="torch.optim.AdamW", precision="bf16-mixed", strategy="single",
-            shards_weights=True, cpu_offload=False, world=1, nodes=1, old_policy="CachedLogProbs", reference=False,
+            model=ModelSettings(folder, lora=lora), optimizer="torch.optim.AdamW", precision="bf16-mixed",
+            strategy="single", shards_weights=True, cpu_offload=False, world=1, nodes=1, old_policy="CachedLogProbs", reference=False,
             prompts=work.prompts, group_size=work.group_size, minibatches=MINI_BATCHES, epochs=1, budget=budget,
             max_prompt=work.prompt_tokens[1], max_response=int(work.lengths.max()), iterations=1, packed=packed,
             source="GroupedSampler", max_rows=512,

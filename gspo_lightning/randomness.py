@@ -7,7 +7,8 @@ is from Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011; t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from enum import IntEnum, unique
 from typing import overload
 
@@ -183,3 +184,17 @@ class Shuffle(Sequence[int]):
                 low, high = high, low
             if number < self._size:  # an even number of rounds: low and high are what they were
                 return number
+
+
+@contextmanager
+def initial_weights(seed: int) -> Iterator[torch.device]:
+    """Inside, weights that are made are drawn on the CPU: the same for a seed on every device.
+
+    Lightning builds models on a GPU, whose generator draws other numbers. Yields the device that modules belong on. On
+    the meta device they stay there: only sizes count.
+    """
+    device = torch.get_default_device()
+    here = nullcontext() if device.type == "meta" else torch.device("cpu")
+    with torch.random.fork_rng(devices=[]), here:
+        torch.manual_seed(stream(seed, Purpose.INITIALISATION) % (1 << 63))
+        yield device

@@ -19,6 +19,8 @@ class Decoding:
     """
     fast_decoder: bool | None = None
     """True if ``shared`` works without the model's modules (:mod:`gspo_lightning.rollouts.sampler.fast_decoder`)."""
+    graphs: bool | None = None
+    """True if steps of ``shared`` work as CUDA graphs (:mod:`gspo_lightning.rollouts.sampler.step_graphs`)."""
     cast: frozenset[str] | None = None
     """Parameters that autocast casts and nothing else reads (:mod:`gspo_lightning.policy.autocast_weights`)."""
     verified: set[str] = field(default_factory=set)

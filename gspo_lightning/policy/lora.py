@@ -22,7 +22,7 @@ from gspo_lightning.policy.adapter_files import MARK, adapted_layers, adapter_co
 from gspo_lightning.policy.four_bit import dequantise, quantise
 from gspo_lightning.policy.freezing import layers_left_out
 from gspo_lightning.policy.thread_state import without_autocast
-from gspo_lightning.randomness import Purpose, stream
+from gspo_lightning.randomness import initial_weights
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -104,8 +104,7 @@ def add_adapters(model: PreTrainedModel, lora: LoRA, seed: int, frozen: Sequence
         if start is None
         else lora.agreed(adapter_config(start))
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stream(seed, Purpose.INITIALISATION) % (1 << 63))
+    with initial_weights(seed):  # peft moves them to the layers that they adapt
         try:
             inject_adapter_in_model(config, model)
         except ValueError as error:

@@ -15,7 +15,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.randomness import Purpose, stream
+from gspo_lightning.randomness import initial_weights
 
 CHARACTERS = "0123456789+-*/=;:#().,<>?!ABCabcxyz "
 SPECIAL = ["<pad>", "<eos>", "<unk>"]
@@ -193,10 +193,9 @@ def build_tiny_model(
         UserError: an override is not a field of the model's config.
     """
     config = tiny_config(name, overrides)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stream(seed, Purpose.INITIALISATION) % (1 << 63))
+    with initial_weights(seed) as device:
         model: PreTrainedModel = getattr(transformers, _CLASSES[name][1])(config)
         for weight_name, weight in model.named_parameters():
             if weight_name.endswith("mm_input_projection_weight"):  # Gemma 3's begins at 0, which shows no picture
                 torch.nn.init.normal_(weight, std=_COMMON["initializer_range"])
-    return model.to(dtype)
+    return model.to(device, dtype)

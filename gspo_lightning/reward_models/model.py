@@ -20,7 +20,7 @@ from gspo_lightning.policy.lora import add_adapters
 from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.tiny import TINY_MODELS, tiny_config
 from gspo_lightning.policy.vision.families import tower_of
-from gspo_lightning.randomness import Purpose, stream
+from gspo_lightning.randomness import initial_weights
 from gspo_lightning.resume.reading import fault_of
 
 
@@ -46,8 +46,7 @@ def load_reward_model(settings: ModelSettings) -> PreTrainedModel:
     Raises:
         UserError: the model cannot be found or loaded, or lacks other weights than those of its head.
     """
-    with LOADING, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stream(settings.seed, Purpose.INITIALISATION) % (1 << 63))
+    with LOADING:
         model = _tiny(settings) if settings.name_or_path in TINY_MODELS else _pretrained(settings)
     if settings.attn_implementation and settings.name_or_path in TINY_MODELS:
         model.set_attn_implementation(settings.attn_implementation)
@@ -97,11 +96,13 @@ def layers_of(model: PreTrainedModel) -> list[nn.Module]:
 def _tiny(settings: ModelSettings) -> PreTrainedModel:
     config = _one_output(tiny_config(settings.name_or_path, settings.config_overrides))
     try:
-        model: PreTrainedModel = AutoModelForSequenceClassification.from_config(config)
+        model: PreTrainedModel
+        with initial_weights(settings.seed) as device:
+            model = AutoModelForSequenceClassification.from_config(config)
     except ValueError as error:  # a family without a classifier
         raise _not_loadable(settings.name_or_path, error) from error
     _start_at_zero(model)
-    return model.to(torch.float32 if settings.dtype == "auto" else getattr(torch, settings.dtype))
+    return model.to(device, torch.float32 if settings.dtype == "auto" else getattr(torch, settings.dtype))
 
 
 def _not_loadable(name: str, error: Exception) -> UserError:

@@ -128,9 +128,9 @@ class Witness:
             return
         ids = (*row.context, *piece.token_ids.tolist())
         with record_routers(policy.routing) as recording, routed():
-            policy.model(torch.tensor([ids[:-1]]))
+            policy.model(torch.tensor([ids[:-1]]).to(policy.device))
         assert recording is not None
-        found = recording.stacked().sort(-1).values
+        found = recording.stacked().sort(-1).values.cpu()
         if row.written:
             before = self.known.pop(row.context)
             self.rerouted += int((found[: len(before)] != before).any(-1).any(-1).sum())

@@ -104,6 +104,32 @@ class GroupCache:
         for part in self.parts:
             part.padded.write()
 
+    @property
+    def arrangement(self) -> object:
+        """Equal as long as no row has left or joined; None while prompts are being prefilled."""
+        return None if self._entering else [part.padded.changes for part in self.parts]
+
+    @property
+    def room(self) -> bool:
+        """True if the next token of every row has a place among those of :meth:`reserve`."""
+        return all(part.padded.room for part in self.parts)
+
+    def reserve(self, page: int) -> None:
+        """Make room for more tokens of every row, in whole pages."""
+        for part in self.parts:
+            part.padded.reserve(page)
+
+    def write_static(self) -> None:
+        """Prepare a forward pass over all reserved places, with one token at the place that :meth:`tick` has said."""
+        for part in self.parts:
+            part.padded.write_static()
+
+    def tick(self) -> None:
+        """Tell the device the place of the next token, instead of :meth:`write`."""
+        self.longest += 1
+        for part in self.parts:
+            part.padded.tick()
+
     def keep(self, rows: Tensor) -> None:
         """Keep only these rows (on the host), in this order, and the prompts they need.
 

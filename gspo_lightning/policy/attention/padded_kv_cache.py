@@ -60,6 +60,10 @@ class PaddedKVCache:
         """[R] value of ``steps`` when a row joined, on the host."""
         self._oldest = 0
         self._own_mask: Tensor | None = None
+        self._reserved = 0
+        """Places of a row whose number stays until :meth:`reserve` is called again."""
+        self.changes = object()
+        """Another object after every change of rows."""
         self.regroup()
 
     def __len__(self) -> int:
@@ -125,6 +129,31 @@ class PaddedKVCache:
             outside = torch.arange(self._tokens, device=self.device) > self._written.unsqueeze(1)
             self._own_mask = _minus_infinity(outside)[:, None]
 
+    @property
+    def room(self) -> bool:
+        """True if the next token of every row has a place among the reserved ones."""
+        return self.steps + 1 - self._oldest <= self._reserved
+
+    def reserve(self, page: int) -> None:
+        """Make room for an eighth more tokens than there are, in whole pages."""
+        needed = self.steps + 1 - self._oldest
+        self._reserved = -(-(needed + needed // 8) // page) * page
+        for layer in self.layers.values():
+            self._widen(layer, self._reserved)
+        self._now = torch.full((), self.steps, device=self.device)
+        self._began = self._there(self.began)
+
+    def tick(self) -> None:
+        """Write the number of steps to the device, where :meth:`write_static` reads it."""
+        self._now.fill_(self.steps)
+
+    def write_static(self) -> None:
+        """Prepare :meth:`decode` over all reserved places: the same operations at every step, for a CUDA graph."""
+        self._tokens = self._reserved
+        self._written = self._now - self._began
+        outside = torch.arange(self._tokens, device=self.device) > self._written.unsqueeze(1)
+        self._own_mask = _minus_infinity(outside)[:, None]
+
     def keep(self, rows: Tensor) -> None:
         """Keep only these rows (on the host), in this order, and the prompts they need.
 
@@ -185,17 +214,23 @@ class PaddedKVCache:
 
     def _append(self, layer: _Layer, key: Tensor, value: Tensor) -> None:
         if self._tokens > layer.keys.shape[2]:
-            layer.keys = _widened(layer.keys, capacity(self._tokens))
-            layer.values = _widened(layer.values, capacity(self._tokens))
-            layer.rows = len(layer.keys)
+            self._widen(layer, capacity(self._tokens))
         if self._own_mask is None:
             layer.keys[:, :, self._tokens - 1], layer.values[:, :, self._tokens - 1] = key, value
         else:
             layer.keys[self._rows, :, self._written], layer.values[self._rows, :, self._written] = key, value
 
+    @staticmethod
+    def _widen(layer: _Layer, tokens: int) -> None:
+        """Give every row at least ``tokens`` places."""
+        if tokens > layer.keys.shape[2]:
+            layer.keys, layer.values = _widened(layer.keys, tokens), _widened(layer.values, tokens)
+            layer.rows = len(layer.keys)
+
     def regroup(self) -> None:
         """Recompute the [P, largest group] arrangement of rows; call it after they change."""
-        self._own_mask = None
+        self.changes = object()
+        self._own_mask, self._reserved = None, 0
         self._prompt_mask: Tensor | None = None
         self._places: dict[int, tuple[Tensor, Tensor]] = {}
         self._tokens = 0

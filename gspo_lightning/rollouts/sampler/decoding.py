@@ -24,6 +24,7 @@ from gspo_lightning.policy.kv_cache_size import kv_cache_size
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.sampler.fast_decoder import DirectDecoderLayers, FastDecoderLayers, fast_decoder_layers
 from gspo_lightning.rollouts.sampler.preallocated_cache import preallocated_cache
+from gspo_lightning.rollouts.sampler.step_graphs import StepGraphs
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class SharedDecoder(Decoder):
         self.cache = GroupCache(policy.device, token)
         with self._inference():
             self.fast_layers = _fast_layers(policy) if by == "auto" else None
+        self.graphs = StepGraphs.of(policy, self.cache, self._logits, tolerance(policy)) if by == "auto" else None
 
     @override
     def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int], media: Sequence[Media] = ()) -> Tensor:
@@ -123,13 +125,17 @@ class SharedDecoder(Decoder):
     @override
     def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
         with self._inference():
-            self.cache.write()
-            if self.fast_layers is None:
-                logits = self.policy.head(self._forward(tokens, positions))
-            else:
-                logits = self.fast_layers(tokens, positions, self.cache)
+            logits = self.graphs.step(tokens, positions) if self.graphs else None
+            if logits is None:
+                self.cache.write()
+                logits = self._logits(tokens, positions)
             self.cache.advance()
             return logits
+
+    def _logits(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        if self.fast_layers is None:
+            return self.policy.head(self._forward(tokens, positions))
+        return self.fast_layers(tokens, positions, self.cache)
 
     def _inference(self) -> AbstractContextManager[Any]:
         """Return inference mode, which saves a tenth of a small model's step; ``no_grad`` for sharded weights."""
@@ -173,14 +179,14 @@ def _check(policy: Policy, fast_layers: FastDecoderLayers | DirectDecoderLayers)
             logits = decoder.step((torch.tensor([8, 9, 10]) % vocabulary).to(policy.device), positions + step)
         found.append(logits.log_softmax(-1))
     difference = float((found[0] - found[1]).abs().mean())
-    if not difference <= (TOLERANCE if _is_exact(policy) else ROUNDED):
+    if not difference <= tolerance(policy):
         raise ValueError(f"without them log-probabilities are off by {difference:.2g} nats")
 
 
-def _is_exact(policy: Policy) -> bool:
-    """True if products are computed in float32 and not rounded to TF32."""
+def tolerance(policy: Policy) -> float:
+    """Return the tolerated mean difference in nats: small if products are in float32 and not rounded to TF32."""
     rounds = policy.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
-    return compute_dtype(policy) == torch.float32 and not rounds
+    return TOLERANCE if compute_dtype(policy) == torch.float32 and not rounds else ROUNDED
 
 
 class PaddedDecoder(Decoder):

@@ -12,7 +12,7 @@ from gspo_lightning.pictures import Media
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import Routing, index_dtype, record_routers, routed
 from gspo_lightning.rollouts.sampler.admission_queue import Block
-from gspo_lightning.rollouts.sampler.decoding import Decoder
+from gspo_lightning.rollouts.sampler.decoding import Decoder, SharedDecoder
 from gspo_lightning.types import Rollout
 
 
@@ -66,6 +66,8 @@ class RecordingDecoder(Decoder):
     def __init__(self, inner: Decoder, book: RouteBook, policy: Policy) -> None:
         super().__init__(policy)
         self.inner, self.book, self.may_grow = inner, book, inner.may_grow
+        if isinstance(inner, SharedDecoder):
+            inner.graphs = None  # a replay calls no hook
         self.slots = self.steps = torch.empty(0, dtype=torch.int64)
         """For the next :meth:`step`, each [R]: the response of each row, and the number of the token that is fed."""
         self.joining: Sequence[Block] = ()
