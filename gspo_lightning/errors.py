@@ -18,6 +18,7 @@ import inspect
 import logging
 import math
 import site
+import sys
 import sysconfig
 import traceback
 from collections import Counter
@@ -296,7 +297,15 @@ def _contract(frame: FrameType) -> str:
 
 def _is_plugin(file: str) -> bool:
     installed = any(f"/{folder}/" in file for folder in _PACKAGES)
-    return not installed and not file.startswith((_OWN, "<", *_INSTALLED))
+    if installed or file.startswith((_OWN, "<", *_INSTALLED)):
+        return False
+    return not any(file.startswith(f"{path}/") and _has_packages(path) for path in sys.path if path)
+
+
+@functools.cache
+def _has_packages(folder: str) -> bool:
+    """True if packages were installed there, as by ``pip install --target``."""
+    return any(Path(folder).glob("*.dist-info/METADATA"))
 
 
 def _short(file: str) -> str:

@@ -71,7 +71,8 @@ def another_backbone(
             f"{name} was built for {context} tokens, but a row may have {longest}",
             fix="use a model with a longer context, or lower data.max_response_tokens",
         )
-    other = load_policy(settings)
+    with policy.device:
+        other = load_policy(settings)
     if other.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise UserError(
             "model.critic.name_or_path",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ def build_policy(
     device: torch.device,
     dtype: torch.dtype | None,
     on_first_rank: bool = False,
+    init_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Policy:
     """Load the policy, in train mode, and check its weights, its output head and the layouts of its rows.
 
@@ -52,13 +54,16 @@ def build_policy(
         device: the device that will train.
         dtype: dtype of autocast in training; None without autocast.
         on_first_rank: load on rank 0 only; other ranks get a policy without weights; a collective.
+        init_context: entered to load the weights only: under Lightning's, all that is made is made on the GPU, and
+            kernels that the checks compile would be compiled again outside of it.
 
     Raises:
         UserError: the model cannot be trained exactly, with the reason.
     """
 
     def make() -> Policy:
-        policy = load_policy(settings)
+        with init_context():
+            policy = load_policy(settings)
         policy.train()
         check_weights(policy, f"in {settings.name_or_path}")
         check_head(policy)

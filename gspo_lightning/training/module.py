@@ -199,12 +199,15 @@ class GSPOModule(PolicyModule):
         super().prepare(stage, data, trainer)
 
     def setup(self, stage: str) -> None:
-        """Make the cold start if there is none yet: in :meth:`configure_model` Lightning watches every operation."""
+        """Make the cold start if there is none yet, and build the policy.
+
+        Not in :meth:`configure_model`: there Lightning watches every operation, and makes all tensors on the GPU.
+        """
         self.prepare(stage, self.data, self.trainer)
         self.data.bind(self, self.folder, distributions=self.update_metrics.level == "full")
         self.old_logprobs.ahead = self.data.settings.max_staleness > 0
-        if not hasattr(self, "policy"):
-            self.start()
+        with self.trainer.strategy.model_sharded_context(), self.trainer.precision_plugin.module_init_context():
+            self.configure_model()
 
     def _keeps_reference(self, data: PromptDataModule) -> bool:
         return getattr(self.objective, "kl_coef", 0.0) > 0 or data.settings.kl_in_reward > 0
@@ -225,6 +228,7 @@ class GSPOModule(PolicyModule):
             router_aux_loss_coef=self.router_aux_loss_coef, longest=self.data.longest, device=strategy.root_device,
             dtype=dtype,
             on_first_rank=sharding is not None and sharding.loads_on_first_rank and self.critic is None,
+            init_context=strategy.tensor_init_context,
         )  # fmt: skip
         self.update_metrics.watch(self.policy)
         self.policy.register_forward_hook(self.guard.watch)

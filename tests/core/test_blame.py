@@ -62,13 +62,18 @@ def test_the_place_is_the_plugins_own_line_and_not_that_of_the_library_below_it(
     assert place.expected == "Reward.score: Judge one sample; see the class."
 
 
-@pytest.mark.parametrize("folder", ["env/lib/python3.12/site-packages", "usr/lib/python3/dist-packages"])
+@pytest.mark.parametrize(
+    "folder", ["env/lib/python3.12/site-packages", "usr/lib/python3/dist-packages", "wheels/of_target"]
+)
 def test_a_package_of_another_environment_is_not_the_users_file(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PYTHONPATH may name any folder of packages."""
     package = tmp_path / folder
     package.mkdir(parents=True)
+    if folder == "wheels/of_target":  # pip install --target: the folder may have any name
+        (package / "borrowed_package-1.0.dist-info").mkdir()
+        (package / "borrowed_package-1.0.dist-info" / "METADATA").write_text("Name: borrowed_package\n")
     (package / "borrowed_package.py").write_text("def run(text):\n    return int(text)\n")
     monkeypatch.syspath_prepend(str(package))
     import borrowed_package  # type: ignore[import-not-found]

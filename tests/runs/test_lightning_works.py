@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.strategies import Strategy
 from transformers import AutoModelForCausalLM
 
 from gspo_lightning.cli import main
+from gspo_lightning.training import build
 from tests.runs import runs
 from tests.runs.of_a_user import Watches
 from tests.runs.test_lightning_refused import PLATEAU, callback, stopping
@@ -200,3 +204,31 @@ def test_other_progress_bars_a_throughput_and_a_dry_run(tmp_path: Path, capsys: 
     runs.fit(root, *FAST, "--trainer.fast_dev_run=1")
     assert runs.summary(root)["updates"] == 1
     assert not list(root.rglob("events.*"))
+
+
+def test_only_weights_are_made_where_lightning_makes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside its context every tensor is on the GPU: a check of attention failed there, and rows were padded."""
+    inside, seen = [False], dict[str, bool]()
+    context = Strategy.tensor_init_context
+
+    @contextmanager
+    def watched(strategy: Strategy, empty_init: bool | None = None) -> Iterator[None]:
+        with context(strategy, empty_init):
+            inside[0] = True
+            yield
+        inside[0] = False
+
+    def noting(name: str) -> None:
+        function = getattr(build, name)
+
+        def noted(*arguments: Any, **options: Any) -> Any:
+            seen[name] = inside[0]
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(build, name, noted)
+
+    monkeypatch.setattr(Strategy, "tensor_init_context", watched)
+    for name in ("load_policy", "check_head", "routers_of", "choose_layout"):
+        noting(name)
+    runs.fit(tmp_path, *BLIND, "--trainer.max_epochs=1")
+    assert seen == {"load_policy": True, "check_head": False, "routers_of": False, "choose_layout": False}

@@ -50,7 +50,7 @@ def test_summary_names_what_was_measured(quickstart: Path) -> None:
     summary = runs.summary(quickstart)
     assert {"iterations", "updates", "seconds", "objective", "clip_fraction_tokens", "versions"} <= summary.keys()
     assert summary["objective"] == "GSPO"
-    assert summary["versions"]["torch"] == torch.__version__
+    assert summary["versions"]["torch"] == torch.__version__.partition("+")[0]
     assert summary["peak_memory_mb"] > 0
     assert 0 < summary["clip_fraction_tokens"] < 1
     assert len(summary["examples"]) == 3
