@@ -21,7 +21,7 @@ SPELLED := $(wildcard *.md) .github docs gspo_lightning benchmarks configs examp
 USER_TESTS := $(SANDBOX_TESTS) tests/resume tests/commands/export tests/commands/init tests/runs/test_one_writer.py \
   tests/runs/test_checkpoints.py tests/runs/test_named_faults.py tests/rollouts/vllm/test_key.py
 
-.PHONY: help install sandbox bench-install bench bench-real gpu-check device-check docs links quickstart real-model there \
+.PHONY: help install sandbox bench-install bench bench-real test-gpu gpu-check device-check docs links quickstart real-model there \
   test test-quick test-thorough test-durations test-long \
   test-sandbox test-user test-trl test-newest release test-wheel test-container test-vllm test-agents test-view test-real-model \
   audit mutants defects check format lint types doctest constraints lock clean
@@ -54,6 +54,7 @@ help:
 	@echo "make bench-install         TRL, for make bench and make test-trl"
 	@echo "make bench                 speed and memory beside TRL, on one CPU thread: under 10 minutes (benchmarks/README.md)"
 	@echo "make bench-real            a step of the model of make real-model beside TRL: CPU time and memory, 25 minutes"
+	@echo "make test-gpu              tests of runs on this machine's GPU instead of its CPU (two minutes on 16 cores)"
 	@echo "make gpu-check             the same questions on a CUDA device, in 25 minutes (docs/first_gpu_hour.md)"
 	@echo "make device-check          kernels, casts, syncs and bytes that a device would see, counted on a CPU in a minute"
 	@echo "make check                 ruff, codespell, mypy --strict, doctests, pre-commit's configuration"
@@ -98,6 +99,12 @@ bench-real: bench-install
 THERE := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 there:
 	@$(THERE) -c 'import torch, lightning, transformers' 2> /dev/null || $(MAKE) --no-print-directory install
+
+test-gpu: there
+	@python=$(BIN)/python; test -x $$python || python=$(PYTHON); GSPO_TEST_ACCELERATOR=gpu \
+	  $$python -m pytest tests/runs/test_configs.py tests/runs/test_lora.py tests/runs/test_model_configs.py \
+	  tests/runs/test_critic.py tests/runs/test_resume.py tests/runs/test_invariance.py tests/runs/test_float16.py \
+	  tests/runs/test_distillation_run.py tests/runs/test_routing_run.py tests/runs/test_model_families.py
 
 gpu-check: there
 	@python=$(BIN)/python; test -x $$python || python=$(PYTHON); $$python -m benchmarks.gpu_check $(GPU_CHECK_ARGS)
