@@ -66,7 +66,7 @@ class _HeadLogProbs(torch.autograd.Function):
     """Product with the head's weight [V, D] followed by :class:`_LogProbs`, ``chunk`` rows at a time, in one buffer.
 
     Computed in ``dtype``, autocast's if it is on: both factors are cast once in the forward pass and once in the
-    backward pass, and the gradient of the weight accumulates in the weight's own dtype.
+    backward pass, and the gradient of the weight accumulates in float32 or wider.
     """
 
     @staticmethod
@@ -93,7 +93,8 @@ class _HeadLogProbs(torch.autograd.Function):
     ) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
         hidden, weight, targets, log_z, entropy = ctx.saved_tensors
         d_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
-        d_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        d_weight = torch.zeros_like(weight, dtype=wide) if ctx.needs_input_grad[1] else None
         with torch.autocast(hidden.device.type, enabled=False):
             narrow, factor = hidden.to(ctx.dtype), weight.to(ctx.dtype)
             buffer = narrow.new_empty(ctx.chunk, len(weight))
@@ -108,7 +109,7 @@ class _HeadLogProbs(torch.autograd.Function):
                     d_weight.addmm_(logits.t(), part)
                 elif d_weight is not None:
                     d_weight.add_(logits.t() @ part)
-        return d_hidden, d_weight, None, None, None, None
+        return d_hidden, None if d_weight is None else d_weight.to(weight.dtype), None, None, None, None
 
 
 def _measured(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -238,7 +239,7 @@ def _dtype(hidden: Tensor) -> torch.dtype:
 
 def _is_product(head: Callable[[Tensor], Tensor], hidden: Tensor, dtype: torch.dtype) -> bool:
     """True if the head is only a product with a weight, in ``dtype``, without hooks."""
-    if not isinstance(head, nn.Linear) or {type(head), type(head.weight)} != {nn.Linear, nn.Parameter}:
+    if type(head) is not nn.Linear or type(head.weight) not in (nn.Parameter, Tensor):  # Tensor: under FSDP
         return False
     watched = head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or "forward" in vars(head)
     casts = dtype != hidden.dtype or torch.is_autocast_enabled(hidden.device.type)

@@ -259,9 +259,9 @@ class Policy(nn.Module):
         return rows if rows * row <= KEPT_LOGITS else max(16, CHUNK_LOGITS[self.device.type == "cpu"] // row)
 
     def _head(self) -> Callable[[Tensor], Tensor]:
-        """Return the output embedding itself if :meth:`head` does nothing else and its weight is whole."""
+        """Return the output embedding itself if :meth:`head` does nothing else; FSDP has gathered its weight by now."""
         empty = torch.empty(0)
-        if self.gathering is None and self.image_processor is None and self.finish_logits(empty) is empty:
+        if self.image_processor is None and self.finish_logits(empty) is empty:
             return self.model.get_output_embeddings()
         return self.head
 
