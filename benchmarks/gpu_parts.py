@@ -311,7 +311,8 @@ def planned(shape: Shape, work: Workload, budget: int, packed: bool, lora: LoRA 
             build_model(shape).config.save_pretrained(folder)
         job = Job(
             model=ModelSettings(folder, lora=lora), optimizer="torch.optim.AdamW", precision="bf16-mixed",
-            strategy="single", shards_weights=True, cpu_offload=False, world=1, nodes=1, old_policy="CachedLogProbs", reference=False,
+            strategy="single", shards_weights=True, cpu_offload=False, world=1, nodes=1, old_policy="CachedLogProbs",
+            reference=False,
             prompts=work.prompts, group_size=work.group_size, minibatches=MINI_BATCHES, epochs=1, budget=budget,
             max_prompt=work.prompt_tokens[1], max_response=int(work.lengths.max()), iterations=1, packed=packed,
             source="GroupedSampler", max_rows=512,

@@ -42,7 +42,8 @@ from tests.runs.test_invariance import SGD
 
 IN_PIECES = Path(__file__).with_name("in_pieces.py")
 OPTIONS = [
-    *runs.UNTAUGHT, f"--plugins+={IN_PIECES}", "--trainer.max_epochs=2", "--data.max_tokens_per_micro_batch=60", "--data.evaluation.limit=5",
+    *runs.UNTAUGHT, f"--plugins+={IN_PIECES}",
+    "--trainer.max_epochs=2", "--data.max_tokens_per_micro_batch=60", "--data.evaluation.limit=5",
     "--data.prompts_per_rollout=4", *SGD, "--model.optimizer.momentum=0.9",
     "--trainer.check_val_every_n_epoch=1", "--trainer.accelerator=cpu",
 ]  # fmt: skip
