@@ -63,33 +63,33 @@ class Part:
     name: str
     function: Callable[[Bench], Any]
     seconds: float
-    """Estimate on an H100 without anything compiled before; not measured yet."""
+    """On an H100 without anything compiled before: measured (docs/first_gpu_hour.md), or an estimate."""
 
 
 def _parts() -> list[Part]:
     """All parts, the most valuable ones first."""
     step = functools.partial
     return [
-        Part("attention", step(check_kernels, dtype=torch.bfloat16, sizes=(64, 128, 256)), 90),
-        Part("start", check_start, 60),
+        Part("attention", step(check_kernels, dtype=torch.bfloat16, sizes=(64, 128, 256)), 70),
+        Part("start", check_start, 75),
         *(
             Part(f"step_{model}_{workload}", step(measure_step, model=model, workload=workload), seconds)
             for model, workload, seconds in (("1.7b", "skewed", 100), ("0.6b", "equal", 90), ("1.7b", "equal", 120))
         ),
-        Part("sampler", profile_sampler, 60),
-        Part("step_8b_lora", step(measure_step, model="8b", workload="skewed", lora=LoRA(r=16, alpha=32)), 90),
-        Part("step_moe", step(measure_step, model="30b-a3b, 4 layers", workload="skewed"), 60),
+        Part("sampler", profile_sampler, 120),
+        Part("step_8b_lora", step(measure_step, model="8b", workload="skewed", lora=LoRA(r=16, alpha=32)), 120),
+        Part("step_moe", step(measure_step, model="30b-a3b, 4 layers", workload="skewed"), 90),
         Part("ipc", check_ipc, 30),
         Part("fit", check_fit, 240),
-        Part("fsdp2", check_fsdp2, 60),
+        Part("fsdp2", check_fsdp2, 40),
         Part("layers_8b", measure_layers, 90),
         Part("noise_bf16", check_noise, 60),
-        Part("parity", check_parity, 90),
+        Part("parity", check_parity, 50),
         Part("head_pieces", measure_head, 20),
-        Part("compiled_modules", measure_compiled, 60),
+        Part("compiled_modules", measure_compiled, 90),
         Part("block_masks", measure_masks, 30),
         Part("memory_0.6b", step(measure_memory, model="0.6b"), 40),
-        Part("attention_float32", step(check_kernels, dtype=torch.float32, sizes=(64, 128)), 180),
+        Part("attention_float32", step(check_kernels, dtype=torch.float32, sizes=(64, 128)), 50),
         Part("vllm_engine", check_engine, 60),
         Part("vllm_weights", check_ways, 120),
     ]
@@ -191,11 +191,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=Path("gpu_check.json"), help="where the JSON goes")
     parser.add_argument("--budget", type=float, default=1500.0, help="seconds; a part that would not fit is skipped")
     parser.add_argument("--toy", action="store_true", help="toy sizes on the CPU, also where CUDA is available")
-    parser.add_argument("--without-peer", action="store_true", help="leave TRL out: its generation takes minutes")
+    parser.add_argument("--peer", action="store_true", help="time TRL's steps, too, whose generation takes minutes")
     given = parser.parse_args(argv)
     if unknown := set(given.parts) - {part.name for part in parts}:
         parser.error(f"no part is called {', '.join(sorted(unknown))}; there are: {_names(parts)}")
-    bench = Bench.on(cuda=torch.cuda.is_available() and not given.toy, peer=not given.without_peer)
+    bench = Bench.on(cuda=torch.cuda.is_available() and not given.toy, peer=given.peer)
     if bench.toy:
         print("no CUDA device is used: every part runs in a toy form on the CPU, to test the script and nothing else")
     run = Run(bench, given.output, given.budget)

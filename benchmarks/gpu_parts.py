@@ -61,11 +61,11 @@ class Bench:
 
     device: torch.device
     toy: bool
-    peer: bool = True
-    """Measure TRL as well, if it is installed."""
+    peer: bool = False
+    """Time steps of TRL as well, if it is installed."""
 
     @classmethod
-    def on(cls, *, cuda: bool, peer: bool = True) -> Bench:
+    def on(cls, *, cuda: bool, peer: bool = False) -> Bench:
         """The CUDA device at full size, or the CPU at toy size."""
         return cls(torch.device("cuda" if cuda else "cpu"), not cuda, peer)
 
