@@ -6,6 +6,7 @@ float32, also run on CPU processes (gloo), and write checkpoints that are comple
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ from lightning.pytorch.plugins.precision import FSDPPrecision, Precision
 from lightning.pytorch.strategies import FSDPStrategy as LightningFSDP
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffload,
     CPUOffloadPolicy,
@@ -27,6 +29,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from gspo_lightning.distributed import fail_together
+from gspo_lightning.errors import UserError, check_number
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.strategies.layers import ShardedPrecision, compute_dtype, decoder_layers
 from gspo_lightning.strategies.loading import receive_weights, whole_state
@@ -110,6 +113,9 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
             longest response at every step.
         timeout_minutes: minutes after which a collective that some rank does not join fails; a rollout may take this
             long.
+        replicas: copies of the weights (HSDP): ranks are cut into so many groups of neighbours, each of which shards
+            the weights among its own and only adds up gradients with the others. As many as nodes keep the gathering
+            of layers inside a node.
     """
 
     loads_on_first_rank = True
@@ -121,16 +127,32 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
         reshard_after_forward: bool = True,
         rollouts: Literal["gathered", "lockstep"] = "gathered",
         timeout_minutes: float = 30.0,
+        replicas: int = 1,
     ) -> None:
         super().__init__(
             save_distributed_checkpoint=save_distributed_checkpoint, timeout=timedelta(minutes=timeout_minutes)
         )
+        check_number("trainer.strategy.replicas", replicas, low=1)
         self.cpu_offload, self.reshard_after_forward = cpu_offload, reshard_after_forward
-        self.rollouts = rollouts
+        self.rollouts, self.replicas = rollouts, replicas
 
     def _setup_distributed(self) -> None:
+        if self.world_size % self.replicas:
+            raise UserError(
+                "trainer.strategy.replicas",
+                f"is {self.replicas}, but {self.world_size} ranks cannot be cut into so many equal groups",
+                fix="use a divisor of the number of ranks, such as the number of nodes",
+            )
         super()._setup_distributed()
         self._data_parallel_size, self._tensor_parallel_size = self.world_size, 1
+
+    @functools.cached_property
+    def sharding_mesh(self) -> DeviceMesh:
+        """Ranks over which weights are sharded: all of them, or [replicas, shards]."""
+        if self.replicas == 1:
+            return self.device_mesh["data_parallel"]
+        shape = self.replicas, self.world_size // self.replicas
+        return init_device_mesh(self.root_device.type, shape, mesh_dim_names=("replicate", "shard"))
 
     def shard(self, policy: Policy, offload: bool = False) -> Policy:
         """Shard the policy in place."""
@@ -148,7 +170,7 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
         """Shard a module in place."""
         dtype = compute_dtype(str(self.precision_plugin.precision))
         options: dict[str, Any] = {
-            "mesh": self.device_mesh["data_parallel"],
+            "mesh": self.sharding_mesh,
             "mp_policy": MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False),
         }
         if self._offloads(offload):

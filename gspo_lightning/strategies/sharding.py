@@ -46,9 +46,15 @@ def total_norm(tensors: Iterable[Tensor], *, sharded: bool, device: torch.device
     """Return the joint norm of tensors; of shards over all ranks (a collective), the same number on every rank."""
     if not sharded:
         return float(nn.utils.get_total_norm(list(tensors), norm_type))
-    mine = [part for part in map(local, tensors) if part.numel()]
+    mine = [part for tensor in tensors if _counts(tensor) and (part := local(tensor)).numel()]
     own = nn.utils.get_total_norm(mine, norm_type) if mine else torch.zeros(())
     return float(torch.linalg.vector_norm(gather_rows(own.to(device).double().reshape(1)), norm_type))
+
+
+def _counts(tensor: Tensor) -> bool:
+    """False for the shard of a replica but the first (HSDP): the first has the same."""
+    mesh = tensor.device_mesh if isinstance(tensor, DTensor) else None
+    return mesh is None or mesh.ndim == 1 or mesh.get_local_rank(0) == 0
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, limit: float, algorithm: str | None = None) -> None:

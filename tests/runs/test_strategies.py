@@ -279,3 +279,19 @@ def test_muon_sees_whole_matrices_of_shards(tmp_path: Path) -> None:
     assert len(second) > 10
     for name in second:
         assert (two[name] - one[name]).norm() < 0.1 * one[name].norm()
+
+
+def test_two_replicas_of_two_shards_are_one_process_and_resume_on_another_mesh(tmp_path: Path) -> None:
+    """HSDP: norms count every shard once, whoever has copies of it."""
+    case = Case("hsdp", [*DENSE, *BY_NORM, "--data.prompts_per_rollout=8"])
+    four = case.run(tmp_path / "four", ranks=4)
+    assert_same_run(case, four, tmp_path / "one")
+    whole = Case("fsdp2", case.options)
+    assert assert_resumes(whole, four, tmp_path / "resumed", ranks=2) < 1e-6
+
+
+def test_ranks_that_cannot_be_cut_into_replicas_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overlay = f"--config={runs.ROOT / 'configs' / 'hsdp.yaml'}"
+    runs.fit(tmp_path, overlay, "--trainer.accelerator=cpu", "--trainer.devices=1", code=2)
+    said = capsys.readouterr().err
+    assert "trainer.strategy.replicas: is 2, but 1 ranks cannot be cut into so many equal groups" in said
