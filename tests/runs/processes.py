@@ -109,7 +109,7 @@ class Command:
 
     def start(self) -> Command:
         """Start every rank."""
-        port = _free_port()
+        port = free_port()
         for rank in range(self.ranks):
             environment = {} if self.ranks == 1 else _rank(rank, self.ranks, port)
             arguments = (list(self.argv), environment, self.kill_at, str(self.log), self.prepare)
@@ -143,7 +143,7 @@ def _rank(rank: int, world: int, port: int) -> dict[str, str]:
     return {**fixed, "LOCAL_RANK": str(rank)}
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
