@@ -45,10 +45,11 @@ def ended(process: subprocess.Popen[str], root: Path) -> str:
 
 def rank_of(root: Path, rank: int) -> int:
     """The process of a rank."""
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and str(root).encode() in (folder / "cmdline").read_bytes():
-            if f"RANK={rank}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                return int(folder.name)
+    for folder in (folder for folder in Path("/proc").iterdir() if folder.name.isdigit()):
+        if str(root).encode() not in (folder / "cmdline").read_bytes():
+            continue
+        if f"RANK={rank}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+            return int(folder.name)
     raise AssertionError(f"no process has rank {rank}")
 
 
