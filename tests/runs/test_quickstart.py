@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ def test_summary_names_what_was_measured(quickstart: Path) -> None:
     summary = runs.summary(quickstart)
     assert {"iterations", "updates", "seconds", "objective", "clip_fraction_tokens", "versions"} <= summary.keys()
     assert summary["objective"] == "GSPO"
-    assert summary["versions"]["torch"] == torch.__version__.partition("+")[0]
+    assert summary["versions"]["torch"] == version("torch")  # not __version__, which may name a kind of device, too
     assert summary["peak_memory_mb"] > 0
     assert 0 < summary["clip_fraction_tokens"] < 1
     assert len(summary["examples"]) == 3
