@@ -76,11 +76,11 @@ def memory_of(job: Job, device: Device) -> Memory:
     shards = job.world if job.strategy == "fsdp" else 1
     _weights(memory, job, counts, shards)
     _states(memory, job, counts, shards, device)
-    _training(memory, job, counts)
+    _training(memory, job, device, shards)
     if teacher is not None:
-        _teacher(memory, teacher, TRAINING if job.teacher_exact else TEACHER)
+        _teacher(memory, teacher, device, TRAINING if job.teacher_exact else TEACHER)
     if critic is not None:
-        _critic(memory, critic, shares_frozen=job.strategy != "fsdp" and not job.critic)
+        _critic(memory, critic, device, shares_frozen=job.strategy != "fsdp" and not job.critic)
     if job.in_process:
         _sampling(memory, job, counts, device)
     if device.reserved:
@@ -126,7 +126,8 @@ def _weights(memory: Memory, job: Job, counts: Counts, shards: int) -> None:
 
 def _states(memory: Memory, job: Job, counts: Counts, shards: int, device: Device) -> None:
     size = 4 if job.lora is not None else job.weight_dtype.itemsize
-    memory.add("gradients", counts.trainable * size / shards)
+    others = (phase for phase in memory.phases if phase != TRAINING)  # they are kept until the next update clears them
+    memory.add("gradients", counts.trainable * size / shards, *others)
     if job.strategy == "ddp":
         memory.add("gradient buckets (DDP)", counts.trainable * size)
     if job.strategy == "fsdp":
@@ -173,10 +174,11 @@ def checkpoint_bytes(job: Job) -> int:
     return found
 
 
-def _training(memory: Memory, job: Job, counts: Counts) -> None:
-    found = step_memory(job)
+def _training(memory: Memory, job: Job, device: Device, shards: int) -> None:
+    counts, found = counts_of(job.model), fullest_step(job, device, shards)
+    memory.add("gradients", found.gradients, TRAINING)
     if job.strategy != "fsdp":  # FSDP gathers layers in compute precision instead
-        memory.add("weights in bfloat16 (autocast)", found.copies, TRAINING, SAMPLING)
+        memory.add("weights in bfloat16 (autocast)", found.copies, TRAINING)
     memory.add("activations", found.activations, TRAINING)
     memory.add("logits and temporaries", found.temporaries, TRAINING)
     _pictures(memory, job, TRAINING)
@@ -192,19 +194,19 @@ def _pictures(memory: Memory, job: Job, phase: str, keeps: bool = True) -> None:
         memory.add("pictures in the vision tower", size, phase)
 
 
-def _teacher(memory: Memory, job: Job, phase: str) -> None:
+def _teacher(memory: Memory, job: Job, device: Device, phase: str) -> None:
     """Add the teacher: frozen weights, and a forward pass over the fullest micro-batch without kept activations."""
     counts = counts_of(job.model)
     kept = job.world if job.strategy == "fsdp" and job.shards_weights else 1
     memory.add("teacher", counts.total * job.weight_dtype.itemsize / kept)
-    found = step_memory(job, backward=False)
+    found = step_memory(job, device, backward=False)
     memory.add("teacher's forward pass", found.activations + found.temporaries, phase)
     _pictures(memory, job, phase, keeps=False)
     if job.strategy == "fsdp":
         memory.add("gathered weights", (2 * counts.largest_layer + counts.outside) * job.compute_bytes, phase)
 
 
-def _critic(memory: Memory, job: Job, shares_frozen: bool) -> None:
+def _critic(memory: Memory, job: Job, device: Device, shares_frozen: bool) -> None:
     """Add the critic: a model without its output head, with gradients and activations during its training."""
     counts, size = backbone_counts(job.model), job.weight_dtype.itemsize
     shards = job.world if job.strategy == "fsdp" else 1
@@ -220,7 +222,7 @@ def _critic(memory: Memory, job: Job, shares_frozen: bool) -> None:
         memory.add("critic's weights", (trained * width + (0 if shares_frozen else frozen * size)) / kept)
         memory.add("critic's optimizer state", state)
     memory.add("critic's gradients", trained * width / shards, CRITIC)
-    found = step_memory(job)
+    found = fullest_step(job, device, shards)
     if job.strategy == "fsdp":
         memory.add("gathered weights", (2 * counts.largest_layer + counts.outside) * job.compute_bytes, CRITIC)
         memory.add("gathered gradients", (counts.largest_layer + counts.outside) * width, CRITIC)
@@ -232,6 +234,8 @@ def _critic(memory: Memory, job: Job, shares_frozen: bool) -> None:
 
 def _sampling(memory: Memory, job: Job, counts: Counts, device: Device) -> None:
     """Add the memory of a batch of responses, which fills what the other items leave free."""
+    if job.autocast and job.strategy != "fsdp":  # gathered weights are cast already
+        memory.add("weights in bfloat16 (autocast)", counts.products * job.compute_bytes, SAMPLING)
     copies = counts.total * job.compute_bytes
     plain = job.lora is None or job.lora.base != "4bit"
     fast_decoder = plain and job.packed and job.compute_bytes == 4 and not job.lockstep
@@ -239,20 +243,21 @@ def _sampling(memory: Memory, job: Job, counts: Counts, device: Device) -> None:
         memory.add("weights, decoding copy", copies, SAMPLING)
     free = device.memory - device.reserved - memory.total(SAMPLING)
     memory.rows = wave_rows(job, device, free)
-    while memory.rows > 1 and job.waves_fit and sum(_wave(job, memory.rows).values()) > free:
+    while memory.rows > 1 and job.waves_fit and sum(_wave(job, device, memory.rows).values()) > free:
         memory.rows //= 2  # as the sampler does when a prefill does not fit
-    for item, size in _wave(job, memory.rows).items():
+    for item, size in _wave(job, device, memory.rows).items():
         memory.add(item, size, SAMPLING)
 
 
-def _wave(job: Job, rows: int) -> dict[str, int]:
+def _wave(job: Job, device: Device, rows: int) -> dict[str, int]:
     """Return bytes by item while ``rows`` responses are sampled."""
     config = config_of(job.model).get_text_config()
     prompts = min(max(1, job.prompts // job.world), max(1, rows // job.group_size))
     logits = 4 * LOGITS * rows * int(config.vocab_size)
+    prefill = step_memory(job, device, prefilled=prompts)  # its weights are cast already: counted as such, or gathered
     found = {
         "keys and values": kv_bytes(job, config, rows),
-        "logits and temporaries": max(logits, step_memory(job, prefilled=prompts).total()),
+        "logits and temporaries": max(logits, prefill.total() - prefill.copies),
     }
     if (tower := tower_of(job)) is not None:
         found["pictures in the vision tower"] = tower.bytes(
@@ -290,23 +295,53 @@ def kv_bytes(job: Job, config: PretrainedConfig, rows: int) -> int:
     return (found.token + found.largest_layer) * (prompts + rows * capacity(job.max_response))
 
 
-def step_memory(job: Job, prefilled: int = 0, backward: bool = True) -> StepMemory:
+def fullest_step(job: Job, device: Device, shards: int = 1) -> StepMemory:
+    """Return the memory of the micro-batch that needs most, its gradients included.
+
+    A micro-batch that has a mini-batch for itself makes its gradients while its activations go. One after others finds
+    them there. If full lengths take two packed micro-batches, these are equally large, and shorter responses may fill
+    one: the larger need counts.
+
+    Args:
+        job: the run.
+        device: one device.
+        shards: ranks that share the gradients.
+    """
+    size = 4 if job.lora is not None else job.weight_dtype.itemsize
+    alone = step_memory(job, device, accumulates=False)
+    alone = dataclasses.replace(alone, gradients=round(alone.gradients / shards))
+    if job.micro_batches == 1:
+        return alone
+    rows = job.rows_at_once
+    if job.packed and job.micro_batches == 2:
+        rows = min(rows, -(-job.rows // job.rows_of_prompt // 2) * job.rows_of_prompt)
+    gradients = round(counts_of(job.model).trainable * size / shards)
+    later = dataclasses.replace(step_memory(job, device, rows=rows), gradients=gradients)
+    return max(alone, later, key=StepMemory.total)
+
+
+def step_memory(
+    job: Job, device: Device, *, rows: int = 0, prefilled: int = 0, backward: bool = True, accumulates: bool = True
+) -> StepMemory:
     """Return the memory of a step over the fullest micro-batch, or of a prefill of rollout prompts.
 
     Args:
         job: the run.
+        device: one device.
+        rows: responses of the micro-batch; 0 takes as many as the budget has room for.
         prefilled: number of prompts to prefill, without a backward pass; 0 takes the micro-batch.
         backward: False takes a forward pass over the same micro-batch without gradients.
+        accumulates: True if an earlier micro-batch has made gradients.
     """
     backward = backward and not prefilled
     step = Step(
         dtype=job.weight_dtype, autocast=job.autocast, checkpointing=job.checkpointing and backward,
-        packed=job.packed, lora=job.lora, accumulates=job.micro_batches > 1, backward=backward,
+        packed=job.packed, lora=job.lora, accumulates=accumulates, backward=backward, cpu=device.cpu,
     )  # fmt: skip
     if prefilled:
         batch = padded_batch(prefilled, 1, job.max_prompt, 1)
     else:
-        batch = padded_batch(job.rows_at_once, job.rows_of_prompt, job.max_prompt, job.max_response)
+        batch = padded_batch(rows or job.rows_at_once, job.rows_of_prompt, job.max_prompt, job.max_response)
     key = (repr(job.model), step, tuple(batch.input_ids.shape), tuple(batch.response_mask.shape))
     if key not in _steps:
         _steps[key] = measure_step(config_of(job.model), batch, step)

@@ -19,12 +19,15 @@ from transformers import PretrainedConfig
 
 from gspo_lightning.commands.plan.models import shadow, skeleton, with_layers
 from gspo_lightning.policy.attention import PackedLayout, attention_plan, with_plan
+from gspo_lightning.policy.logprobs import token_logprobs
 from gspo_lightning.policy.lora import LoRA
-from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.policy import Policy, head_chunk
 from gspo_lightning.types import MicroBatch
 
 COPIES = "copies"
 """Label of weights cast to compute precision."""
+GRADIENTS = "gradients"
+"""Label of gradients that no earlier micro-batch has made."""
 FEW = 2
 """Layers of the smaller model measured if the real one has more than twice as many; memory is linear in layers."""
 
@@ -61,6 +64,14 @@ class MemoryTracker(TorchDispatchMode):
             yield
         finally:
             self._label = before
+
+    def relabel(self, tensor: Tensor, name: str) -> None:
+        """Count the storage of a tensor under another label from now on."""
+        storage = tensor.untyped_storage()
+        if (old := self._alive.get(storage._cdata)) is not None:
+            self.now[old] -= storage.nbytes()
+            self.now[name] = self.now.get(name, 0) + storage.nbytes()
+            self._alive[storage._cdata] = name
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, then count new storages."""
@@ -112,6 +123,8 @@ class Step:
     """True if gradients of an earlier micro-batch exist already."""
     backward: bool = True
     """False for a forward pass without gradients (prefill, old log-probabilities)."""
+    cpu: bool = True
+    """False takes the chunks of logits that a GPU has, which are larger."""
 
 
 @dataclass(frozen=True)
@@ -123,16 +136,15 @@ class StepMemory:
     temporaries: int
     """Bytes of logits, their gradients, and temporaries of a layer or the output head."""
     copies: int
-    """Bytes of weights in compute precision that autocast caches."""
+    """Bytes of weights in compute precision, which the backward pass reads."""
     gradients: int
-    """Bytes of new gradients after the first micro-batch; 0 if gradients existed already."""
+    """Bytes of gradients that exist at the peak and did not before; 0 if gradients existed already."""
 
     @classmethod
-    def of(cls, peak: Mapping[str, int], fresh: int) -> Self:
-        """Build from the labels of a tracker; up to ``fresh`` unlabelled bytes count as gradients."""
-        kept, copies = peak.get("activations", 0), peak.get("copies", 0)
-        rest = sum(peak.values()) - kept - copies
-        return cls(kept, rest - min(rest, fresh), copies, min(rest, fresh))
+    def of(cls, peak: Mapping[str, int]) -> Self:
+        """Build from the labels of a tracker."""
+        kept, copies, fresh = (peak.get(name, 0) for name in ("activations", COPIES, GRADIENTS))
+        return cls(kept, sum(peak.values()) - kept - copies - fresh, copies, fresh)
 
     @property
     def parts(self) -> tuple[int, int, int, int]:
@@ -173,7 +185,7 @@ def _run(config: PretrainedConfig, batch: MicroBatch, step: Step) -> dict[str, S
         if step.lora is not None:
             model.enable_input_require_grads()
     policy = Policy(shadow(model, step.dtype, mode), None)  # nothing is tokenized
-    forward = _packed(policy, batch) if step.packed else _padded(policy, batch)
+    forward = _packed(policy, batch, step.cpu) if step.packed else _padded(policy, batch, step.cpu)
     weights = [w for w in policy.parameters() if w.requires_grad]
     if step.accumulates and step.backward:
         with mode:
@@ -181,15 +193,27 @@ def _run(config: PretrainedConfig, batch: MicroBatch, step: Step) -> dict[str, S
                 weight.grad = torch.empty_like(weight)
     tracker = MemoryTracker([*policy.parameters(), *(w.grad for w in weights if w.grad is not None), *policy.buffers()])
     _mark_phases(policy, tracker)
+    for weight in weights:
+        weight.register_post_accumulate_grad_hook(partial(_made, tracker=tracker))
     with warnings.catch_warnings(), mode, tracker:
         warnings.simplefilter("ignore")
-        with torch.set_grad_enabled(step.backward), torch.autocast("cpu", torch.bfloat16, enabled=step.autocast):
+        with torch.set_grad_enabled(step.backward), _autocast(step.autocast):
             loss = forward(tracker)
             if step.backward:
-                with torch.autocast("cpu", enabled=False):  # cast weights stay until the outer context ends
+                with torch.autocast("cpu", enabled=False):
                     loss.backward()
-    fresh = 0 if step.accumulates or not step.backward else sum(w.nbytes for w in weights)
-    return {phase: StepMemory.of(peak, fresh) for phase, peak in tracker.peaks.items()}
+    return {phase: StepMemory.of(peak) for phase, peak in tracker.peaks.items()}
+
+
+def _autocast(enabled: bool) -> torch.autocast:
+    """Return autocast as Lightning enters it: without a cache, so that a layer's copies go when it has been passed."""
+    return torch.autocast("cpu", torch.bfloat16, enabled=enabled, cache_enabled=False)
+
+
+def _made(weight: Tensor, tracker: MemoryTracker) -> None:
+    """Count a gradient that is complete as one; a sum with an earlier one is no new storage."""
+    assert weight.grad is not None
+    tracker.relabel(weight.grad, GRADIENTS)
 
 
 def _mark_phases(policy: Policy, tracker: MemoryTracker) -> None:
@@ -206,7 +230,13 @@ def _mark_phases(policy: Policy, tracker: MemoryTracker) -> None:
     policy.model.get_input_embeddings().register_forward_hook(partial(returned, phase="embedding"))
 
 
-def _packed(policy: Policy, batch: MicroBatch) -> Callable[[MemoryTracker], Tensor]:
+def _loss(policy: Policy, hidden: Tensor, targets: Tensor, cpu: bool) -> Tensor:
+    """Return a scalar from the log-probabilities of the targets, with the chunks of a CPU or of a GPU."""
+    chunk = head_chunk(len(targets), int(policy.model.config.get_text_config().vocab_size), cpu=cpu)
+    return token_logprobs(policy._head(), hidden, targets, chunk=chunk)[0].sum()
+
+
+def _packed(policy: Policy, batch: MicroBatch, cpu: bool) -> Callable[[MemoryTracker], Tensor]:
     """Return a forward pass as in :meth:`Policy.forward`; positions are computed from real lengths beforehand."""
     layout = PackedLayout.of(batch)
     plan = attention_plan(layout.segments, layout.crossings, layout.longest, torch.device("cpu"))
@@ -215,12 +245,12 @@ def _packed(policy: Policy, batch: MicroBatch) -> Callable[[MemoryTracker], Tens
     def forward(tracker: MemoryTracker) -> Tensor:
         with tracker.label("activations"), with_plan(policy.backbone, plan) as options:
             hidden = policy.backbone(input_ids=ids, position_ids=positions, **options).last_hidden_state.squeeze(0)
-        return policy._token_logprobs(hidden[layout.predicts], layout.targets, 1.0)[0].sum()
+        return _loss(policy, hidden[layout.predicts], layout.targets, cpu)
 
     return forward
 
 
-def _padded(policy: Policy, batch: MicroBatch) -> Callable[[MemoryTracker], Tensor]:
+def _padded(policy: Policy, batch: MicroBatch, cpu: bool) -> Callable[[MemoryTracker], Tensor]:
     layout = PackedLayout.of(batch)
     ids = batch.input_ids[:, :-1]
     before = batch.prompt_lengths[layout.rows] + layout.steps - 1
@@ -231,6 +261,6 @@ def _padded(policy: Policy, batch: MicroBatch) -> Callable[[MemoryTracker], Tens
             hidden = policy.backbone(
                 input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
             ).last_hidden_state
-        return policy._token_logprobs(hidden[layout.rows, before], layout.targets, 1.0)[0].sum()
+        return _loss(policy, hidden[layout.rows, before], layout.targets, cpu)
 
     return forward
