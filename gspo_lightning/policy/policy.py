@@ -45,7 +45,7 @@ UNSAID = -1e4
 def head_chunk(count: int, vocabulary: int, *, cpu: bool) -> int:
     """Return the number of hidden states, out of ``count``, whose logits exist at a time.
 
-    >>> head_chunk(300, 151_936, cpu=True), head_chunk(10_000, 151_936, cpu=True), head_chunk(10_000, 151_936, cpu=False)
+    >>> head_chunk(300, 151_936, cpu=True), head_chunk(9_000, 151_936, cpu=True), head_chunk(9_000, 151_936, cpu=False)
     (300, 55, 1766)
     """
     row, rows = 4 * vocabulary, max(1, count)

@@ -83,6 +83,8 @@ def memory_of(job: Job, device: Device) -> Memory:
         _critic(memory, critic, device, shares_frozen=job.strategy != "fsdp" and not job.critic)
     if job.in_process:
         _sampling(memory, job, counts, device)
+    elif job.served_share and not device.cpu:
+        _served(memory, job, counts, device)
     if device.reserved:
         memory.add("context, libraries, fragments", device.reserved)
     memory.items = {item: row for item, row in memory.items.items() if any(row.values())}
@@ -108,6 +110,8 @@ def _weights(memory: Memory, job: Job, counts: Counts, shards: int) -> None:
     if job.strategy == "fsdp":
         gathered = (2 * counts.largest_layer + counts.outside) * job.compute_bytes
         memory.add("gathered weights", gathered, TRAINING)
+        if job.source == "VLLMEngine":
+            whole = 0  # released before the engine samples
         memory.add("gathered weights", gathered if job.lockstep and job.in_process else whole, SAMPLING)
     if job.copies:
         memory.add("weights of rollouts ahead", job.copies * trained * (4 if job.lora else size))
@@ -230,6 +234,17 @@ def _critic(memory: Memory, job: Job, device: Device, shares_frozen: bool) -> No
         memory.add("weights in bfloat16 (autocast)", found.copies, CRITIC)
     memory.add("activations", found.activations, CRITIC)
     _pictures(memory, job, CRITIC)
+
+
+def _served(memory: Memory, job: Job, counts: Counts, device: Device) -> None:
+    """Add vLLM beside training. An engine that wakes up gets its weights, gathered from shards, before its cache."""
+    size = job.served_share * device.memory
+    if not job.served_sleeps:
+        memory.add("vLLM (weights, keys and values)", size)
+        return
+    own = counts.total * job.compute_bytes
+    waking = own + (own if job.strategy == "fsdp" else 0)
+    memory.add("vLLM (weights, keys and values)", max(size, waking), SAMPLING)
 
 
 def _sampling(memory: Memory, job: Job, counts: Counts, device: Device) -> None:

@@ -167,7 +167,7 @@ def cache_read(found: KVCacheSize, start: int, tokens: int) -> float:
 
 def _served(job: Job, device: Device, found: KVCacheSize) -> int:
     """Return the number of responses that a server decodes at the same time; its pages are allocated on demand."""
-    free = SERVED_MEMORY * device.memory - counts_of(job.model).total * job.compute_bytes
+    free = (job.served_share or SERVED_MEMORY) * device.memory - counts_of(job.model).total * job.compute_bytes
     own = cache_read(found, job.max_prompt, job.max_response) - found.state
     return max(1, int(free / max(own, 1.0)))
 

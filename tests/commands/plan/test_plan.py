@@ -7,6 +7,7 @@ import json
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -110,6 +111,67 @@ def test_fewer_rows_than_a_group_are_sampled_where_no_group_fits(
     assert memory_of(packed, Device("CPU", others // 2, cpu=True)).rows == 1
     assert main(["plan", f"--config={QUICKSTART}", "--data.rollouts.max_rows=20"]) == 0
     assert "256 responses of a device are sampled 16 at a time" in capsys.readouterr().out
+
+
+def test_vllm_beside_training_is_counted(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    """0.4 of 10 GiB are 4 GiB: asleep while the policy is trained, or a server, which is awake at all times."""
+    card = Device("card", 10 * GIB)
+    engine = dataclasses.replace(job, source="VLLMEngine", served_share=0.4, served_sleeps=True)
+    found = memory_of(engine, card)
+    assert found.items["vLLM (weights, keys and values)"] == {SAMPLING: round(0.4 * 10 * GIB)}
+    assert "keys and values" not in found.items
+    awake = memory_of(dataclasses.replace(engine, served_sleeps=False), card)
+    assert awake.items["vLLM (weights, keys and values)"] == dict.fromkeys(awake.phases, round(0.4 * 10 * GIB))
+    sharded = memory_of(dataclasses.replace(engine, strategy="fsdp", world=4, served_share=1e-9), card).items
+    assert SAMPLING not in sharded["gathered weights"] or sharded["gathered weights"][SAMPLING] == 0
+    own = 4 * counts_of(job.model).total  # gathered beside the engine's own, before it has its cache
+    assert sharded["vLLM (weights, keys and values)"] == {SAMPLING: 2 * own}
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "phases"),
+    [
+        ("VLLMEngine", {"gpu_memory_utilization": 0.5}, [0.5, 0, 0]),
+        ("VLLMEngine", {"options": {"enable_sleep_mode": False}}, [0.4, 0.4, 0.4]),
+        ("VLLMServer", {}, [0.4, 0.4, 0.4]),  # one server, beside the first rank
+        ("VLLMServer", {"options": {"gpu_memory_utilization": 0.3}}, [0.3, 0.3, 0.3]),
+        ("VLLMServer", {"start": 2, "gpus": ["0", "0"]}, [0.4, 0.4, 0.4]),  # half of it each
+        ("VLLMServer", {"gpus": ["1"]}, None),  # a card that no rank uses
+        ("VLLMServer", {"start": 2}, None),  # refused where there are no such cards
+        ("VLLMServer", {"urls": ["http://127.0.0.1:9"]}, None),
+    ],
+)
+def test_the_share_of_vllm_on_a_training_card(
+    source: str, options: dict[str, Any], phases: list[float] | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = json.dumps({"class_path": source, "init_args": options})
+    card = ["--trainer.accelerator=auto", "--device=100GiB"]
+    assert main(["plan", f"--config={QUICKSTART}", *card, f"--data.rollouts={chosen}"]) == 0
+    said = capsys.readouterr().out
+    lines = [row for row in said.splitlines() if "vLLM" in row and "values" in row]
+    assert len(lines) == (phases is not None)
+    for line in lines:
+        assert [cell.strip() for cell in line.split("│")[2:5]] == [
+            f"{98.5 * share:.2f} GiB" if share else "-" for share in phases or []
+        ]
+    assert ("on the devices that train" in said) == (phases is not None)
+
+
+def test_the_source_inside_of_a_conversation_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    calculator = QUICKSTART.with_name("calculator.yaml")
+    assert main(["plan", f"--config={QUICKSTART}", f"--config={calculator}", "--device=24GiB"]) == 0
+    assert "keys and values" in capsys.readouterr().out
+
+
+def test_shorter_responses_need_less_than_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["plan", f"--config={QUICKSTART}", "--device=24GiB"]
+    assert main([*given, "--mean-response=4"]) == 0
+    said = capsys.readouterr().out
+    (mean,) = re.findall(r"with responses of 4 tokens on average: ([\d.]+) MiB", said)
+    (bound,) = re.findall(r"fits: ([\d.]+) MiB", said)
+    assert float(mean) < float(bound)
+    assert main([*given, "--mean-response=100000"]) == 2
+    assert "--mean-response: is 100000" in capsys.readouterr().err
 
 
 def test_rollouts_ahead_have_weights_of_their_own(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
