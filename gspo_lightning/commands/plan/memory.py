@@ -6,12 +6,13 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from transformers import PretrainedConfig
 
 from gspo_lightning.commands.plan.devices import Device
 from gspo_lightning.commands.plan.job import Job, padded_batch
 from gspo_lightning.commands.plan.models import Counts, config_of, count, skeleton
-from gspo_lightning.commands.plan.step import Step, StepMemory, measure_step
+from gspo_lightning.commands.plan.step import Step, StepMemory, measure_phases
 from gspo_lightning.commands.plan.vision import tower_of
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.attention import capacity
@@ -134,8 +135,6 @@ def _states(memory: Memory, job: Job, counts: Counts, shards: int, device: Devic
     memory.add("gradients", counts.trainable * size / shards, *others)
     if job.strategy == "ddp":
         memory.add("gradient buckets (DDP)", counts.trainable * size)
-    if job.strategy == "fsdp":
-        memory.add("gathered gradients", (counts.largest_layer + counts.outside) * size, TRAINING)
     state = optimizer_bytes(job.optimizer, counts, size) / shards
     if job.cpu_offload or "paged" in job.optimizer.lower():
         memory.host["optimizer state"] = round(state)
@@ -181,6 +180,7 @@ def checkpoint_bytes(job: Job) -> int:
 def _training(memory: Memory, job: Job, device: Device, shards: int) -> None:
     counts, found = counts_of(job.model), fullest_step(job, device, shards)
     memory.add("gradients", found.gradients, TRAINING)
+    memory.add("gathered gradients", found.gathered, TRAINING)
     if job.strategy != "fsdp":  # FSDP gathers layers in compute precision instead
         memory.add("weights in bfloat16 (autocast)", found.copies, TRAINING)
     memory.add("activations", found.activations, TRAINING)
@@ -227,9 +227,9 @@ def _critic(memory: Memory, job: Job, device: Device, shares_frozen: bool) -> No
         memory.add("critic's optimizer state", state)
     memory.add("critic's gradients", trained * width / shards, CRITIC)
     found = fullest_step(job, device, shards)
+    memory.add("gathered gradients", found.gathered, CRITIC)
     if job.strategy == "fsdp":
         memory.add("gathered weights", (2 * counts.largest_layer + counts.outside) * job.compute_bytes, CRITIC)
-        memory.add("gathered gradients", (counts.largest_layer + counts.outside) * width, CRITIC)
     else:
         memory.add("weights in bfloat16 (autocast)", found.copies, CRITIC)
     memory.add("activations", found.activations, CRITIC)
@@ -323,16 +323,35 @@ def fullest_step(job: Job, device: Device, shards: int = 1) -> StepMemory:
         shards: ranks that share the gradients.
     """
     size = 4 if job.lora is not None else job.weight_dtype.itemsize
+    gradients = round(counts_of(job.model).trainable * size / shards)
+    if job.strategy == "fsdp":
+        return _sharded_step(job, device, gradients)
     alone = step_memory(job, device, accumulates=False)
-    alone = dataclasses.replace(alone, gradients=round(alone.gradients / shards))
     if job.micro_batches == 1:
         return alone
     rows = job.rows_at_once
     if job.packed and job.micro_batches == 2:
         rows = min(rows, -(-job.rows // job.rows_of_prompt // 2) * job.rows_of_prompt)
-    gradients = round(counts_of(job.model).trainable * size / shards)
     later = dataclasses.replace(step_memory(job, device, rows=rows), gradients=gradients)
     return max(alone, later, key=StepMemory.total)
+
+
+def _sharded_step(job: Job, device: Device, gradients: int) -> StepMemory:
+    """Return the memory of a micro-batch whose layers' gradients are reduced in float32 as soon as they are complete.
+
+    The gradient of the head waits for that of the embedding; if they are tied, it is among the temporaries.
+    """
+    counts, config = counts_of(job.model), config_of(job.model)
+    text = config.get_text_config()
+    head = 0 if config.tie_word_embeddings else int(text.vocab_size) * int(text.hidden_size)
+    trained = counts.trainable / counts.total
+    gathered = round(trained * (head * job.compute_bytes + counts.largest_layer * 4))
+    found = []
+    for phase, memory in step_phases(job, device).items():
+        before = phase in ("forward", "head")
+        own = 0 if before and job.micro_batches == 1 else gradients
+        found.append(dataclasses.replace(memory, gradients=own, gathered=0 if before else gathered))
+    return max(found, key=StepMemory.total)
 
 
 def step_memory(
@@ -348,18 +367,34 @@ def step_memory(
         backward: False takes a forward pass over the same micro-batch without gradients.
         accumulates: True if an earlier micro-batch has made gradients.
     """
+    phases = step_phases(job, device, rows=rows, prefilled=prefilled, backward=backward, accumulates=accumulates)
+    return max(phases.values(), key=StepMemory.total)
+
+
+def step_phases(
+    job: Job, device: Device, *, rows: int = 0, prefilled: int = 0, backward: bool = True, accumulates: bool = True
+) -> dict[str, StepMemory]:
+    """Return the memory of :func:`step_memory` in each phase of a step, cached."""
     backward = backward and not prefilled
+    sharded = job.strategy == "fsdp"  # weights are gathered in compute precision, and so is the residual stream
     step = Step(
-        dtype=job.weight_dtype, autocast=job.autocast, checkpointing=job.checkpointing and backward,
-        packed=job.packed, lora=job.lora, accumulates=accumulates, backward=backward, cpu=device.cpu,
-    )  # fmt: skip
+        dtype=torch.bfloat16 if sharded and job.autocast else job.weight_dtype,
+        autocast=job.autocast,
+        checkpointing=job.checkpointing and backward,
+        packed=job.packed,
+        lora=job.lora,
+        accumulates=accumulates,
+        backward=backward,
+        sharded=sharded,
+        cpu=device.cpu,
+    )
     if prefilled:
         batch = padded_batch(prefilled, 1, job.max_prompt, 1)
     else:
         batch = padded_batch(rows or job.rows_at_once, job.rows_of_prompt, job.max_prompt, job.max_response)
     key = (repr(job.model), step, tuple(batch.input_ids.shape), tuple(batch.response_mask.shape))
     if key not in _steps:
-        _steps[key] = measure_step(config_of(job.model), batch, step)
+        _steps[key] = measure_phases(config_of(job.model), batch, step)
     return _steps[key]
 
 
@@ -383,5 +418,5 @@ def backbone_counts(settings: ModelSettings) -> Counts:
     )  # fmt: skip
 
 
-_steps: dict[tuple[Any, ...], StepMemory] = {}
+_steps: dict[tuple[Any, ...], dict[str, StepMemory]] = {}
 _counts: dict[str, Counts] = {}

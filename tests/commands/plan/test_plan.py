@@ -14,6 +14,8 @@ import torch
 from transformers import Qwen3Config
 
 from benchmarks.plan import CASES, compare
+from benchmarks.tracked import CASES as TRACKED
+from benchmarks.tracked import TrackedCase, planned, tracked
 from gspo_lightning.cli import main
 from gspo_lightning.commands.plan import memory
 from gspo_lightning.commands.plan.devices import CARDS, GIB, Device, device_of
@@ -477,6 +479,21 @@ def test_what_would_need_splitting_a_sequence_is_refused(tmp_path: Path, capsys:
 def test_planned_memory_is_what_is_measured(case: object) -> None:
     planned, measured = compare(case)  # type: ignore[arg-type]
     assert planned == pytest.approx(measured, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=() if case == TrackedCase("llama", sharded=True) else pytest.mark.long)
+        for case in TRACKED
+    ],
+    ids=str,
+)
+def test_a_plan_is_what_the_tracker_of_torch_counts(case: TrackedCase) -> None:
+    """States and gradients exactly, a backward pass within 10 %: see benchmarks/results/plan_tracked.md."""
+    expected, found = planned(case), tracked(case)
+    assert expected[STEPPING] == pytest.approx(found[STEPPING], rel=0.001)
+    assert expected[TRAINING] == pytest.approx(found[TRAINING], rel=0.1)
 
 
 def test_a_plan_asks_no_hub(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
