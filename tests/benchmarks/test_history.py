@@ -13,8 +13,7 @@ import pytest
 from benchmarks import against as paired
 from benchmarks.__main__ import main as bench
 from benchmarks.against import BOUND, Ratio, against, compare, last, show, worktree
-from benchmarks.history import FOLDER, lines_of, read, table
-from benchmarks.history.__main__ import main
+from benchmarks.history import FOLDER, lines_of, main, read, table
 
 ABOUT = {"date": "2026-01-02T03:04+00:00", "commit": "abc", "processor": "Z80", "torch": "2.13", "threads": 1}
 SIDE = {"cpu": 2.0, "cpu_low": 1.9, "cpu_high": 2.1, "rounds": 6}
@@ -37,7 +36,7 @@ def test_lines_are_added_once_with_their_processor(tmp_path: Path, capsys: pytes
     step, memory = read(folder)
     assert (step["what"], step["value"], step["ratio"], step["processor"]) == ("step 1m equal", 2.0, 3.5, "Z80")
     assert (memory["unit"], memory["value"], memory["ratio"]) == ("MiB", 10.0, 2.5)
-    row = "| 2026-01-02 | abc | step 1m equal | 2 CPU s | 1.9 to 2.1, 6 rounds | 3.50 | Z80 | 2.13 |"
+    row = "| 2026-01-02 | abc | step 1m equal | 2 CPU s | 1.9 to 2.1, n = 6 | 3.50 | Z80 | 2.13 |"
     assert row in (folder / "README.md").read_text().splitlines()
     with pytest.raises(ValueError, match="names no processor"):
         lines_of(results(tmp_path, about={}))
@@ -48,6 +47,14 @@ def test_the_committed_page_shows_the_committed_lines() -> None:
     assert rows
     assert all(row["processor"] and row["commit"] for row in rows)
     assert (FOLDER / "README.md").read_text() == table(rows)
+
+
+def test_lines_of_a_real_model() -> None:
+    """Pairs of a step: TRL / ours for CPU time, and for memory, whose file has ours / TRL."""
+    time, memory = lines_of(FOLDER.parent / "results" / "real.json")[:2]
+    assert (time["what"], time["unit"], time["rounds"]) == ("step SmolLM2-135M adamw", "CPU s", 2)
+    assert time["ratio"] == pytest.approx(1.81995, rel=1e-4)
+    assert (memory["unit"], memory["ratio"]) == ("MiB", pytest.approx(1 / 0.87895, rel=1e-4))
 
 
 def test_ratios_of_pairs_by_hand() -> None:

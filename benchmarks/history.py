@@ -1,15 +1,20 @@
-"""Results of benchmarks over time: one JSON object a line and result, with the processor that it was measured on."""
+"""Results of benchmarks over time: one JSON object a line and result, with the processor that it was measured on.
+
+``python -m benchmarks.history FILE.json ...`` adds results and writes the page anew.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FOLDER", "add", "lines_of", "read", "table"]
+__all__ = ["FOLDER", "add", "lines_of", "main", "read", "table"]
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent / "history"
 NAME = "results.jsonl"
 ABOUT = ("date", "commit", "processor", "torch", "transformers", "python", "threads")
 """What every line says of its run."""
@@ -40,7 +45,8 @@ def lines_of(file: Path) -> list[dict[str, Any]]:
     if not about or not about.get("processor"):
         raise ValueError(f"{file} names no processor: it cannot be compared with anything")
     common = {key: about.get(key) for key in ABOUT} | {"command": about.get("command")}
-    own = [*_steps(found.get("comparisons", [])), *_memory(found.get("memory", [])), *found.get("against", [])]
+    own = [*_steps(found.get("comparisons", [])), *_memory(found.get("memory", [])), *_real(found)]
+    own += found.get("against", [])
     return [common | line for line in own]
 
 
@@ -64,6 +70,19 @@ def _memory(cases: Sequence[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
         }  # fmt: skip
 
 
+def _real(found: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    """Yield the lines of ``python -m benchmarks.real``."""
+    for name, method in found.get("methods", {}).items():
+        rounds = sum((one["side"], one["method"]) == ("ours", name) for one in found["rounds"])
+        for key, unit, ratio in (("cpu_s", "CPU s", "cpu_ratio"), ("peak_mib", "MiB", "memory_ratio")):
+            value, low, high = method["ours"][key]
+            trl = method[ratio][0]
+            yield {
+                "what": f"step SmolLM2-135M {name}", "unit": unit, "value": value, "low": low, "high": high,
+                "rounds": rounds, "ratio": trl if unit == "CPU s" else 1 / trl,
+            }  # fmt: skip
+
+
 def read(folder: Path) -> list[dict[str, Any]]:
     """Return all lines of a history, by date."""
     file = folder / NAME
@@ -85,8 +104,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     text = HEAD
     for row in rows:
         ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
-        spread = f"{row['low']:.3g} to {row['high']:.3g}, {row['rounds']} rounds"
-        value = f"{row['value']:.3g} {row['unit']}"
+        low, high, value = (
+            f"{row[key]:,.0f}" if row[key] > 100 else f"{row[key]:.3g}" for key in ("low", "high", "value")
+        )
+        spread, value = f"{low} to {high}, n = {row['rounds']}", f"{value} {row['unit']}"
         cells = [
             str(row["date"])[:10],
             row["commit"],
@@ -99,3 +120,19 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         ]
         text += f"| {' | '.join(map(str, cells))} |\n"
     return text
+
+
+def main(argv: Sequence[str]) -> int:
+    """Add files of results; what is there already is left out."""
+    parser = argparse.ArgumentParser("python -m benchmarks.history", description=__doc__)
+    parser.add_argument("files", nargs="*", type=Path, help="JSON of python -m benchmarks --output, or of --against")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the history is")
+    given = parser.parse_args(argv)
+    new = add(given.folder, [line for file in given.files for line in lines_of(file)])
+    (given.folder / "README.md").write_text(table(read(given.folder)))
+    print(f"{new} new lines in {given.folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
