@@ -118,7 +118,8 @@ def against(trees: tuple[Path, Path], rounds: int, measure: Measure | None = Non
             for tree in trees if turn % 2 == 0 else reversed(trees):
                 for subject, seconds in run(tree, SNIPPETS[snippet]).items():
                     found.setdefault(subject, {}).setdefault(tree, []).append(seconds)
-    return [compare(subject, *(times[tree][1:] for tree in trees)) for subject, times in found.items()]
+    before, now = trees
+    return [compare(subject, times[before][1:], times[now][1:]) for subject, times in found.items()]
 
 
 def _run(tree: Path, code: str) -> Mapping[str, float]:

@@ -102,7 +102,7 @@ def tracked(case: TrackedCase) -> dict[str, int]:
         model.set_experts_implementation("grouped_mm")
     if case.checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    policy = Policy(shadow(model, torch.float32, mode), None)  # type: ignore[arg-type]
+    policy = Policy(shadow(model, torch.float32, mode), None)
     batch = padded_batch(case.rows, 4, 64, 192)
     forward = training_forward(policy, batch, packed=case.packed, cpu=True)
     with _ranks(case.sharded) as mesh, mode:
@@ -115,7 +115,7 @@ def tracked(case: TrackedCase) -> dict[str, int]:
         optimizer.zero_grad()
         tracker: Any = FSDPMemTracker(policy, optimizer) if case.sharded else MemTracker()
         tracker.track_external(*(() if case.sharded else (policy, optimizer)))
-        with _Grouped(), tracker, mock.patch.object(policy, "forward", forward):
+        with _Grouped(), tracker, mock.patch.object(policy, "forward", forward):  # type: ignore[no-untyped-call]
             with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
                 loss = policy()
             loss.backward()
