@@ -75,7 +75,9 @@ def _liger(bench: Bench, head: nn.Linear, hidden: Tensor, targets: Tensor) -> di
     def step() -> None:
         weight = head.weight.to(torch.bfloat16)
         # a sum: per token, its backward pass has no weights of the tokens
-        loss = LigerFusedLinearCrossEntropyFunction.apply(hidden, weight, targets, None, None, -100, 0.0, 0.0, "sum")
+        loss = LigerFusedLinearCrossEntropyFunction.apply(
+            hidden, weight, targets, None, None, -100, 0.0, 0.0, "sum"
+        )
         loss = loss[0] if isinstance(loss, tuple) else loss
         torch.autograd.grad(loss, [hidden, head.weight])
 

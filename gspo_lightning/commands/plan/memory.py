@@ -326,14 +326,14 @@ def fullest_step(job: Job, device: Device, shards: int = 1) -> StepMemory:
     gradients = round(counts_of(job.model).trainable * size / shards)
     if job.strategy == "fsdp":
         return _sharded_step(job, device, gradients)
-    alone = step_memory(job, device, accumulates=False)
-    if job.micro_batches == 1:
+    halves = job.packed and job.micro_batches == 2
+    alone = step_memory(job, device, accumulates=False) if halves or job.micro_batches == 1 else None
+    if alone is not None and not halves:
         return alone
-    rows = job.rows_at_once
-    if job.packed and job.micro_batches == 2:
-        rows = min(rows, -(-job.rows // job.rows_of_prompt // 2) * job.rows_of_prompt)
+    prompts = -(-job.rows // job.rows_of_prompt)
+    rows = min(job.rows_at_once, -(-prompts // 2) * job.rows_of_prompt) if halves else job.rows_at_once
     later = dataclasses.replace(step_memory(job, device, rows=rows), gradients=gradients)
-    return max(alone, later, key=StepMemory.total)
+    return later if alone is None else max(alone, later, key=StepMemory.total)
 
 
 def _sharded_step(job: Job, device: Device, gradients: int) -> StepMemory:
