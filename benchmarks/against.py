@@ -40,7 +40,7 @@ import json, time
 from gspo_lightning.rewards import MathVerifier
 grader = MathVerifier()
 grader.prepare()
-texts = [(rf"so \boxed{{\frac{{{i}}}{{7}}}}", f"{i}/7") for i in range(1, 61)]
+texts = [(rf"so \boxed{{\frac{{{i}}}{{7}}}}", f"{i}/7") for i in range(1, 601)]
 assert grader.score(texts[0][0], answer=texts[0][1]).reward == 1.0
 begun = time.process_time()
 for text, answer in texts:
