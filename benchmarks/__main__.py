@@ -31,6 +31,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS, help="which models")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, help="which workloads; default: all")
     parser.add_argument("--rounds", type=int, default=7, help="rounds of both sides; the first is dropped")
+    parser.add_argument(
+        "--against", metavar="REVISION", help="only CPU time beside an earlier revision, in pairs; last: the last tag"
+    )
     parser.add_argument("--only-ours", action="store_true", help="measure this package alone (to profile it)")
     parser.add_argument("--layout", default="auto", choices=LAYOUTS, help="of this package in step")
     parser.add_argument("--deal", default=DEALS[0], choices=DEALS, help="rows of a mini-batch of this package in step")
@@ -44,12 +47,32 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return given
 
 
+def _against(given: argparse.Namespace) -> int:
+    """Compare with an earlier revision; 1 if a subject is surely slower than the bound."""
+    import json
+
+    from benchmarks.against import ROOT, against, last, show, worktree
+    from benchmarks.report import about
+
+    revision = last() if given.against == "last" else given.against
+    with worktree(revision) as before:
+        found = against((before, ROOT), given.rounds)
+    show(found, revision)
+    if given.output:
+        given.output.mkdir(parents=True, exist_ok=True)
+        result = {"about": about(f"python -m benchmarks --against {revision}"), "against": [one.line for one in found]}
+        (given.output / f"{given.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    return int(any(one.fails for one in found))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run; 1 if parity does not hold, 2 if something is missing."""
     given = parse(argv)
     from benchmarks.run import run  # after the environment is set; importing torch takes seconds
     from gspo_lightning.errors import UserError
 
+    if given.against:
+        return _against(given)
     try:
         return run(given, " ".join(["python -m benchmarks", *(argv if argv is not None else sys.argv[1:])]))
     except UserError as error:

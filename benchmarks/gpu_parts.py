@@ -27,15 +27,25 @@ from benchmarks.step import micro_batch_sizes
 from benchmarks.workloads import MINI_BATCHES, Workload
 from gspo_lightning.commands.plan.devices import Device
 from gspo_lightning.commands.plan.job import Job
-from gspo_lightning.commands.plan.memory import Memory, memory_of
+from gspo_lightning.commands.plan.memory import TRAINING, Memory, memory_of
 from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.objectives import GSPO
+from gspo_lightning.packing.deal import deal_rows
 from gspo_lightning.policy.attention import check_attention
 from gspo_lightning.policy.lora import LoRA, add_adapters
 from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.types import Rollout
 
-__all__ = ["Bench", "check_kernels", "check_noise", "check_parity", "measure_memory", "measure_step", "planned"]
+__all__ = [
+    "Bench",
+    "check_kernels",
+    "check_noise",
+    "check_parity",
+    "filled",
+    "measure_memory",
+    "measure_step",
+    "planned",
+]
 
 QWEN3: dict[str, Shape] = {
     "0.6b": Shape(151_936, 1024, 28, 16, 8, 128, 3072),
@@ -299,9 +309,23 @@ def _our_step(bench: Bench, shape: Shape, work: Workload, lora: LoRA | None) -> 
         except torch.OutOfMemoryError:
             ours.optimizer.zero_grad(set_to_none=True)
             continue
-        plan = planned(shape, work, max_tokens, ours.policy.packed, lora).peak / 2**20
-        return mine | {"packed": ours.policy.packed, "planned_mib": plan} | _seconds(second, work)
+        mine["packed"] = ours.policy.packed
+        mine["planned_mib"] = planned(shape, work, max_tokens, ours.policy.packed, lora).peak / 2**20
+        lengths = planned(shape, filled(work), max_tokens, ours.policy.packed, lora)
+        mine["planned_for_these_lengths_mib"] = lengths.total(TRAINING) / 2**20
+        return mine | _seconds(second, work)
     raise torch.OutOfMemoryError(f"{work.rows} rows do not fit, not even {max_tokens} tokens at a time")
+
+
+def filled(work: Workload) -> Workload:
+    """A workload of equal rows whose mini-batches have as many tokens as the largest of this one.
+
+    A plan assumes full lengths: its peak is a bound. Packed rows take what their tokens take, whatever their lengths.
+    """
+    dealt = deal_rows(frozen_groups(work, 1000), mini_batches=work.mini_batches)
+    response = max(-(-sum(len(r.token_ids) for r in rows) // len(rows)) for rows in dealt)
+    prompt = -(-sum(work.prompt_lengths) // work.prompts)
+    return replace(work, prompt_tokens=(prompt, prompt), median=response, longest=response, sigma=0.0)
 
 
 def planned(shape: Shape, work: Workload, budget: int, packed: bool, lora: LoRA | None = None) -> Memory:
@@ -311,13 +335,15 @@ def planned(shape: Shape, work: Workload, budget: int, packed: bool, lora: LoRA 
             build_model(shape).config.save_pretrained(folder)
         job = Job(
             model=ModelSettings(folder, lora=lora), optimizer="torch.optim.AdamW", precision="bf16-mixed",
-            strategy="single", shards_weights=True, cpu_offload=False, world=1, nodes=1, old_policy="CachedLogProbs",
-            reference=False,
+            strategy="single", shards_weights=True, cpu_offload=False, world=1, nodes=1,
+            old_policy="CachedLogProbs", reference=False,
             prompts=work.prompts, group_size=work.group_size, minibatches=MINI_BATCHES, epochs=1, budget=budget,
             max_prompt=work.prompt_tokens[1], max_response=int(work.lengths.max()), iterations=1, packed=packed,
             source="GroupedSampler", max_rows=512,
         )  # fmt: skip
-        return memory_of(job, Device("without a context", 1 << 60, 1.0, 1.0, cpu=True))
+        memory = memory_of(job, Device("of any size", 1 << 60, 1.0, 1.0))
+    memory.items.pop("context, libraries, fragments")
+    return memory
 
 
 def _trl_step(bench: Bench, shape: Shape, work: Workload) -> dict[str, Any]:

@@ -123,7 +123,9 @@ def _child(case: PlanCase, send: Any) -> None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if case.lora is not None:
         add_adapters(model, case.lora, seed=0)
-    context = functools.partial(torch.autocast, "cpu", torch.bfloat16) if case.bf16 else nullcontext
+    context = (
+        functools.partial(torch.autocast, "cpu", torch.bfloat16, cache_enabled=False) if case.bf16 else nullcontext
+    )
     layout: Layout = "packed" if case.packed else "padded"
     ours = Ours(model, tokenizer, ROWS, max_tokens=case.job(Path("model")).budget, layout=layout, context=context)
     if case.eight_bit:

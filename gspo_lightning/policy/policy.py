@@ -42,6 +42,16 @@ UNSAID = -1e4
 """Logit of a token that is never sampled: finite, so that 0 x log 0 is 0; its probability is 0 at any temperature."""
 
 
+def head_chunk(count: int, vocabulary: int, *, cpu: bool) -> int:
+    """Return the number of hidden states, out of ``count``, whose logits exist at a time.
+
+    >>> head_chunk(300, 151_936, cpu=True), head_chunk(9_000, 151_936, cpu=True), head_chunk(9_000, 151_936, cpu=False)
+    (300, 55, 1766)
+    """
+    row, rows = 4 * vocabulary, max(1, count)
+    return rows if rows * row <= KEPT_LOGITS else max(16, CHUNK_LOGITS[cpu] // row)
+
+
 class Policy(nn.Module):
     """Causal language model whose ``forward`` returns log-probabilities of responses.
 
@@ -255,8 +265,8 @@ class Policy(nn.Module):
 
     def _chunk(self, count: int) -> int:
         """Return the number of hidden states, out of ``count``, whose logits exist at a time."""
-        row, rows = 4 * int(self.model.config.get_text_config().vocab_size), max(1, count)
-        return rows if rows * row <= KEPT_LOGITS else max(16, CHUNK_LOGITS[self.device.type == "cpu"] // row)
+        vocabulary = int(self.model.config.get_text_config().vocab_size)
+        return head_chunk(count, vocabulary, cpu=self.device.type == "cpu")
 
     def _head(self) -> Callable[[Tensor], Tensor]:
         """Return the output embedding itself if :meth:`head` does nothing else; FSDP has gathered its weight by now."""

@@ -10,11 +10,12 @@ from gspo_lightning.commands.fit.cli import TrainingCLI, keep_inputs
 from gspo_lightning.commands.fit.command import run
 from gspo_lightning.commands.fit.unknown import refuse_unknown
 from gspo_lightning.commands.plan.advice import options_that_fit
-from gspo_lightning.commands.plan.devices import CARDS, device_of
+from gspo_lightning.commands.plan.devices import CARDS, Device, device_of
 from gspo_lightning.commands.plan.job import Job, job_of
-from gspo_lightning.commands.plan.memory import memory_of
+from gspo_lightning.commands.plan.memory import Memory, memory_of
 from gspo_lightning.commands.plan.models import config_of
 from gspo_lightning.commands.plan.show import show
+from gspo_lightning.errors import UserError
 from gspo_lightning.experience.sources import check_context
 from gspo_lightning.training.checks import check_precision
 
@@ -34,6 +35,12 @@ def main(argv: Sequence[str]) -> int:
         "--device",
         help=f"memory of a device such as 80GB, cpu, or a card: {', '.join(CARDS)}; default: H100, or the config's cpu",
     )
+    parser.add_argument(
+        "--mean-response",
+        type=int,
+        metavar="TOKENS",
+        help="also print the peak if responses have this many tokens on average, and not data.max_response_tokens each",
+    )
     parser.add_argument("--time", action="store_true", help="print the time of each phase, and all assumptions")
     options, rest = parser.parse_known_args(list(argv))
     refuse_unknown(rest)
@@ -51,12 +58,12 @@ def main(argv: Sequence[str]) -> int:
             self.model, self.datamodule = made.model, made.data
 
         def _run_subcommand(self, subcommand: str) -> None:
-            raise SystemExit(0 if plan(self, options.device, options.time) else 1)
+            raise SystemExit(0 if plan(self, options.device, options.time, options.mean_response) else 1)
 
     return run(["fit", *rest], PlanCLI)
 
 
-def plan(cli: TrainingCLI, device_word: str | None, phases: bool = False) -> bool:
+def plan(cli: TrainingCLI, device_word: str | None, phases: bool = False, mean: int | None = None) -> bool:
     """Print the plan of a parsed config; return True if it fits into memory."""
     config = cli.config[cli.subcommand]
     device = device_of(device_word, str(config.trainer.accelerator))
@@ -68,8 +75,18 @@ def plan(cli: TrainingCLI, device_word: str | None, phases: bool = False) -> boo
     fits = memory.peak <= device.memory
     if device_word is None and not device.cpu:
         device = replace(device, name=f"{device.name} (assumed; --device names another)")
-    show(job, device, memory, [] if fits else options_that_fit(job, device), phases)
+    shorter = None if mean is None else _shorter(job, device, mean)
+    show(job, device, memory, [] if fits else options_that_fit(job, device), phases, shorter)
     return fits
+
+
+def _shorter(job: Job, device: Device, mean: int) -> tuple[int, Memory]:
+    """Return a mean length of responses, and the memory of as many responses of that length."""
+    if not 1 <= mean <= job.max_response:
+        raise UserError(
+            "--mean-response", f"is {mean}, and data.max_response_tokens is {job.max_response}", fix="give one between"
+        )
+    return mean, memory_of(replace(job, max_response=mean), device)
 
 
 def _positions(job: Job) -> int | None:

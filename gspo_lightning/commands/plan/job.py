@@ -20,6 +20,7 @@ from gspo_lightning.types import MicroBatch
 
 if TYPE_CHECKING:
     from gspo_lightning.callbacks import LastCheckpoint
+    from gspo_lightning.rollouts.source import RolloutSource
     from gspo_lightning.training.data import PromptDataModule
     from gspo_lightning.training.module import GSPOModule
 
@@ -79,6 +80,10 @@ class Job:
     old_logprobs: OldLogProbsChoice = "auto"
     max_pixels: int | None = None
     """Maximum pixels of a picture (``data.pictures.max_pixels``); None is the limit of the model's processor."""
+    served_share: float = 0.0
+    """Share of a training device's memory that vLLM fills beside training; 0 if it samples elsewhere, or not at all."""
+    served_sleeps: bool = False
+    """True if vLLM releases that memory while the policy is trained."""
     checkpoints: LastCheckpoint | None = None
     """When checkpoints are written, and how many are kept; None without any."""
 
@@ -217,7 +222,8 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
     kind = _strategy_kind(strategy)
     world = _devices(trainer.devices) * int(trainer.num_nodes or 1)
     settings = module.settings
-    rollouts, critic, ahead = data.rollouts, module.critic, data.settings.max_staleness
+    rollouts, critic, ahead = innermost(data.rollouts), module.critic, data.settings.max_staleness
+    share, sleeps = _served(rollouts, world // int(trainer.num_nodes or 1))
     from gspo_lightning.training.teacher import is_url, teacher_settings
 
     return Job(
@@ -253,8 +259,47 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
         lockstep=options.get("rollouts") == "lockstep",
         copies=0 if kind == "fsdp" else ahead + (ahead > 0 and rollouts.updates_in_flight),
         max_pixels=data.sets.pictures.max_pixels,
+        served_share=share,
+        served_sleeps=sleeps,
         checkpoints=_checkpoints(trainer),
     )
+
+
+def innermost(source: RolloutSource) -> RolloutSource:
+    """Return the source that samples: the one inside of conversations, retries and partial rollouts."""
+    while (inner := getattr(source, "source", None)) is not None:
+        source = inner
+    return source
+
+
+def _served(source: RolloutSource, ranks: int) -> tuple[float, bool]:
+    """Return the share of a device that vLLM has beside training, and whether it sleeps then.
+
+    A single server started here counts unless it has named GPUs of its own: without a free one it shares the first
+    rank's. So a plan is right for as many cards as ranks, and too high if there is another.
+
+    Args:
+        source: the source that samples.
+        ranks: ranks of a machine, on the GPUs 0 to ``ranks`` - 1.
+    """
+    from gspo_lightning.rollouts import VLLMEngine, VLLMServer
+    from gspo_lightning.rollouts.vllm.gpus import Placement, listed
+
+    if isinstance(source, VLLMEngine):
+        share = source.options.get("gpu_memory_utilization", source.gpu_memory_utilization)
+        return float(share), bool(source.options.get("enable_sleep_mode", True))
+    if not isinstance(source, VLLMServer) or source.servers.urls is not None:
+        return 0.0, False
+    local, trained = source.servers.local, [str(rank) for rank in range(ranks)]
+    named = [trained[:1]] if source.servers.count == 1 else []
+    if local.gpus is not None:
+        named = [listed(names) for names in local.gpus]
+    placement, shares = Placement("0", named, frozenset(trained)), dict.fromkeys(trained, 0.0)
+    for number, cards in enumerate(named):
+        options = {**placement.defaults(number)[0], **local.options}
+        for card in set(cards) & set(trained):
+            shares[card] += float(options["gpu_memory_utilization"])
+    return max(shares.values()), False
 
 
 def _checkpoints(trainer: Any) -> LastCheckpoint | None:

@@ -6,12 +6,13 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from transformers import PretrainedConfig
 
 from gspo_lightning.commands.plan.devices import Device
 from gspo_lightning.commands.plan.job import Job, padded_batch
 from gspo_lightning.commands.plan.models import Counts, config_of, count, skeleton
-from gspo_lightning.commands.plan.step import Step, StepMemory, measure_step
+from gspo_lightning.commands.plan.step import Step, StepMemory, measure_phases
 from gspo_lightning.commands.plan.vision import tower_of
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.attention import capacity
@@ -76,13 +77,15 @@ def memory_of(job: Job, device: Device) -> Memory:
     shards = job.world if job.strategy == "fsdp" else 1
     _weights(memory, job, counts, shards)
     _states(memory, job, counts, shards, device)
-    _training(memory, job, counts)
+    _training(memory, job, device, shards)
     if teacher is not None:
-        _teacher(memory, teacher, TRAINING if job.teacher_exact else TEACHER)
+        _teacher(memory, teacher, device, TRAINING if job.teacher_exact else TEACHER)
     if critic is not None:
-        _critic(memory, critic, shares_frozen=job.strategy != "fsdp" and not job.critic)
+        _critic(memory, critic, device, shares_frozen=job.strategy != "fsdp" and not job.critic)
     if job.in_process:
         _sampling(memory, job, counts, device)
+    elif job.served_share and not device.cpu:
+        _served(memory, job, counts, device)
     if device.reserved:
         memory.add("context, libraries, fragments", device.reserved)
     memory.items = {item: row for item, row in memory.items.items() if any(row.values())}
@@ -108,6 +111,8 @@ def _weights(memory: Memory, job: Job, counts: Counts, shards: int) -> None:
     if job.strategy == "fsdp":
         gathered = (2 * counts.largest_layer + counts.outside) * job.compute_bytes
         memory.add("gathered weights", gathered, TRAINING)
+        if job.source == "VLLMEngine":
+            whole = 0  # released before the engine samples
         memory.add("gathered weights", gathered if job.lockstep and job.in_process else whole, SAMPLING)
     if job.copies:
         memory.add("weights of rollouts ahead", job.copies * trained * (4 if job.lora else size))
@@ -126,11 +131,10 @@ def _weights(memory: Memory, job: Job, counts: Counts, shards: int) -> None:
 
 def _states(memory: Memory, job: Job, counts: Counts, shards: int, device: Device) -> None:
     size = 4 if job.lora is not None else job.weight_dtype.itemsize
-    memory.add("gradients", counts.trainable * size / shards)
+    others = (phase for phase in memory.phases if phase != TRAINING)  # they are kept until the next update clears them
+    memory.add("gradients", counts.trainable * size / shards, *others)
     if job.strategy == "ddp":
         memory.add("gradient buckets (DDP)", counts.trainable * size)
-    if job.strategy == "fsdp":
-        memory.add("gathered gradients", (counts.largest_layer + counts.outside) * size, TRAINING)
     state = optimizer_bytes(job.optimizer, counts, size) / shards
     if job.cpu_offload or "paged" in job.optimizer.lower():
         memory.host["optimizer state"] = round(state)
@@ -173,10 +177,12 @@ def checkpoint_bytes(job: Job) -> int:
     return found
 
 
-def _training(memory: Memory, job: Job, counts: Counts) -> None:
-    found = step_memory(job)
+def _training(memory: Memory, job: Job, device: Device, shards: int) -> None:
+    counts, found = counts_of(job.model), fullest_step(job, device, shards)
+    memory.add("gradients", found.gradients, TRAINING)
+    memory.add("gathered gradients", found.gathered, TRAINING)
     if job.strategy != "fsdp":  # FSDP gathers layers in compute precision instead
-        memory.add("weights in bfloat16 (autocast)", found.copies, TRAINING, SAMPLING)
+        memory.add("weights in bfloat16 (autocast)", found.copies, TRAINING)
     memory.add("activations", found.activations, TRAINING)
     memory.add("logits and temporaries", found.temporaries, TRAINING)
     _pictures(memory, job, TRAINING)
@@ -192,19 +198,19 @@ def _pictures(memory: Memory, job: Job, phase: str, keeps: bool = True) -> None:
         memory.add("pictures in the vision tower", size, phase)
 
 
-def _teacher(memory: Memory, job: Job, phase: str) -> None:
+def _teacher(memory: Memory, job: Job, device: Device, phase: str) -> None:
     """Add the teacher: frozen weights, and a forward pass over the fullest micro-batch without kept activations."""
     counts = counts_of(job.model)
     kept = job.world if job.strategy == "fsdp" and job.shards_weights else 1
     memory.add("teacher", counts.total * job.weight_dtype.itemsize / kept)
-    found = step_memory(job, backward=False)
+    found = step_memory(job, device, backward=False)
     memory.add("teacher's forward pass", found.activations + found.temporaries, phase)
     _pictures(memory, job, phase, keeps=False)
     if job.strategy == "fsdp":
         memory.add("gathered weights", (2 * counts.largest_layer + counts.outside) * job.compute_bytes, phase)
 
 
-def _critic(memory: Memory, job: Job, shares_frozen: bool) -> None:
+def _critic(memory: Memory, job: Job, device: Device, shares_frozen: bool) -> None:
     """Add the critic: a model without its output head, with gradients and activations during its training."""
     counts, size = backbone_counts(job.model), job.weight_dtype.itemsize
     shards = job.world if job.strategy == "fsdp" else 1
@@ -220,18 +226,31 @@ def _critic(memory: Memory, job: Job, shares_frozen: bool) -> None:
         memory.add("critic's weights", (trained * width + (0 if shares_frozen else frozen * size)) / kept)
         memory.add("critic's optimizer state", state)
     memory.add("critic's gradients", trained * width / shards, CRITIC)
-    found = step_memory(job)
+    found = fullest_step(job, device, shards)
+    memory.add("gathered gradients", found.gathered, CRITIC)
     if job.strategy == "fsdp":
         memory.add("gathered weights", (2 * counts.largest_layer + counts.outside) * job.compute_bytes, CRITIC)
-        memory.add("gathered gradients", (counts.largest_layer + counts.outside) * width, CRITIC)
     else:
         memory.add("weights in bfloat16 (autocast)", found.copies, CRITIC)
     memory.add("activations", found.activations, CRITIC)
     _pictures(memory, job, CRITIC)
 
 
+def _served(memory: Memory, job: Job, counts: Counts, device: Device) -> None:
+    """Add vLLM beside training. An engine that wakes up gets its weights, gathered from shards, before its cache."""
+    size = job.served_share * device.memory
+    if not job.served_sleeps:
+        memory.add("vLLM (weights, keys and values)", size)
+        return
+    own = counts.total * job.compute_bytes
+    waking = own + (own if job.strategy == "fsdp" else 0)
+    memory.add("vLLM (weights, keys and values)", max(size, waking), SAMPLING)
+
+
 def _sampling(memory: Memory, job: Job, counts: Counts, device: Device) -> None:
     """Add the memory of a batch of responses, which fills what the other items leave free."""
+    if job.autocast and job.strategy != "fsdp":  # gathered weights are cast already
+        memory.add("weights in bfloat16 (autocast)", counts.products * job.compute_bytes, SAMPLING)
     copies = counts.total * job.compute_bytes
     plain = job.lora is None or job.lora.base != "4bit"
     fast_decoder = plain and job.packed and job.compute_bytes == 4 and not job.lockstep
@@ -239,20 +258,21 @@ def _sampling(memory: Memory, job: Job, counts: Counts, device: Device) -> None:
         memory.add("weights, decoding copy", copies, SAMPLING)
     free = device.memory - device.reserved - memory.total(SAMPLING)
     memory.rows = wave_rows(job, device, free)
-    while memory.rows > 1 and job.waves_fit and sum(_wave(job, memory.rows).values()) > free:
+    while memory.rows > 1 and job.waves_fit and sum(_wave(job, device, memory.rows).values()) > free:
         memory.rows //= 2  # as the sampler does when a prefill does not fit
-    for item, size in _wave(job, memory.rows).items():
+    for item, size in _wave(job, device, memory.rows).items():
         memory.add(item, size, SAMPLING)
 
 
-def _wave(job: Job, rows: int) -> dict[str, int]:
+def _wave(job: Job, device: Device, rows: int) -> dict[str, int]:
     """Return bytes by item while ``rows`` responses are sampled."""
     config = config_of(job.model).get_text_config()
     prompts = min(max(1, job.prompts // job.world), max(1, rows // job.group_size))
     logits = 4 * LOGITS * rows * int(config.vocab_size)
+    prefill = step_memory(job, device, prefilled=prompts)  # its weights are cast already: counted as such, or gathered
     found = {
         "keys and values": kv_bytes(job, config, rows),
-        "logits and temporaries": max(logits, step_memory(job, prefilled=prompts).total()),
+        "logits and temporaries": max(logits, prefill.total() - prefill.copies),
     }
     if (tower := tower_of(job)) is not None:
         found["pictures in the vision tower"] = tower.bytes(
@@ -290,26 +310,91 @@ def kv_bytes(job: Job, config: PretrainedConfig, rows: int) -> int:
     return (found.token + found.largest_layer) * (prompts + rows * capacity(job.max_response))
 
 
-def step_memory(job: Job, prefilled: int = 0, backward: bool = True) -> StepMemory:
+def fullest_step(job: Job, device: Device, shards: int = 1) -> StepMemory:
+    """Return the memory of the micro-batch that needs most, its gradients included.
+
+    A micro-batch that has a mini-batch for itself makes its gradients while its activations go. One after others finds
+    them there. If full lengths take two packed micro-batches, these are equally large, and shorter responses may fill
+    one: the larger need counts.
+
+    Args:
+        job: the run.
+        device: one device.
+        shards: ranks that share the gradients.
+    """
+    size = 4 if job.lora is not None else job.weight_dtype.itemsize
+    gradients = round(counts_of(job.model).trainable * size / shards)
+    if job.strategy == "fsdp":
+        return _sharded_step(job, device, gradients)
+    halves = job.packed and job.micro_batches == 2
+    alone = step_memory(job, device, accumulates=False) if halves or job.micro_batches == 1 else None
+    if alone is not None and not halves:
+        return alone
+    prompts = -(-job.rows // job.rows_of_prompt)
+    rows = min(job.rows_at_once, -(-prompts // 2) * job.rows_of_prompt) if halves else job.rows_at_once
+    later = dataclasses.replace(step_memory(job, device, rows=rows), gradients=gradients)
+    return later if alone is None else max(alone, later, key=StepMemory.total)
+
+
+def _sharded_step(job: Job, device: Device, gradients: int) -> StepMemory:
+    """Return the memory of a micro-batch whose layers' gradients are reduced in float32 as soon as they are complete.
+
+    The gradient of the head waits for that of the embedding; if they are tied, it is among the temporaries.
+    """
+    counts, config = counts_of(job.model), config_of(job.model)
+    text = config.get_text_config()
+    head = 0 if config.tie_word_embeddings else int(text.vocab_size) * int(text.hidden_size)
+    trained = counts.trainable / counts.total
+    gathered = round(trained * (head * job.compute_bytes + counts.largest_layer * 4))
+    found = []
+    for phase, memory in step_phases(job, device).items():
+        before = phase in ("forward", "head")
+        own = 0 if before and job.micro_batches == 1 else gradients
+        found.append(dataclasses.replace(memory, gradients=own, gathered=0 if before else gathered))
+    return max(found, key=StepMemory.total)
+
+
+def step_memory(
+    job: Job, device: Device, *, rows: int = 0, prefilled: int = 0, backward: bool = True, accumulates: bool = True
+) -> StepMemory:
     """Return the memory of a step over the fullest micro-batch, or of a prefill of rollout prompts.
 
     Args:
         job: the run.
+        device: one device.
+        rows: responses of the micro-batch; 0 takes as many as the budget has room for.
         prefilled: number of prompts to prefill, without a backward pass; 0 takes the micro-batch.
         backward: False takes a forward pass over the same micro-batch without gradients.
+        accumulates: True if an earlier micro-batch has made gradients.
     """
+    phases = step_phases(job, device, rows=rows, prefilled=prefilled, backward=backward, accumulates=accumulates)
+    return max(phases.values(), key=StepMemory.total)
+
+
+def step_phases(
+    job: Job, device: Device, *, rows: int = 0, prefilled: int = 0, backward: bool = True, accumulates: bool = True
+) -> dict[str, StepMemory]:
+    """Return the memory of :func:`step_memory` in each phase of a step, cached."""
     backward = backward and not prefilled
+    sharded = job.strategy == "fsdp"  # weights are gathered in compute precision, and so is the residual stream
     step = Step(
-        dtype=job.weight_dtype, autocast=job.autocast, checkpointing=job.checkpointing and backward,
-        packed=job.packed, lora=job.lora, accumulates=job.micro_batches > 1, backward=backward,
-    )  # fmt: skip
+        dtype=torch.bfloat16 if sharded and job.autocast else job.weight_dtype,
+        autocast=job.autocast,
+        checkpointing=job.checkpointing and backward,
+        packed=job.packed,
+        lora=job.lora,
+        accumulates=accumulates,
+        backward=backward,
+        sharded=sharded,
+        cpu=device.cpu,
+    )
     if prefilled:
         batch = padded_batch(prefilled, 1, job.max_prompt, 1)
     else:
-        batch = padded_batch(job.rows_at_once, job.rows_of_prompt, job.max_prompt, job.max_response)
+        batch = padded_batch(rows or job.rows_at_once, job.rows_of_prompt, job.max_prompt, job.max_response)
     key = (repr(job.model), step, tuple(batch.input_ids.shape), tuple(batch.response_mask.shape))
     if key not in _steps:
-        _steps[key] = measure_step(config_of(job.model), batch, step)
+        _steps[key] = measure_phases(config_of(job.model), batch, step)
     return _steps[key]
 
 
@@ -333,5 +418,5 @@ def backbone_counts(settings: ModelSettings) -> Counts:
     )  # fmt: skip
 
 
-_steps: dict[tuple[Any, ...], StepMemory] = {}
+_steps: dict[tuple[Any, ...], dict[str, StepMemory]] = {}
 _counts: dict[str, Counts] = {}

@@ -174,6 +174,8 @@ class Counts:
     """Parameters applied to a token: without the input embedding, and only the experts a token is routed to."""
     largest: int
     """Parameters of the largest single trainable tensor."""
+    products: int
+    """Parameters applied to tokens, with all experts: autocast casts them."""
     vision: int = 0
     """Parameters of the vision tower, which processes only pictures."""
 
@@ -193,6 +195,7 @@ def count(model: PreTrainedModel) -> Counts:
     share = getattr(config, "num_experts_per_tok", 0) / max(getattr(config, "num_experts", 1) or 1, 1)
     head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
     vision = sum(p.numel() for part in tower_of(model).values() for p in part.parameters())
+    applied = total - vision - (0 if head is embedding else embedding.numel())
     return Counts(
         total=total,
         trainable=sum(trained),
@@ -200,7 +203,8 @@ def count(model: PreTrainedModel) -> Counts:
         largest_layer=max(per_layer),
         outside=total - sum(per_layer),
         quantisable=frozen,
-        active=total - vision - (0 if head is embedding else embedding.numel()) - round(experts * (1 - share)),
+        active=applied - round(experts * (1 - share)),
         largest=max(trained, default=0),
+        products=applied,
         vision=vision,
     )

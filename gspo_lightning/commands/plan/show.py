@@ -16,13 +16,35 @@ from gspo_lightning.commands.plan.work import equation, work_of
 from gspo_lightning.escape import terminal
 
 
-def show(job: Job, device: Device, memory: Memory, options: list[tuple[str, int]], phases: bool = False) -> None:
-    """Print a plan; ``phases`` adds the time of each phase and the assumptions behind it."""
+def show(
+    job: Job,
+    device: Device,
+    memory: Memory,
+    options: list[tuple[str, int]],
+    phases: bool = False,
+    shorter: tuple[int, Memory] | None = None,
+) -> None:
+    """Print a plan.
+
+    Args:
+        job: the run.
+        device: one device.
+        memory: memory at full lengths, which decides.
+        options: ways to fit.
+        phases: print the time of each phase and the assumptions behind it.
+        shorter: mean length of responses in tokens, and the memory with it.
+    """
     console = terminal(soft_wrap=True)
     for line in _head(job, device):
         console.print(line)
     console.print(_table(memory))
-    for line in (*_waves(job, memory), *_verdict(device, memory, options), *_disk(job), *_work(job, device)):
+    for line in (
+        *_waves(job, memory),
+        *_shorter(shorter),
+        *_verdict(device, memory, options),
+        *_disk(job),
+        *_work(job, device),
+    ):
         console.print(line)
     if phases:
         console.print(_phases(job, device))
@@ -98,6 +120,13 @@ def _waves(job: Job, memory: Memory) -> Iterator[str]:
         yield f"{mine:,} responses of a device are sampled {memory.rows:,} at a time: {why}"
 
 
+def _shorter(shorter: tuple[int, Memory] | None) -> Iterator[str]:
+    if shorter is not None:
+        tokens, memory = shorter
+        peak = f"{_size(memory.peak)}, the most during the {memory.fullest}"
+        yield f"with responses of {tokens:,} tokens on average: {peak}"
+
+
 def _verdict(device: Device, memory: Memory, options: list[tuple[str, int]]) -> Iterator[str]:
     for item, size in memory.host.items():
         yield f"in the machine's own memory, per device: {item}, {_size(size)}"
@@ -140,7 +169,8 @@ def _work(job: Job, device: Device) -> Iterator[str]:
         + (f", teacher {work.teacher_flops:.2g}" if work.teacher_flops else "")
         + (f", critic {work.value_flops + work.critic_flops:.2g}" if work.value_flops else "")
     )
-    where = "" if job.in_process else f" by {job.source}, on as many devices of its own as train"
+    devices = "the devices that train" if job.served_share else "as many devices of its own as train"
+    where = "" if job.in_process else f" by {job.source}, on {devices}"
     if work.vision_flops:
         yield (
             f"the vision tower's part, one forward pass: {work.prefill_flops:.2g} before sampling, "

@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
@@ -19,12 +20,17 @@ from transformers import PretrainedConfig
 
 from gspo_lightning.commands.plan.models import shadow, skeleton, with_layers
 from gspo_lightning.policy.attention import PackedLayout, attention_plan, with_plan
+from gspo_lightning.policy.logprobs import token_logprobs
 from gspo_lightning.policy.lora import LoRA
-from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.policy import Policy, head_chunk
 from gspo_lightning.types import MicroBatch
 
+Forward = Callable[..., Tensor]
+"""Forward pass to a loss; takes the tracker that labels what it keeps."""
 COPIES = "copies"
 """Label of weights cast to compute precision."""
+GRADIENTS = "gradients"
+"""Label of gradients that no earlier micro-batch has made."""
 FEW = 2
 """Layers of the smaller model measured if the real one has more than twice as many; memory is linear in layers."""
 
@@ -62,10 +68,18 @@ class MemoryTracker(TorchDispatchMode):
         finally:
             self._label = before
 
+    def relabel(self, tensor: Tensor, name: str) -> None:
+        """Count the storage of a tensor under another label from now on."""
+        storage = tensor.untyped_storage()
+        if (old := self._alive.get(storage._cdata)) is not None:
+            self.now[old] -= storage.nbytes()
+            self.now[name] = self.now.get(name, 0) + storage.nbytes()
+            self._alive[storage._cdata] = name
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, then count new storages."""
         if func is torch.ops.aten._grouped_mm.default:
-            out = _grouped(*args)
+            out = grouped_shape(*args)
         else:
             out = func(*args, **(kwargs or {}))
         cast = func is torch.ops.aten._to_copy.default and args[0].untyped_storage()._cdata in self._weights
@@ -89,7 +103,7 @@ class MemoryTracker(TorchDispatchMode):
         self.now[self._alive.pop(key)] -= size
 
 
-def _grouped(a: Tensor, b: Tensor, offsets: Tensor | None = None, *_: Any) -> Tensor:
+def grouped_shape(a: Tensor, b: Tensor, offsets: Tensor | None = None, *_: Any) -> Tensor:
     """Return the output of ``torch._grouped_mm`` by shape only; its own meta rule supports only bfloat16."""
     if a.dim() == 2 and b.dim() == 2:
         assert offsets is not None
@@ -112,6 +126,10 @@ class Step:
     """True if gradients of an earlier micro-batch exist already."""
     backward: bool = True
     """False for a forward pass without gradients (prefill, old log-probabilities)."""
+    sharded: bool = False
+    """True takes the output head that a policy has whose weights are gathered."""
+    cpu: bool = True
+    """False takes the chunks of logits that a GPU has, which are larger."""
 
 
 @dataclass(frozen=True)
@@ -123,21 +141,22 @@ class StepMemory:
     temporaries: int
     """Bytes of logits, their gradients, and temporaries of a layer or the output head."""
     copies: int
-    """Bytes of weights in compute precision that autocast caches."""
+    """Bytes of weights in compute precision, which the backward pass reads."""
     gradients: int
-    """Bytes of new gradients after the first micro-batch; 0 if gradients existed already."""
+    """Bytes of gradients that exist at the peak and did not before; 0 if gradients existed already."""
+    gathered: int = 0
+    """Bytes of whole gradients before they are reduced to shards, beside temporaries; not measured."""
 
     @classmethod
-    def of(cls, peak: Mapping[str, int], fresh: int) -> Self:
-        """Build from the labels of a tracker; up to ``fresh`` unlabelled bytes count as gradients."""
-        kept, copies = peak.get("activations", 0), peak.get("copies", 0)
-        rest = sum(peak.values()) - kept - copies
-        return cls(kept, rest - min(rest, fresh), copies, min(rest, fresh))
+    def of(cls, peak: Mapping[str, int]) -> Self:
+        """Build from the labels of a tracker."""
+        kept, copies, fresh = (peak.get(name, 0) for name in ("activations", COPIES, GRADIENTS))
+        return cls(kept, sum(peak.values()) - kept - copies - fresh, copies, fresh)
 
     @property
-    def parts(self) -> tuple[int, int, int, int]:
+    def parts(self) -> tuple[int, int, int, int, int]:
         """Bytes in the order of the fields."""
-        return self.activations, self.temporaries, self.copies, self.gradients
+        return self.activations, self.temporaries, self.copies, self.gradients, self.gathered
 
     def total(self) -> int:
         """Return the bytes of all parts."""
@@ -150,16 +169,22 @@ class StepMemory:
 
 
 def measure_step(config: PretrainedConfig, batch: MicroBatch, step: Step) -> StepMemory:
+    """Return the memory of the fullest phase of :func:`measure_phases`."""
+    return max(measure_phases(config, batch, step).values(), key=StepMemory.total)
+
+
+def measure_phases(config: PretrainedConfig, batch: MicroBatch, step: Step) -> dict[str, StepMemory]:
     """Measure a micro-batch on a model of this config: the full model, or a line through two with fewer layers.
 
-    Each phase is extrapolated separately, because the number of layers determines which phase has the peak.
+    Each phase is extrapolated separately, because the number of layers determines which phase has the peak. Phases are
+    ``forward``, and ``head``, ``layers`` and ``embedding`` of the backward pass, each named after what it begins with.
     """
     layers = int(config.get_text_config().num_hidden_layers)
     if layers <= 2 * FEW:
-        return max(_run(config, batch, step).values(), key=StepMemory.total)
+        return _run(config, batch, step)
     few, more = (_run(with_layers(config, n), batch, step) for n in (FEW, 2 * FEW))
     steps = (layers - 2 * FEW) / FEW
-    return max((few[phase].beyond(more[phase], steps) for phase in more), key=StepMemory.total)
+    return {phase: few[phase].beyond(more[phase], steps) for phase in more}
 
 
 def _run(config: PretrainedConfig, batch: MicroBatch, step: Step) -> dict[str, StepMemory]:
@@ -173,7 +198,8 @@ def _run(config: PretrainedConfig, batch: MicroBatch, step: Step) -> dict[str, S
         if step.lora is not None:
             model.enable_input_require_grads()
     policy = Policy(shadow(model, step.dtype, mode), None)  # nothing is tokenized
-    forward = _packed(policy, batch) if step.packed else _padded(policy, batch)
+    policy.gathering = SimpleNamespace(device="cpu", lockstep=False) if step.sharded else None
+    forward = training_forward(policy, batch, packed=step.packed, cpu=step.cpu)
     weights = [w for w in policy.parameters() if w.requires_grad]
     if step.accumulates and step.backward:
         with mode:
@@ -181,15 +207,27 @@ def _run(config: PretrainedConfig, batch: MicroBatch, step: Step) -> dict[str, S
                 weight.grad = torch.empty_like(weight)
     tracker = MemoryTracker([*policy.parameters(), *(w.grad for w in weights if w.grad is not None), *policy.buffers()])
     _mark_phases(policy, tracker)
+    for weight in weights:
+        weight.register_post_accumulate_grad_hook(partial(_made, tracker=tracker))
     with warnings.catch_warnings(), mode, tracker:
         warnings.simplefilter("ignore")
-        with torch.set_grad_enabled(step.backward), torch.autocast("cpu", torch.bfloat16, enabled=step.autocast):
+        with torch.set_grad_enabled(step.backward), _autocast(step.autocast):
             loss = forward(tracker)
             if step.backward:
-                with torch.autocast("cpu", enabled=False):  # cast weights stay until the outer context ends
+                with torch.autocast("cpu", enabled=False):
                     loss.backward()
-    fresh = 0 if step.accumulates or not step.backward else sum(w.nbytes for w in weights)
-    return {phase: StepMemory.of(peak, fresh) for phase, peak in tracker.peaks.items()}
+    return {phase: StepMemory.of(peak) for phase, peak in tracker.peaks.items()}
+
+
+def _autocast(enabled: bool) -> torch.autocast:
+    """Return autocast as Lightning enters it: without a cache, so that a layer's copies go when it has been passed."""
+    return torch.autocast("cpu", torch.bfloat16, enabled=enabled, cache_enabled=False)
+
+
+def _made(weight: Tensor, tracker: MemoryTracker) -> None:
+    """Count a gradient that is complete as one; a sum with an earlier one is no new storage."""
+    assert weight.grad is not None
+    tracker.relabel(weight.grad, GRADIENTS)
 
 
 def _mark_phases(policy: Policy, tracker: MemoryTracker) -> None:
@@ -206,31 +244,54 @@ def _mark_phases(policy: Policy, tracker: MemoryTracker) -> None:
     policy.model.get_input_embeddings().register_forward_hook(partial(returned, phase="embedding"))
 
 
-def _packed(policy: Policy, batch: MicroBatch) -> Callable[[MemoryTracker], Tensor]:
+def training_forward(policy: Policy, batch: MicroBatch, *, packed: bool, cpu: bool) -> Forward:
+    """Return the forward pass of a micro-batch to a loss, as a run computes it.
+
+    Args:
+        policy: on fake tensors.
+        batch: on real ones.
+        packed: the layout.
+        cpu: see :class:`Step`.
+    """
+    return (_packed if packed else _padded)(policy, batch, cpu)
+
+
+def _labelled(tracker: MemoryTracker | None) -> AbstractContextManager[None]:
+    """Count what layers keep under a label of its own."""
+    return nullcontext() if tracker is None else tracker.label("activations")
+
+
+def _loss(policy: Policy, hidden: Tensor, targets: Tensor, cpu: bool) -> Tensor:
+    """Return a scalar from the log-probabilities of the targets, with the chunks of a CPU or of a GPU."""
+    chunk = head_chunk(len(targets), int(policy.model.config.get_text_config().vocab_size), cpu=cpu)
+    return token_logprobs(policy._head(), hidden, targets, chunk=chunk)[0].sum()
+
+
+def _packed(policy: Policy, batch: MicroBatch, cpu: bool) -> Forward:
     """Return a forward pass as in :meth:`Policy.forward`; positions are computed from real lengths beforehand."""
     layout = PackedLayout.of(batch)
     plan = attention_plan(layout.segments, layout.crossings, layout.longest, torch.device("cpu"))
     ids, positions = layout.token_ids.unsqueeze(0), layout.positions.unsqueeze(0)
 
-    def forward(tracker: MemoryTracker) -> Tensor:
-        with tracker.label("activations"), with_plan(policy.backbone, plan) as options:
+    def forward(tracker: MemoryTracker | None = None) -> Tensor:
+        with _labelled(tracker), with_plan(policy.backbone, plan) as options:
             hidden = policy.backbone(input_ids=ids, position_ids=positions, **options).last_hidden_state.squeeze(0)
-        return policy._token_logprobs(hidden[layout.predicts], layout.targets, 1.0)[0].sum()
+        return _loss(policy, hidden[layout.predicts], layout.targets, cpu)
 
     return forward
 
 
-def _padded(policy: Policy, batch: MicroBatch) -> Callable[[MemoryTracker], Tensor]:
+def _padded(policy: Policy, batch: MicroBatch, cpu: bool) -> Forward:
     layout = PackedLayout.of(batch)
     ids = batch.input_ids[:, :-1]
     before = batch.prompt_lengths[layout.rows] + layout.steps - 1
     mask, positions = torch.ones_like(ids), torch.arange(ids.shape[1]).expand(ids.shape[0], -1)
 
-    def forward(tracker: MemoryTracker) -> Tensor:
-        with tracker.label("activations"):
+    def forward(tracker: MemoryTracker | None = None) -> Tensor:
+        with _labelled(tracker):
             hidden = policy.backbone(
                 input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
             ).last_hidden_state
-        return policy._token_logprobs(hidden[layout.rows, before], layout.targets, 1.0)[0].sum()
+        return _loss(policy, hidden[layout.rows, before], layout.targets, cpu)
 
     return forward

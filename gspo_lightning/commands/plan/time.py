@@ -41,7 +41,8 @@ ASSUMPTIONS = (
     "for; layers with a sliding window read no more than it, and recurrent states are read and written at every step",
     "every prompt and every response has its greatest length; with shorter ones all phases shrink in proportion, "
     "decoding in this process only as far as the longest response does",
-    f"a server fills {SERVED_MEMORY:.0%} of its device with weights and cache, and stands on as many devices as train; "
+    f"a server fills {SERVED_MEMORY:.0%} of its device with weights and cache, beside training its share of one, and "
+    "stands on as many devices as train; "
     "a teacher behind a URL counts as a model of the policy's size that reads every row whole, in bfloat16",
     f"links carry {LINK_SHARE:.0%} of their rate: NVLink or PCIe within a machine, {ACROSS / 1e9:g} GB/s a device "
     "between machines; communication overlaps with computing",
@@ -167,7 +168,7 @@ def cache_read(found: KVCacheSize, start: int, tokens: int) -> float:
 
 def _served(job: Job, device: Device, found: KVCacheSize) -> int:
     """Return the number of responses that a server decodes at the same time; its pages are allocated on demand."""
-    free = SERVED_MEMORY * device.memory - counts_of(job.model).total * job.compute_bytes
+    free = (job.served_share or SERVED_MEMORY) * device.memory - counts_of(job.model).total * job.compute_bytes
     own = cache_read(found, job.max_prompt, job.max_response) - found.state
     return max(1, int(free / max(own, 1.0)))
 

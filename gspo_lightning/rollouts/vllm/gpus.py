@@ -73,7 +73,7 @@ def placed(
     trained_on = frozenset(card[1] for card in cards if card is not None and card[0] == host)
     size = parallelism(local.options)
     if local.gpus is not None:
-        return Placement(own, [_listed(names)[:size] for names in local.gpus], trained_on)
+        return Placement(own, [listed(names)[:size] for names in local.gpus], trained_on)
     visible = _visible(environment)
     free = [name for name in visible if name not in trained_on]
     if count == 1 and len(free) < size:
@@ -99,11 +99,12 @@ def merged(*defaults: Defaults) -> Defaults:
 
 
 def _visible(environment: Mapping[str, str]) -> list[str]:
-    listed = environment.get("CUDA_VISIBLE_DEVICES")
-    return _listed(listed) if listed else [str(i) for i in range(torch.cuda.device_count())]
+    names = environment.get("CUDA_VISIBLE_DEVICES")
+    return listed(names) if names else [str(i) for i in range(torch.cuda.device_count())]
 
 
-def _listed(text: str) -> list[str]:
+def listed(text: str) -> list[str]:
+    """Return the GPUs that a value of ``CUDA_VISIBLE_DEVICES`` names."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 

@@ -160,6 +160,15 @@ def test_responses_that_do_not_fit_wait_for_their_turn() -> None:
     assert decoding_seconds(job(), tiny, 4096, 100)[0] > decoding_seconds(job(), CARD, 4096, 100)[0]
 
 
+def test_vllm_beside_training_has_room_in_its_share_only() -> None:
+    """Little more than the weights: a quarter of a card of four times as much, or 0.9 of one of 1.13 times."""
+    weights = 2 * counts_of(job().model).total
+    four, fewer = (dataclasses.replace(CARD, memory=round(times * weights)) for times in (4, 1.13))
+    beside = decoding_seconds(job(served_share=0.9 * 1.13 / 4), four, 4096, 100)
+    assert beside[0] == pytest.approx(decoding_seconds(job(), fewer, 4096, 100)[0], rel=1e-3)
+    assert beside[0] > decoding_seconds(job(), four, 4096, 100)[0]
+
+
 def test_waves_are_as_large_as_memory_has_room_for_and_follow_each_other() -> None:
     """Llama in bfloat16, 16 groups of 4: room for 5 groups and a half, so waves of 20, 20, 20 and 4 rows."""
     sampled = job(source="GroupedSampler")
