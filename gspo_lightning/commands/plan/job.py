@@ -75,6 +75,8 @@ class Job:
     """True if the critic is only a head on the policy's hidden states."""
     lockstep: bool = False
     """True if responses are sampled from the shards, layer by layer, in lockstep with all ranks (FSDP2)."""
+    replicas: int = 1
+    """Groups of ranks that each have all weights (HSDP)."""
     copies: int = 0
     """Copies of the trained weights kept for rollouts ahead of training (``data.max_staleness``); none of shards."""
     old_logprobs: OldLogProbsChoice = "auto"
@@ -148,6 +150,11 @@ class Job:
     def waves_fit(self) -> bool:
         """True if the source limits the responses decoded at a time to what free memory has room for."""
         return self.source == "GroupedSampler"
+
+    @property
+    def shards(self) -> int:
+        """Ranks over which weights are sharded; 1 if they are not."""
+        return self.world // self.replicas if self.strategy == "fsdp" else 1
 
     @property
     def still_old(self) -> float:
@@ -226,8 +233,10 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
     share, sleeps = _served(rollouts, world // int(trainer.num_nodes or 1))
     from gspo_lightning.training.teacher import is_url, teacher_settings
 
+    hybrid = str(options.get("sharding_strategy")).upper().startswith("HYBRID")
     return Job(
         model=settings,
+        replicas=int(trainer.num_nodes or 1) if hybrid else int(options.get("replicas") or 1),
         optimizer=_class_and_options(config.model.optimizer)[0],
         precision=str(trainer.precision or "32-true"),
         strategy="single" if world == 1 and kind == "ddp" else kind,

@@ -74,7 +74,7 @@ def memory_of(job: Job, device: Device) -> Memory:
     passes = [TEACHER] if teacher is not None and not job.teacher_exact else []
     passes += [CRITIC] if critic is not None else []
     memory = Memory((SAMPLING, *passes, TRAINING, STEPPING))
-    shards = job.world if job.strategy == "fsdp" else 1
+    shards = job.shards
     _weights(memory, job, counts, shards)
     _states(memory, job, counts, shards, device)
     _training(memory, job, device, shards)
@@ -201,7 +201,7 @@ def _pictures(memory: Memory, job: Job, phase: str, keeps: bool = True) -> None:
 def _teacher(memory: Memory, job: Job, device: Device, phase: str) -> None:
     """Add the teacher: frozen weights, and a forward pass over the fullest micro-batch without kept activations."""
     counts = counts_of(job.model)
-    kept = job.world if job.strategy == "fsdp" and job.shards_weights else 1
+    kept = job.shards if job.shards_weights else 1
     memory.add("teacher", counts.total * job.weight_dtype.itemsize / kept)
     found = step_memory(job, device, backward=False)
     memory.add("teacher's forward pass", found.activations + found.temporaries, phase)
@@ -213,7 +213,7 @@ def _teacher(memory: Memory, job: Job, device: Device, phase: str) -> None:
 def _critic(memory: Memory, job: Job, device: Device, shares_frozen: bool) -> None:
     """Add the critic: a model without its output head, with gradients and activations during its training."""
     counts, size = backbone_counts(job.model), job.weight_dtype.itemsize
-    shards = job.world if job.strategy == "fsdp" else 1
+    shards = job.shards
     kept = shards if job.shards_weights else 1
     trained, frozen, width = counts.trainable, 0, size
     if job.lora is not None:

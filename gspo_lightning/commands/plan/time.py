@@ -145,7 +145,7 @@ def _step(job: Job, device: Device, found: KVCacheSize, rows: float, tokens: int
         "launches": LAUNCHES.get(job.source, GRAPH) * layers,
     }
     if job.lockstep and job.in_process:  # every layer is gathered again in each step
-        costs["communication"] = counts.total * job.compute_bytes * (job.world - 1) / job.world / _link(job, device)
+        costs["communication"] = counts.total * job.compute_bytes * (job.shards - 1) / job.shards / _link(job, device)
     bound = max(costs, key=lambda name: costs[name])
     return costs[bound], bound
 
@@ -208,7 +208,7 @@ def _forward(name: str, job: Job, device: Device, flops: float, tokens: int, cou
     sent = 0.0
     if job.strategy == "fsdp":
         gathers = passes * job.minibatches * job.micro_batches
-        sent = counts.total * job.compute_bytes * (job.world - 1) / job.world * gathers
+        sent = counts.total * job.compute_bytes * (job.shards - 1) / job.shards * gathers
     return _longer(name, flops / _speed(job, device), sent / _link(job, device), tokens)
 
 
@@ -220,12 +220,13 @@ def _training(name: str, job: Job, device: Device, flops: float, tokens: int, co
     updates, others = job.minibatches * job.epochs, (job.world - 1) / job.world
     sent = 2.0 * counts.trainable * 4 * others * updates if job.world > 1 else 0.0  # an all-reduce of gradients
     if job.strategy == "fsdp":  # two all-gathers and one reduce-scatter per micro-batch
-        sent = counts.total * (2 * job.compute_bytes + 4) * others * updates * job.micro_batches
+        inside = (job.shards - 1) / job.shards
+        sent = counts.total * (2 * job.compute_bytes + 4) * inside * updates * job.micro_batches
     return _longer(name, flops / _speed(job, device), sent / _link(job, device), tokens)
 
 
 def _optimizer(name: str, job: Job, device: Device, counts: Counts) -> Phase:
-    shards = job.world if job.strategy == "fsdp" else 1
+    shards = job.shards
     size = 4 if job.lora is not None else job.weight_dtype.itemsize
     touched = 2 * (optimizer_bytes(job.optimizer, counts, size) + counts.trainable * size) + counts.trainable * size
     off = job.cpu_offload or "paged" in job.optimizer.lower()

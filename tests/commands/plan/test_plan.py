@@ -115,6 +115,20 @@ def test_fewer_rows_than_a_group_are_sampled_where_no_group_fits(
     assert "256 responses of a device are sampled 16 at a time" in capsys.readouterr().out
 
 
+def test_replicas_shard_among_fewer_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight ranks in two groups hold what four ranks hold; prompts are dealt to all eight."""
+    line = [f"--config={QUICKSTART}", "--config=fsdp2", "--trainer.accelerator=cpu", "--device=80GB"]
+
+    def states(*more: str) -> list[str]:
+        assert main(["plan", *line, *more]) == 0
+        return [row for row in capsys.readouterr().out.splitlines() if re.match(r".*(weights|optimizer state) ", row)]
+
+    eight = states("--trainer.devices=8", "--trainer.strategy.replicas=2")
+    assert len(eight) >= 2
+    assert eight == states("--trainer.devices=4")
+    assert eight != states("--trainer.devices=8")
+
+
 def test_vllm_beside_training_is_counted(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     """0.4 of 10 GiB are 4 GiB: asleep while the policy is trained, or a server, which is awake at all times."""
     card = Device("card", 10 * GIB)
