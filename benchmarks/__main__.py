@@ -55,6 +55,9 @@ def _against(given: argparse.Namespace) -> int:
     from benchmarks.report import about
 
     revision = last() if given.against == "last" else given.against
+    if revision is None:
+        print("this clone has no earlier commit (git clone --depth 2): nothing is compared")
+        return 0
     with worktree(revision) as before:
         found = against((before, ROOT), given.rounds)
     show(found, revision)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,12 +138,12 @@ def _git(*arguments: str, root: Path = ROOT) -> str:
     return done.stdout.strip()
 
 
-def last(root: Path = ROOT) -> str:
-    """Return the last tag before this commit, or else the commit before it."""
-    try:
-        return _git("describe", "--tags", "--abbrev=0", "HEAD^", root=root)
-    except subprocess.CalledProcessError:
-        return _git("rev-parse", "HEAD^", root=root)
+def last(root: Path = ROOT) -> str | None:
+    """Return the last tag before this commit, or else the commit before it; None in a clone that has neither."""
+    for arguments in (("describe", "--tags", "--abbrev=0", "HEAD^"), ("rev-parse", "HEAD^")):
+        with suppress(subprocess.CalledProcessError):
+            return _git(*arguments, root=root)
+    return None
 
 
 @contextmanager

@@ -98,7 +98,10 @@ def test_an_earlier_revision_is_checked_out_beside_and_removed(tmp_path: Path) -
         (tmp_path / "file").write_text(text)
         git(tmp_path, "add", "file")
         git(tmp_path, "commit", "-qm", text)
-    with worktree(last(tmp_path), tmp_path) as tree:
+        assert (last(tmp_path) is None) == (text == "one")
+    before = last(tmp_path)
+    assert before is not None
+    with worktree(before, tmp_path) as tree:
         assert (tree / "file").read_text() == "two"
     assert not tree.exists()
     git(tmp_path, "tag", "v1", "HEAD~2")
