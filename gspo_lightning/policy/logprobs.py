@@ -239,7 +239,8 @@ def _dtype(hidden: Tensor) -> torch.dtype:
 
 def _is_product(head: Callable[[Tensor], Tensor], hidden: Tensor, dtype: torch.dtype) -> bool:
     """True if the head is only a product with a weight, in ``dtype``, without hooks."""
-    if type(head) is not nn.Linear or type(head.weight) not in (nn.Parameter, Tensor):  # Tensor: under FSDP
+    known = (nn.Parameter, Tensor, FakeTensor)  # Tensor: under FSDP
+    if type(head) is not nn.Linear or type(head.weight) not in known:
         return False
     watched = head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or "forward" in vars(head)
     casts = dtype != hidden.dtype or torch.is_autocast_enabled(hidden.device.type)

@@ -311,8 +311,8 @@ def test_activations_of_a_layer_by_hand() -> None:
     found = measure_step(config, batch, step)
     assert found.activations / 28 / tokens == pytest.approx(token, rel=0.01)
     counts = counts_of(ModelSettings("Qwen/Qwen3-1.7B"))
-    assert found.copies == pytest.approx(2 * (counts.total - counts.outside), rel=0.001)
-    head = 2 * 1766 * 151_936 + (4 + 2 + 2) * 151_936 * hidden  # logits of a chunk; gradient, a chunk's, copy
+    assert found.copies == pytest.approx(2 * counts.total, rel=0.001)  # the embedding is the head
+    head = 2 * 1766 * 151_936 + (4 + 2) * 151_936 * hidden  # logits and gradient of a chunk, the whole gradient
     assert head < found.temporaries < 1.3 * head  # hidden states and their gradients beside it
     measured = 16 * counts.total - 4 * counts.total + found.copies + found.temporaries + found.activations * 9129 / 8432
     assert measured / 2**20 == pytest.approx(58_242, rel=0.02)
