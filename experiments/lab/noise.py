@@ -145,4 +145,5 @@ def engine_logits(logits: Tensor, nats: float, bias: float, base: int) -> Tensor
     uniform = uniforms(base, bits, torch.arange(scores.shape[-1], device=scores.device))
     away = uniform - 0.5
     laplace = -away.sign() * torch.log1p(-2 * away.abs().clamp(max=0.5 - 1e-12)) * 0.5**0.5
-    return scores + (nats * (1 - scores.softmax(-1)) * (laplace + bias)).to(scores)
+    errors: Tensor = nats * (1 - scores.softmax(-1)) * (laplace + bias)
+    return scores + errors.to(scores)
