@@ -35,8 +35,8 @@ class Corrections:
         """Return importance weights old / behaviour, [N, 1] or [N, T], for samples of a policy other than ``old``.
 
         At sequence level the weight is the geometric mean over tokens: the product collapses (0.06 where tokens say
-        0.9999). Outside ``[floor, cap]`` a weight is cut to the bound (truncated importance sampling), or is 0 (for tokens,
-        with both bounds, the mask of SAO, arXiv 2607.07508).
+        0.9999). Outside ``[floor, cap]`` a weight is cut to the bound (truncated importance sampling), or is 0: for
+        tokens and with both bounds this is SAO's mask (arXiv 2607.07508).
         """
         log_weight = _log_weight(rows)
         if self.level == "sequence":
