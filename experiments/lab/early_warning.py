@@ -31,8 +31,10 @@ class Replayed:
 
     name: str
     fell: int | None
-    """First update of the first iteration whose reward belongs to the fall; None for a healthy run."""
+    """First update of the first iteration whose reward belongs to the fall; None if it did not fall."""
     warned: dict[str, int]
+    learned: bool = True
+    """True if held-out accuracy ended above its start; a run that neither fell nor learned is not healthy."""
 
     def warning(self, names: Iterable[str]) -> int | None:
         """Return the first alarm of these signatures."""
@@ -81,12 +83,16 @@ def replay(run: Run, name: str) -> Replayed:
     per_iteration = int(run.setting("data", "minibatches_per_rollout"))
     rewards = run.scalars["reward/mean"].values[::per_iteration].tolist()
     fell = reward_fall(rewards)
-    return Replayed(name, None if fell is None else fell * per_iteration + 1, first_warning(run, per_iteration))
+    before, after = run.accuracy()
+    learned = before is not None and after is not None and after > before
+    first = None if fell is None else fell * per_iteration + 1
+    return Replayed(name, first, first_warning(run, per_iteration), learned)
 
 
 def table(runs: Sequence[Replayed]) -> str:
     """Return the table in Markdown."""
-    collapsed, healthy = [r for r in runs if r.fell is not None], [r for r in runs if r.fell is None]
+    collapsed = [r for r in runs if r.fell is not None]
+    healthy = [r for r in runs if r.fell is None and r.learned]
     lines = [
         f"| signature | of {len(collapsed)} collapses: warns before the fall | median updates before it "
         f"| of {len(healthy)} healthy runs: warns |",
@@ -120,7 +126,8 @@ def main(argv: Sequence[str]) -> int:
             for variant, seeds in variants.items()
             for seed, run in seeds.items()
         ]
-        print(f"{name}\n\n{table(runs)}\n")
+        neither = sum(run.fell is None and not run.learned for run in runs)
+        print(f"{name} ({len(runs)} runs, of which {neither} neither fell nor learned)\n\n{table(runs)}\n")
         for run in runs:
             warning = run.warning(EARLY)
             if (warning is None or warning >= run.fell) if run.fell is not None else warning is not None:

@@ -143,7 +143,7 @@ class DriftWithoutReward(Signature):
     scope = "update"
     hits: ClassVar[int] = 2
     window: ClassVar[int] = 8
-    drift: float = 0.03
+    drift: float = 0.05
     """Threshold of KL(old || new), estimated by k3, in nats per token."""
     gain: float = 0.1
     """Share of the reward's range above the median of the last iterations from which on drift is worth it."""

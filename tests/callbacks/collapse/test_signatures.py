@@ -39,7 +39,7 @@ SICK = {
     "ratio_explosion": {"ratio/log_sequence_std": 0.4},
     "sample_size_fall": {"ratio/effective_sample_size": 0.8},
     "ratio_tails": {"ratio/log_sequence_p05": -0.8},
-    "drift_without_reward": {"kl/old_new_k3": 0.05},
+    "drift_without_reward": {"kl/old_new_k3": 0.06},
     "reward_collapse": {"reward/mean": 0.05},
     "repetition": {"response/repetition": 0.6},
     "gradient_spikes": {"optim/gradient_spike": 15.0},
@@ -82,10 +82,10 @@ def test_early_warnings_say_what_they_saw() -> None:
     assert seen(ratio__effective_sample_size=0.8) == ["the effective sample size is 80% of the samples"]
     assert seen(ratio__log_sequence_p05=-0.8) == ["5% of sequences have log s_i beyond -0.8 nats per token"]
     assert seen(ratio__log_sequence_p95=0.75) == ["5% of sequences have log s_i beyond 0.75 nats per token"]
-    drift = "the policy moved by 0.05 nats per token within an iteration, while the reward does not rise"
-    assert seen(kl__old_new_k3=0.05) == [drift]
-    assert seen(kl__old_new_k3=0.05, reward__mean=0.59) == [drift]  # a gain of 0.09 of a range of 1
-    assert seen(kl__old_new_k3=0.05, reward__mean=0.61) == []
+    drift = "the policy moved by 0.06 nats per token within an iteration, while the reward does not rise"
+    assert seen(kl__old_new_k3=0.06) == [drift]
+    assert seen(kl__old_new_k3=0.06, reward__mean=0.59) == [drift]  # a gain of 0.09 of a range of 1
+    assert seen(kl__old_new_k3=0.06, reward__mean=0.61) == []
 
 
 def test_every_signature_has_a_case() -> None:
@@ -118,7 +118,7 @@ def test_every_signature_has_a_case() -> None:
         ("drift that pays", [*CALM, *[{"kl/old_new_k3": 0.1, "reward/mean": 0.65}] * 4]),
         ("just inside each bound",
          [*CALM, *[{"ratio/effective_sample_size": 0.86, "ratio/log_sequence_p05": -0.69,
-                    "kl/old_new_k3": 0.029}] * 4]),
+                    "kl/old_new_k3": 0.049}] * 4]),
         ("two single spikes far apart", [*CALM, {"optim/gradient_spike": 26.0}, *CALM]),
     ],
 )  # fmt: skip
