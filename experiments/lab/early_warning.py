@@ -44,7 +44,7 @@ class Replayed:
 def reward_fall(rewards: Sequence[float]) -> int | None:
     """Return the first iteration of a fall that lasts to the end; None if there is none.
 
-    The mean over two successive iterations stays 0.2 below the best one so far. What the measure *collapsed* counts.
+    The mean over two successive iterations stays 0.2 below the best one so far.
 
     >>> reward_fall([0.4, 0.8, 0.8, 0.7, 0.3, 0.2, 0.1])
     4
