@@ -180,6 +180,14 @@ def test_measures_of_a_curve_that_is_known() -> None:
     assert MEASURES["clipped"].of(run, 70) == pytest.approx(0.4)
     assert MEASURES["spike"].of(run, 70) == 4  # a norm of 0 (nothing to learn from) is no gradient
     assert MEASURES["to_90"].of(run, 70) == 4
+    assert MEASURES["learned"].of(run, 70) == 1  # 0.99 is above (0.2 + 1) / 2 ...
+    for end, finished, learned in (
+        (0.6, True, 1),
+        (0.59, True, 0),
+        (0.99, False, 0),
+    ):  # ... and a run must reach its end
+        other = Run(run.folder, {"val/accuracy": series(0.2, 0.95, end)}, finished=finished)
+        assert MEASURES["learned"].of(other, 70) == learned
     assert MEASURES["collapsed"].of(run, 70) == 1  # .85 was its best over two iterations, .6 its end
     assert reward_for_tokens(run, 40) == pytest.approx((20 * 0.2 + 20 * 0.8) / 40)
     assert reward_for_tokens(run, 81) is None
