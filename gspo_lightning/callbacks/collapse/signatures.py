@@ -136,7 +136,10 @@ class RatioTails(Signature):
 
 @dataclass
 class DriftWithoutReward(Signature):
-    """The policy moves far from the old one, and the reward does not rise: more KL buys nothing."""
+    """The policy moves far from the old one, and the reward does not rise: more KL buys nothing.
+
+    Runs with a teacher are exempt: they move towards it, whatever the reward does.
+    """
 
     name: ClassVar[str] = "drift_without_reward"
     advice: ClassVar[str] = "lower the learning rate or minibatches_per_rollout, or add a KL term (kl_coef)"
@@ -151,7 +154,7 @@ class DriftWithoutReward(Signature):
     @override
     def suspicious(self, look: Look, history: History) -> str | None:
         drift = look.get("kl/old_new_k3", 0.0)
-        if not history.begun or drift <= self.drift or rose(look, history, self.gain):
+        if not history.begun or TAUGHT in look or drift <= self.drift or rose(look, history, self.gain):
             return None
         return f"the policy moved by {drift:.2g} nats per token within an iteration, while the reward does not rise"
 

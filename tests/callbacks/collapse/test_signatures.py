@@ -115,6 +115,7 @@ def test_every_signature_has_a_case() -> None:
         ("a new optimizer's first steps",
          [{"ratio/log_sequence_std": 0.6, "ratio/effective_sample_size": 0.7, "ratio/log_sequence_p05": -3.0,
            "kl/old_new_k3": 0.3}, *CALM]),
+        ("drift towards a teacher", [*CALM, *[{"kl/old_new_k3": 0.1, "distill/kl": 0.3}] * 4]),
         ("drift that pays", [*CALM, *[{"kl/old_new_k3": 0.1, "reward/mean": 0.65}] * 4]),
         ("just inside each bound",
          [*CALM, *[{"ratio/effective_sample_size": 0.86, "ratio/log_sequence_p05": -0.69,
