@@ -38,7 +38,8 @@ class Cell:
 class Grid:
     """A grid file.
 
-    ``conditions``: name -> ``seeds`` (so many, from 1) and ``arguments``; ``variants``: name -> arguments;
+    ``conditions``: name -> ``seeds`` (so many, from 1), ``arguments``, and ``variants`` if not all are run there;
+    ``variants``: name -> arguments;
     ``baseline``: the variant that the others are compared with; ``measures``: names of
     :data:`experiments.lab.measures.MEASURES`; ``configs`` and ``arguments``: of all cells; ``about``: what is asked.
     """
@@ -68,6 +69,9 @@ class Grid:
             )
         if found["baseline"] not in found["variants"]:
             raise ValueError(f"{path}: baseline {found['baseline']!r} is not one of the variants")
+        for name, given in found["conditions"].items():
+            if unknown := set(given.get("variants", ())) - set(found["variants"]):
+                raise ValueError(f"{path}: {name} runs variants that are not declared: {sorted(unknown)}")
         lists = {word: tuple(found[word]) for word in ("configs", "arguments", "measures")}
         variants = {name: tuple(arguments) for name, arguments in found["variants"].items()}
         return cls(path.stem, **{**found, **lists, "variants": variants})
@@ -77,6 +81,8 @@ class Grid:
         for condition, given in self.conditions.items():
             for seed in range(1, given["seeds"] + 1):
                 for variant, arguments in self.variants.items():
+                    if variant not in given.get("variants", self.variants):
+                        continue
                     start = (*self.arguments, *_flat(given["arguments"]))
                     together = (*start, *arguments, f"--seed_everything={seed}")
                     taught_by = tuple(a for a in start if not a.startswith("--data.rollouts"))

@@ -38,6 +38,12 @@ def _accuracy(run: Run) -> float | None:
     return run.accuracy()[1]
 
 
+def _learned(run: Run) -> float | None:
+    """1 if held-out accuracy ended at least half-way between its start and 1."""
+    before, after = run.accuracy()
+    return None if before is None or after is None else float(run.finished and after >= (1 + before) / 2)
+
+
 def _reward(run: Run) -> float | None:
     series = run.get("reward/mean")
     return None if series is None else float(series.values.mean())
@@ -79,6 +85,12 @@ def reward_for_tokens(run: Run, budget: float) -> float | None:
 
 MEASURES: dict[str, Measure] = {
     "accuracy": Measure("Held-out accuracy at the end", "{:.3f}", "greedy, at the last evaluation", _whole(_accuracy)),
+    "learned": Measure(
+        "Learned",
+        "{:.2f}",
+        "share of runs whose held-out accuracy ended at least half-way between its start and 1",
+        _whole(_learned),
+    ),
     "reward": Measure(
         "Mean reward over the run", "{:.3f}", "of all sampled responses, how fast it climbs", _whole(_reward)
     ),

@@ -10,14 +10,18 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 from torch.nn.functional import logsigmoid
+from typing_extensions import override
 
+from gspo_lightning.pictures import Media
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.randomness import stream
+from gspo_lightning.randomness import stream, uniforms
 from gspo_lightning.rollouts import GroupedSampler
+from gspo_lightning.rollouts.sampler.decoding import Decoder
 from gspo_lightning.types import Prompt, Rollout
 
-__all__ = ["NoisySampler", "RoundedSampler"]
+__all__ = ["EngineSampler", "NoisySampler", "RoundedSampler", "engine_logits"]
 
 
 class NoisySampler(GroupedSampler):
@@ -75,3 +79,71 @@ class RoundedSampler(GroupedSampler):
     def local(self) -> GroupedSampler:
         """In float32: see :class:`NoisySampler`."""
         return GroupedSampler()
+
+
+class EngineSampler(GroupedSampler):
+    """Samples from a policy with an engine's errors, and reports that policy's log-probabilities.
+
+    Errors have the shape measured between vLLM in bfloat16 and the trainer in float32 (docs/real_model.md); see
+    :func:`engine_logits`. Greedy decoding is exact.
+
+    Args:
+        nats: size of the errors on tokens that the policy is not sure of; 0.15 is that of bfloat16.
+        bias: mean of the errors, as a share of ``nats``: rare tokens become more likely.
+        seed: of the errors.
+    """
+
+    def __init__(self, nats: float, bias: float = 0.25, seed: int = 0) -> None:
+        super().__init__()
+        self.nats, self.bias, self.noise_seed = nats, bias, seed
+        self._base: int | None = None
+
+    @override
+    def generate(self, policy: Policy, prompts: Sequence[Prompt], **how: Any) -> list[list[Rollout]]:
+        self._base = stream(self.noise_seed, how.get("version", 0)) if how["sampling"].temperature > 0 else None
+        return super().generate(policy, prompts, **how)
+
+    @override
+    def local(self) -> GroupedSampler:
+        return GroupedSampler()
+
+    @override
+    def _decoder(self, policy: Policy) -> Decoder:
+        exact = super()._decoder(policy)
+        return exact if self._base is None else _EngineDecoder(exact, self.nats, self.bias, self._base)
+
+
+class _EngineDecoder(Decoder):
+    """Decoder whose logits have an engine's errors."""
+
+    def __init__(self, exact: Decoder, nats: float, bias: float, base: int) -> None:
+        super().__init__(exact.policy)
+        self.exact, self.may_grow, self.errors = exact, exact.may_grow, (nats, bias, base)
+
+    @override
+    def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int], media: Sequence[Media] = ()) -> Tensor:
+        return engine_logits(self.exact.add(contexts, rows, media), *self.errors)
+
+    @override
+    def keep(self, rows: Tensor) -> None:
+        self.exact.keep(rows)
+
+    @override
+    def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return engine_logits(self.exact.step(tokens, positions), *self.errors)
+
+
+def engine_logits(logits: Tensor, nats: float, bias: float, base: int) -> Tensor:
+    """Return logits [rows, V] with errors of mean ``(1 - p) nats bias`` and standard deviation ``(1 - p) nats``.
+
+    The factor of 1 - p bounds the error of a token of probability p (arXiv 2512.23087): a token that is all but certain
+    has next to none. The rest is Laplace's distribution, drawn by a hash of the logits: an engine makes the same error
+    in the same context, so errors do not average out over the responses of a group.
+    """
+    scores = logits.float()
+    bits = scores.contiguous().view(torch.int32).long()
+    uniform = uniforms(base, bits, torch.arange(scores.shape[-1], device=scores.device))
+    away = uniform - 0.5
+    laplace = -away.sign() * torch.log1p(-2 * away.abs().clamp(max=0.5 - 1e-12)) * 0.5**0.5
+    errors: Tensor = nats * (1 - scores.softmax(-1)) * (laplace + bias)
+    return scores + errors.to(scores)

@@ -1,7 +1,8 @@
 """Corrections for samples that another policy drew: importance weights on the loss, and rows that are dropped.
 
-The other policy is an inference engine of another precision, or weights of some updates ago. All weights are constants:
-they carry no gradient, and what they drop stays in the denominator of the loss.
+The other policy is an inference engine of another precision, whose errors alone can collapse a run (arXiv 2605.14220),
+or weights of some updates ago. All weights are constants: they carry no gradient, and what they drop stays in the
+denominator of the loss.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Corrections:
         """Return importance weights old / behaviour, [N, 1] or [N, T], for samples of a policy other than ``old``.
 
         At sequence level the weight is the geometric mean over tokens: the product collapses (0.06 where tokens say
-        0.9999). Outside ``[floor, cap]`` a weight is cut to the bound (truncated importance sampling), or is 0.
+        0.9999). Outside ``[floor, cap]`` a weight is cut to the bound (truncated importance sampling), or is 0: for
+        tokens and with both bounds this is SAO's mask (arXiv 2607.07508).
         """
         log_weight = _log_weight(rows)
         if self.level == "sequence":

@@ -2,7 +2,8 @@
 
 More prompts are sampled than an iteration needs. As soon as enough groups are complete, all other responses are cut
 where they are. They continue first in the next iteration, with its weights; each token keeps the log-probability of the
-weights that sampled it (Kimi k1.5, arXiv 2501.12599, section 2.6.2).
+weights that sampled it (Kimi k1.5, arXiv 2501.12599, section 2.6.2). Old log-probabilities that are recomputed are of
+the same versions: without them, an engine's errors and staleness cannot be told apart (arXiv 2605.12070).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from experiments.lab.__main__ import main
 from experiments.lab.dro import DRO
 from experiments.lab.grid import GRIDS, Cell, Grid, names
 from experiments.lab.measures import MEASURES, reward_for_tokens
-from experiments.lab.noise import NoisySampler, RoundedSampler
+from experiments.lab.noise import EngineSampler, NoisySampler, RoundedSampler, engine_logits
 from experiments.lab.results import Results, read
 from experiments.lab.tasks import RewrittenChain
 from gspo_lightning.cli import main as gspo
@@ -61,17 +61,31 @@ def test_every_grid_is_declared_and_its_cells_have_names_of_their_own() -> None:
         "advantages",
         "baselines",
         "baselines_turns",
+        "collapses",
         "compute",
+        "engine_noise",
         "group_size",
         "learning_rate",
         "length",
+        "low_precision",
         "mismatch",
+        "recipe",
     ]
     for name in names():
         grid = Grid.read(GRIDS / f"{name}.yaml")
         assert set(grid.measures) <= set(MEASURES)
         cells = [cell.name for cell in grid.cells()]
         assert len(set(cells)) == len(cells)
+
+
+def test_a_condition_may_run_some_variants_only(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.yaml"
+    file.write_text(TINY.replace("noisy: {seeds: 1,", "noisy: {seeds: 1, variants: [breaks],"))
+    cells = [(cell.condition, cell.variant, cell.seed) for cell in Grid.read(file).cells()]
+    assert cells == [*(("quiet", v, s) for s in (1, 2) for v in ("source", "breaks")), ("noisy", "breaks", 1)]
+    file.write_text(TINY.replace("noisy: {seeds: 1,", "noisy: {seeds: 1, variants: [braeks],"))
+    with pytest.raises(ValueError, match=r"noisy runs variants that are not declared: \['braeks'\]"):
+        Grid.read(file)
 
 
 def cells_of(grid: Grid) -> list[Cell]:
@@ -167,6 +181,14 @@ def test_measures_of_a_curve_that_is_known() -> None:
     assert MEASURES["clipped"].of(run, 70) == pytest.approx(0.4)
     assert MEASURES["spike"].of(run, 70) == 4  # a norm of 0 (nothing to learn from) is no gradient
     assert MEASURES["to_90"].of(run, 70) == 4
+    assert MEASURES["learned"].of(run, 70) == 1  # 0.99 is above (0.2 + 1) / 2 ...
+    for end, finished, learned in (
+        (0.6, True, 1),
+        (0.59, True, 0),
+        (0.99, False, 0),
+    ):  # ... and a run must reach its end
+        other = Run(run.folder, {"val/accuracy": series(0.2, 0.95, end)}, finished=finished)
+        assert MEASURES["learned"].of(other, 70) == learned
     assert MEASURES["collapsed"].of(run, 70) == 1  # .85 was its best over two iterations, .6 its end
     assert reward_for_tokens(run, 40) == pytest.approx((20 * 0.2 + 20 * 0.8) / 40)
     assert reward_for_tokens(run, 81) is None
@@ -189,11 +211,11 @@ def test_dro_by_hand() -> None:
     assert new.grad.tolist() == [[-0.625, -0.625], [0.5, 0.0]]
 
 
-def sampled(source: GroupedSampler, iteration: int = 0) -> list[Rollout]:
+def sampled(source: GroupedSampler, iteration: int = 0, temperature: float = 1.0) -> list[Rollout]:
     policy = load_policy(ModelSettings("tiny-qwen3", seed=1))
     prompts = encode_prompts(ChainTask(size=2).records(), policy.tokenizer, max_prompt_tokens=16, field="train")
     draws = Draws.of(0, Purpose.TRAIN_SAMPLING, iteration)
-    sampling = SamplingParams(200, stop_token_ids=())
+    sampling = SamplingParams(200, temperature=temperature, stop_token_ids=())
     groups = source.generate(policy, prompts, group_size=2, draws=draws, sampling=sampling, version=iteration)
     return [rollout for group in groups for rollout in group]
 
@@ -224,3 +246,39 @@ def test_rounded_sampling_reports_other_log_probabilities() -> None:
         exact, rounded = sampled(GroupedSampler()), sampled(RoundedSampler(dtype))  # type: ignore[arg-type]
         gaps[dtype] = sum(abs(float(a.logprobs[0] - b.logprobs[0])) for a, b in zip(exact, rounded, strict=True))  # type: ignore[index]
     assert 0 < gaps["float16"] < gaps["bfloat16"] / 3
+
+
+def test_errors_of_an_engine_have_the_measured_shape() -> None:
+    p = torch.tensor([0.9, 0.08, 0.02], dtype=torch.float64)
+    rows = (p.log() + torch.linspace(-3, 3, 20_000, dtype=torch.float64)[:, None]).float()  # same policy, other bits
+    errors = (engine_logits(rows, 0.15, 0.25, base=7) - rows).double()
+    unsure = 0.15 * (1 - p)
+    assert torch.allclose(errors.std(0), unsure, rtol=0.03)
+    assert torch.allclose(errors.mean(0), 0.25 * unsure, rtol=0.1)
+    scaled = (errors - errors.mean(0)) / errors.std(0)
+    assert (scaled.pow(4).mean(0) - 6).abs().max() < 1  # Laplace's kurtosis; a normal one has 3
+    assert scaled.flatten().pow(4).mean() > 5
+    assert engine_logits(rows[:5], 0.15, 0.25, base=7).equal(rows[:5] + errors[:5].float())  # of a context, not a call
+    assert not engine_logits(rows[:5], 0.15, 0.25, base=8).equal(rows[:5] + errors[:5].float())
+
+
+def test_an_engine_samples_from_the_policy_that_it_reports() -> None:
+    exact = sampled(GroupedSampler())
+    for same in (sampled(EngineSampler(0.0)), sampled(EngineSampler(0.0, bias=5.0))):
+        assert all(a.token_ids.equal(b.token_ids) for a, b in zip(exact, same, strict=True))
+    engine = EngineSampler(1.0)
+    noisy = sampled(engine)
+    assert not any(a.token_ids.equal(b.token_ids) for a, b in zip(exact, noisy, strict=True))  # others are drawn
+    policy = load_policy(ModelSettings("tiny-qwen3", seed=1))
+    prompt, rollout = noisy[0].prompt, noisy[0]
+    with torch.no_grad():
+        tokens = torch.cat([torch.tensor(prompt.token_ids), rollout.token_ids])[None]
+        logits = policy.model(tokens).logits[0, len(prompt.token_ids) - 1 : -1]
+    plain = logits.log_softmax(-1).gather(-1, rollout.token_ids[:, None]).squeeze(-1)
+    assert rollout.logprobs is not None
+    gap = rollout.logprobs - plain
+    assert 0.8 < float(gap.std()) < 1.2  # tokens are reported with the probability that drew them ...
+    assert float(gap.mean()) > 0.5  # ... which is too high on average: what was drawn is what had been raised
+    greedy = [sampled(source, temperature=0.0) for source in (GroupedSampler(), EngineSampler(1.0))]
+    assert all(a.token_ids.equal(b.token_ids) for a, b in zip(*greedy, strict=True))
+    assert type(engine.local()) is GroupedSampler

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from experiments.lab.grid import GRIDS, Grid
 from gspo_lightning.cli import main
 from gspo_lightning.policy.tiny import character_tokenizer
 from tests.prompts.families import FAMILIES
@@ -50,8 +51,30 @@ def test_overlay_runs_one_step(overlay: str, taught: Path) -> None:
     epochs = [] if overlay == "coldstart" else ["--trainer.max_epochs=1"]
     own = {"moe": "--model.cold_start", "distill": "--model.teacher.cold_start"}.get(overlay)
     cold = [f"{own}.steps=2", f"{own}.demonstrations.size=64"] if own else []
-    run = runs.fit(taught, f"--config={CONFIGS / overlay}.yaml", *one_cpu, *cold, *epochs)
-    assert runs.summary(run)["updates"] == (0 if overlay == "coldstart" else 2)
+    experts = [f"--config={CONFIGS / 'moe.yaml'}", "--model.cold_start=null"] if overlay == "stable_moe" else []
+    run = runs.fit(taught, *experts, f"--config={CONFIGS / overlay}.yaml", *one_cpu, *cold, *epochs)
+    assert runs.summary(run)["updates"] == {"coldstart": 0, "stable": 1}.get(overlay, 2)
+
+
+def test_the_stable_recipes_differ_by_what_staleness_needs() -> None:
+    plain, mixture = (yaml.safe_load((CONFIGS / f"{name}.yaml").read_text()) for name in ("stable", "stable_moe"))
+    assert plain["data"].pop("minibatches_per_rollout") == 1
+    assert mixture["data"].pop("minibatches_per_rollout") == 2
+    assert mixture["model"].pop("routing_replay") == "R2"
+    assert plain == mixture
+    grid = Grid.read(GRIDS / "recipe.yaml")
+    options = mixture["model"]["objective"]["init_args"]
+    given = dict(
+        a.removeprefix("--").split("=") for a in (*grid.arguments, *grid.variants["all three"]) if "model." in a
+    )
+    assert (
+        measured := {
+            k.removeprefix("model.objective."): float(v)
+            for k, v in given.items()
+            if "objective.c" in k and v[0].isdigit()
+        }
+    )
+    assert measured == {k: options[k] for k in measured}
 
 
 def test_math_config_runs_one_step_on_a_local_model(tmp_path: Path, real_model: Path) -> None:

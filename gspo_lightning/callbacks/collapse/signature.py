@@ -65,6 +65,11 @@ class History:
             return 0.0
         return self.highest_reward - self.lowest_reward
 
+    @property
+    def begun(self) -> bool:
+        """True from the second iteration on: a new optimizer moves a policy far in its first steps."""
+        return self.lowest_reward is not None
+
     def see_rewards(self, look: Look) -> None:
         """Update the reward extremes, also from suspicious iterations."""
         if (mean := look.get("reward/mean")) is not None:

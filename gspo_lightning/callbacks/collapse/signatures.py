@@ -82,7 +82,7 @@ class RatioExplosion(Signature):
     @override
     def suspicious(self, look: Look, history: History) -> str | None:
         spread = look.get("ratio/log_sequence_std", 0.0)
-        if spread > self.spread:
+        if spread > self.spread and history.begun:
             return f"log s_i spreads by {spread:.3g} nats per token over sequences"
         effective = look.get("ratio/effective_sample_size", 1.0)
         if 0 < effective < self.effective:
@@ -90,6 +90,73 @@ class RatioExplosion(Signature):
         if (clamped := look.get("ratio/clamped", 0.0)) > 0:
             return f"{100 * clamped:.2g}% of ratios are beyond e^20"
         return None
+
+
+@dataclass
+class SampleSizeFall(Signature):
+    """Few samples make most of an update, before the ratios explode (arXiv 2602.17616: this precedes a collapse)."""
+
+    name: ClassVar[str] = "sample_size_fall"
+    advice: ClassVar[str] = (
+        "lower the learning rate or minibatches_per_rollout; with corrections, model.ess_step_scaling"
+    )
+    scope = "update"
+    hits: ClassVar[int] = 2
+    window: ClassVar[int] = 8
+    effective: float = 0.85
+    """Threshold of the effective sample size, as a fraction of the samples."""
+
+    @override
+    def suspicious(self, look: Look, history: History) -> str | None:
+        effective = look.get("ratio/effective_sample_size", 1.0)
+        if not history.begun or not 0 < effective < self.effective:
+            return None
+        return f"the effective sample size is {100 * effective:.0f}% of the samples"
+
+
+@dataclass
+class RatioTails(Signature):
+    """A twentieth of the sequences moved far from the old policy, which a standard deviation can hide."""
+
+    name: ClassVar[str] = "ratio_tails"
+    advice: ClassVar[str] = "lower the learning rate or minibatches_per_rollout; look at the shortest responses"
+    scope = "update"
+    hits: ClassVar[int] = 2
+    window: ClassVar[int] = 8
+    tail: float = 0.7
+    """Threshold of the 5th and 95th percentile of log s_i, in nats per token away from 0."""
+
+    @override
+    def suspicious(self, look: Look, history: History) -> str | None:
+        low, high = look.get("ratio/log_sequence_p05", 0.0), look.get("ratio/log_sequence_p95", 0.0)
+        if not history.begun or max(-low, high) <= self.tail:
+            return None
+        return f"5% of sequences have log s_i beyond {high if high > -low else low:.2g} nats per token"
+
+
+@dataclass
+class DriftWithoutReward(Signature):
+    """The policy moves far from the old one, and the reward does not rise: more KL buys nothing.
+
+    Runs with a teacher are exempt: they move towards it, whatever the reward does.
+    """
+
+    name: ClassVar[str] = "drift_without_reward"
+    advice: ClassVar[str] = "lower the learning rate or minibatches_per_rollout, or add a KL term (kl_coef)"
+    scope = "update"
+    hits: ClassVar[int] = 2
+    window: ClassVar[int] = 8
+    drift: float = 0.05
+    """Threshold of KL(old || new), estimated by k3, in nats per token."""
+    gain: float = 0.1
+    """Share of the reward's range above the median of the last iterations from which on drift is worth it."""
+
+    @override
+    def suspicious(self, look: Look, history: History) -> str | None:
+        drift = look.get("kl/old_new_k3", 0.0)
+        if not history.begun or TAUGHT in look or drift <= self.drift or rose(look, history, self.gain):
+            return None
+        return f"the policy moved by {drift:.2g} nats per token within an iteration, while the reward does not rise"
 
 
 @dataclass
@@ -310,8 +377,9 @@ class BlindCritic(Signature):
 SIGNATURES: dict[str, type[Signature]] = {
     kind.name: kind
     for kind in (
-        NonFinite, GradientSpikes, RatioExplosion, RewardCollapse, HeldOutFall, EntropyCollapse, EntropyExplosion,
-        LengthCollapse, LengthRunaway, Repetition, DeadGroupFlood, BlindCritic,
+        NonFinite, GradientSpikes, RatioExplosion, SampleSizeFall, RatioTails, DriftWithoutReward, RewardCollapse,
+        HeldOutFall, EntropyCollapse, EntropyExplosion, LengthCollapse, LengthRunaway, Repetition, DeadGroupFlood,
+        BlindCritic,
     )
 }  # fmt: skip
 """Name -> class, in the order of the checks."""

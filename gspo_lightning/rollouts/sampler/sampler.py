@@ -23,7 +23,7 @@ from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.generate import TransformersGenerate
 from gspo_lightning.rollouts.sampler.admission_queue import AdmissionQueue
 from gspo_lightning.rollouts.sampler.decode_batch import DecodeBatch
-from gspo_lightning.rollouts.sampler.decoding import DecodeBy, decoder_for
+from gspo_lightning.rollouts.sampler.decoding import DecodeBy, Decoder, decoder_for
 from gspo_lightning.rollouts.sampler.decoding_rows import ResponseBuffer
 from gspo_lightning.rollouts.sampler.memory import Costs, budget
 from gspo_lightning.rollouts.sampler.routes import RecordingDecoder, RouteBook
@@ -184,7 +184,7 @@ class GroupedSampler(RolloutSource):
         queue, ran_out = AdmissionQueue(buffer.beginnings, blocks, self.max_rows, self.compact_at), False
         while len(queue):
             queue.fitting = self._fitting
-            decoder = decoder_for(policy, self.decode)
+            decoder = self._decoder(policy)
             costs = Costs.of(policy, decoder.may_grow, queue.widest)
             batch = DecodeBatch(
                 decoder if book is None else RecordingDecoder(decoder, book, policy),
@@ -201,6 +201,10 @@ class GroupedSampler(RolloutSource):
                 break
         if not ran_out:
             self._relax(len(buffer.beginnings))
+
+    def _decoder(self, policy: Policy) -> Decoder:
+        """Return an empty decoder of these weights."""
+        return decoder_for(policy, self.decode)
 
     def _fit(self, rows: int, why: str) -> None:
         """Halve the number of rows decoded at the same time.

@@ -13,6 +13,7 @@ HEALTHY = {
     "policy/entropy": 0.3, "response/length": 20.0, "response/truncated": 0.0, "response/repetition": 0.02,
     "reward/mean": 0.5, "reward/std": 0.5, "reward/min": 0.0, "reward/max": 1.0, "reward/dead_groups": 0.2,
     "ratio/log_sequence_std": 0.02, "ratio/effective_sample_size": 0.99, "ratio/clamped": 0.0,
+    "ratio/log_sequence_p05": -0.05, "ratio/log_sequence_p95": 0.05, "kl/old_new_k3": 0.005,
     "optim/gradient_norm": 1.0, "optim/gradient_spike": 1.0, "loss": 0.0,
 }  # fmt: skip
 PER_ITERATION = 2
@@ -36,6 +37,9 @@ SICK = {
     "length_collapse": {"response/length": 5.0},
     "length_runaway": {"response/length": 45.0},
     "ratio_explosion": {"ratio/log_sequence_std": 0.4},
+    "sample_size_fall": {"ratio/effective_sample_size": 0.8},
+    "ratio_tails": {"ratio/log_sequence_p05": -0.8},
+    "drift_without_reward": {"kl/old_new_k3": 0.06},
     "reward_collapse": {"reward/mean": 0.05},
     "repetition": {"response/repetition": 0.6},
     "gradient_spikes": {"optim/gradient_spike": 15.0},
@@ -71,6 +75,19 @@ def test_a_huge_gradient_is_enough_at_once() -> None:
     assert watch.see(HEALTHY | {"optim/gradient_spike": 500.0}, 13, last=False)[0].signature == "gradient_spikes"
 
 
+def test_early_warnings_say_what_they_saw() -> None:
+    def seen(**changed: float) -> list[str]:
+        return [a.what for a in alarms([*CALM, *[{tag.replace("__", "/"): v for tag, v in changed.items()}] * 2])]
+
+    assert seen(ratio__effective_sample_size=0.8) == ["the effective sample size is 80% of the samples"]
+    assert seen(ratio__log_sequence_p05=-0.8) == ["5% of sequences have log s_i beyond -0.8 nats per token"]
+    assert seen(ratio__log_sequence_p95=0.75) == ["5% of sequences have log s_i beyond 0.75 nats per token"]
+    drift = "the policy moved by 0.06 nats per token within an iteration, while the reward does not rise"
+    assert seen(kl__old_new_k3=0.06) == [drift]
+    assert seen(kl__old_new_k3=0.06, reward__mean=0.59) == [drift]  # a gain of 0.09 of a range of 1
+    assert seen(kl__old_new_k3=0.06, reward__mean=0.61) == []
+
+
 def test_every_signature_has_a_case() -> None:
     assert set(SICK) | {"held_out_fall"} == set(SIGNATURES)  # whose numbers are those of evaluations
 
@@ -95,6 +112,14 @@ def test_every_signature_has_a_case() -> None:
         ("a critic that is young, or has nothing left to explain",
          [*[{"critic/explained_variance": 0.0}] * 4, *[{"critic/explained_variance": 0.3}] * 4,
           *[{"critic/explained_variance": -0.1, "reward/mean": 0.95}] * 5]),
+        ("a new optimizer's first steps",
+         [{"ratio/log_sequence_std": 0.6, "ratio/effective_sample_size": 0.7, "ratio/log_sequence_p05": -3.0,
+           "kl/old_new_k3": 0.3}, *CALM]),
+        ("drift towards a teacher", [*CALM, *[{"kl/old_new_k3": 0.1, "distill/kl": 0.3}] * 4]),
+        ("drift that pays", [*CALM, *[{"kl/old_new_k3": 0.1, "reward/mean": 0.65}] * 4]),
+        ("just inside each bound",
+         [*CALM, *[{"ratio/effective_sample_size": 0.86, "ratio/log_sequence_p05": -0.69,
+                    "kl/old_new_k3": 0.049}] * 4]),
         ("two single spikes far apart", [*CALM, {"optim/gradient_spike": 26.0}, *CALM]),
     ],
 )  # fmt: skip
