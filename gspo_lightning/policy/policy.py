@@ -16,6 +16,7 @@ from transformers import (
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.pictures import Media
+from gspo_lightning.policy import grouped_experts as grouped_experts
 from gspo_lightning.policy.attention import PackedLayout, attention_plan, with_plan
 from gspo_lightning.policy.decoding import Decoding
 from gspo_lightning.policy.disable_dropout import DisabledDropout, disable_dropout, hold
