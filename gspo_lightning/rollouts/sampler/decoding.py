@@ -85,7 +85,7 @@ class SharedDecoder(Decoder):
         self.cache = GroupCache(policy.device, token)
         with self._inference():
             self.fast_layers = _fast_layers(policy) if by == "auto" else None
-        self.graphs = StepGraphs.of(policy, self.cache, self._logits, tolerance(policy)) if by == "auto" else None
+        self.graphs = StepGraphs.of(policy, self.cache, tolerance(policy)) if by == "auto" else None
 
     @override
     def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int], media: Sequence[Media] = ()) -> Tensor:
@@ -125,7 +125,7 @@ class SharedDecoder(Decoder):
     @override
     def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
         with self._inference():
-            logits = self.graphs.step(tokens, positions) if self.graphs else None
+            logits = self.graphs.step(self._logits, tokens, positions) if self.graphs else None
             if logits is None:
                 self.cache.write()
                 logits = self._logits(tokens, positions)

@@ -85,25 +85,31 @@ class StepGraphs:
     Args:
         policy: the weights, whose memory must not move.
         cache: rows are added and removed from outside.
-        step: logits [R, V] of tokens [R] at positions [R], after a ``write`` of the cache.
         tolerance: mean difference of log-probabilities (nats) between a replay and an ordinary step.
     """
 
-    def __init__(self, policy: Policy, cache: GroupCache, step: Step, tolerance: float) -> None:
-        self.policy, self.cache, self._step, self._tolerance = policy, cache, step, tolerance
+    def __init__(self, policy: Policy, cache: GroupCache, tolerance: float) -> None:
+        self.policy, self.cache, self._tolerance = policy, cache, tolerance
         self._rows: object = None
         self._waited = 0
         self._captured: Capture | None = None
         self._tokens = self._positions = torch.empty(0)
 
     @classmethod
-    def of(cls, policy: Policy, cache: GroupCache, step: Step, tolerance: float) -> StepGraphs | None:
+    def of(cls, policy: Policy, cache: GroupCache, tolerance: float) -> StepGraphs | None:
         """Return None where steps cannot be recorded: on a CPU, with sharded weights or hooks of a user."""
         able = policy.device.type in CAPTURES and not policy.in_lockstep and policy.decoding.graphs is not False
-        return cls(policy, cache, step, tolerance) if able and not _watched(policy.backbone) else None
+        return cls(policy, cache, tolerance) if able and not _watched(policy.backbone) else None
 
-    def step(self, tokens: Tensor, positions: Tensor) -> Tensor | None:
-        """Return the logits [R, V] of a replayed step, valid until the next one; None: take an ordinary step."""
+    def step(self, step: Step, tokens: Tensor, positions: Tensor) -> Tensor | None:
+        """Return the logits [R, V] of a replayed step, valid until the next one; None: take an ordinary step.
+
+        Args:
+            step: logits of tokens [R] at positions [R], after a ``write`` of the cache; its owner may own this, too, so
+                it is not kept: memory of a cycle would be freed late.
+            tokens: [R].
+            positions: [R].
+        """
         rows = self.cache.arrangement
         if rows != self._rows:
             self._rows, self._waited, self._captured = rows, 0, None
@@ -112,7 +118,7 @@ class StepGraphs:
             return None
         if self._captured is None or not self.cache.room:
             self._captured = None  # its memory is free for the next one
-            if not self._capture(tokens, positions):
+            if not self._capture(step, tokens, positions):
                 return None
         assert self._captured is not None
         self._tokens.copy_(tokens)
@@ -121,15 +127,15 @@ class StepGraphs:
         self._captured.replay()
         return self._captured.result
 
-    def _capture(self, tokens: Tensor, positions: Tensor) -> bool:
+    def _capture(self, step: Step, tokens: Tensor, positions: Tensor) -> bool:
         """Record a step for the next page; the first one of a policy is compared with an ordinary step."""
 
         def run() -> Tensor:
             self.cache.write_static()
-            return self._step(self._tokens, self._positions)
+            return step(self._tokens, self._positions)
 
         try:
-            wanted = None if self.policy.decoding.graphs else self._ordinary(tokens, positions)
+            wanted = None if self.policy.decoding.graphs else self._ordinary(step, tokens, positions)
             self.cache.reserve(PAGE)
             self._tokens, self._positions = tokens.clone(), positions.clone()
             self._captured = CAPTURES[self.policy.device.type](run)
@@ -147,11 +153,11 @@ class StepGraphs:
         self.policy.decoding.graphs = True
         return True
 
-    def _ordinary(self, tokens: Tensor, positions: Tensor) -> Tensor:
+    def _ordinary(self, step: Step, tokens: Tensor, positions: Tensor) -> Tensor:
         """Return log-probabilities [R, V] of an ordinary step, which may be repeated."""
         self.cache.write()
         self.cache.longest -= 1
-        return self._step(tokens, positions).log_softmax(-1)
+        return step(tokens, positions).log_softmax(-1)
 
 
 def _watched(backbone: nn.Module) -> bool:

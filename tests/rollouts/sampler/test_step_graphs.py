@@ -5,7 +5,9 @@ The recording stands for a CUDA graph: a replay repeats the recorded calls on th
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +21,7 @@ from gspo_lightning.policy.attention import cache as group_cache
 from gspo_lightning.policy.lora import LoRA, add_adapters
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, GroupedSampler
-from gspo_lightning.rollouts.sampler import fast_decoder, step_graphs
+from gspo_lightning.rollouts.sampler import step_graphs
 from gspo_lightning.rollouts.sampler.decoding import SharedDecoder
 from gspo_lightning.types import Prompt, SamplingParams
 from tests.rollouts.sampler.test_fast_decoder import FAMILIES, answers, build
@@ -175,4 +177,28 @@ def test_adapters_are_replayed() -> None:
     policy = build(model)
     answers(SharedDecoder(policy))
     assert policy.decoding.graphs is True
-    assert fast_decoder.LARGEST_COPY
+
+
+def test_a_decoder_is_freed_with_its_last_name() -> None:
+    """Its keys and values may fill the device: the next rollout cannot wait for the garbage collector."""
+
+    class Forgetful(Recorded):
+        """As a CUDA graph, it keeps nothing of Python."""
+
+        def __init__(self, function: Callable[[], Tensor]) -> None:
+            super().__init__(function)
+            self.calls = []
+
+    policy = build(FAMILIES["llama"]())
+    policy.decoding.graphs = True
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(step_graphs.CAPTURES, "cpu", Forgetful)
+        decoder = SharedDecoder(policy)
+        answers(decoder)
+    there = weakref.ref(decoder.cache)
+    gc.disable()
+    try:
+        del decoder
+        assert there() is None
+    finally:
+        gc.enable()
