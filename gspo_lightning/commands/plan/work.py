@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from transformers import PretrainedConfig
 
 from gspo_lightning.commands.plan.job import Job
-from gspo_lightning.commands.plan.memory import backbone_counts, counts_of
-from gspo_lightning.commands.plan.models import config_of
+from gspo_lightning.commands.plan.models import backbone_counts, config_of, counts_of
 from gspo_lightning.commands.plan.vision import tower_of
 
 

@@ -26,14 +26,13 @@ from gspo_lightning.commands.plan.memory import (
     STEPPING,
     TEACHER,
     TRAINING,
-    counts_of,
     fullest_step,
     kv_bytes,
     memory_of,
     optimizer_bytes,
     step_memory,
 )
-from gspo_lightning.commands.plan.models import config_of
+from gspo_lightning.commands.plan.models import config_of, counts_of
 from gspo_lightning.commands.plan.step import Step, measure_step
 from gspo_lightning.commands.plan.work import equation, work_of
 from gspo_lightning.errors import UserError

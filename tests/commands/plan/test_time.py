@@ -9,7 +9,8 @@ import pytest
 from gspo_lightning.cli import main
 from gspo_lightning.commands.plan.devices import CARDS, Device
 from gspo_lightning.commands.plan.job import Job
-from gspo_lightning.commands.plan.memory import SAMPLING, counts_of, memory_of
+from gspo_lightning.commands.plan.memory import SAMPLING, memory_of
+from gspo_lightning.commands.plan.models import counts_of
 from gspo_lightning.commands.plan.time import ASSUMPTIONS, Phase, cache_read, decoding_seconds, phases_of
 from gspo_lightning.commands.plan.work import work_of
 from gspo_lightning.policy.kv_cache_size import KVCacheSize

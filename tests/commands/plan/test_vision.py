@@ -9,7 +9,8 @@ import torch
 
 from gspo_lightning.cli import main
 from gspo_lightning.commands.plan.job import Job
-from gspo_lightning.commands.plan.memory import CRITIC, SAMPLING, TEACHER, TRAINING, counts_of, memory_of
+from gspo_lightning.commands.plan.memory import CRITIC, SAMPLING, TEACHER, TRAINING, memory_of
+from gspo_lightning.commands.plan.models import counts_of
 from gspo_lightning.commands.plan.vision import tower_of
 from gspo_lightning.commands.plan.work import work_of
 from gspo_lightning.pictures import Picture
