@@ -152,7 +152,7 @@ def _ranks(sharded: bool) -> Iterator[Any]:
 
 
 def _shard(policy: Policy, mesh: Any) -> None:
-    """Shard as :class:`gspo_lightning.strategies.FSDP2` does."""
+    """Shard as :class:`gspo_lightning.strategies.FSDP2Strategy` does."""
     policy.gathering = SimpleNamespace(lockstep=False, device="cpu")
     precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     for layer in decoder_layers(policy):

@@ -46,7 +46,8 @@ class QuantisedSampler(GroupedSampler):
         with torch.no_grad():
             for module in twin.model.modules():
                 if isinstance(module, nn.Linear) and module is not head:
-                    module.weight.copy_(rounded(module.weight, self.to, self.scales))
+                    weight = rounded(module.weight, self.to, self.scales)
+                    module.weight = nn.Parameter(weight, requires_grad=False)  # the policy may hold the old one, frozen
         return super().generate(twin, prompts, **how)
 
     @override

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.lab.quantised import rounded
+from experiments.lab.quantised import QuantisedSampler, rounded
+from gspo_lightning.policy.lora import LoRA, add_adapters
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
+from gspo_lightning.randomness import Purpose
+from gspo_lightning.rollouts import Draws
+from gspo_lightning.types import Prompt, SamplingParams
 from tests.runs import runs
 
 
@@ -30,6 +36,19 @@ def test_a_block_has_a_scale_of_its_own() -> None:
     weight = torch.cat([torch.full((2, 32), 700.0), torch.full((2, 32), 0.07)], dim=1)
     assert torch.allclose(rounded(weight, "int4", "block"), weight)
     assert not torch.allclose(rounded(weight, "int4", "channel"), weight)
+
+
+def test_frozen_weights_of_the_policy_stay() -> None:
+    """A frozen copy shares them: under adapters, rounding in place would change what is trained."""
+    model = build_tiny_model("tiny-qwen3", 1)
+    add_adapters(model, LoRA(r=2), 0)
+    policy = Policy(model, character_tokenizer())
+    before = {name: weight.clone() for name, weight in policy.state_dict().items()}
+    QuantisedSampler("int4").generate(
+        policy, [Prompt(0, "", (3, 4))], group_size=2, sampling=SamplingParams(3),
+        draws=Draws.of(0, Purpose.TRAIN_SAMPLING, 1),
+    )  # fmt: skip
+    assert all(torch.equal(weight, before[name]) for name, weight in policy.state_dict().items())
 
 
 def test_a_run_samples_from_them_and_trains_the_others(tmp_path: Path) -> None:
