@@ -47,8 +47,7 @@ class ContextGroup:
             sent: number of rows for each rank, in order.
             received: number of rows from each rank.
         """
-        found: Tensor = _Exchange.apply(values, list(sent), list(received), self.group)  # type: ignore[no-untyped-call]
-        return found
+        return exchanged(values, sent, received, self.group)
 
     def turns(self, count: int, device: torch.device) -> list[int | None]:
         """Return the number of this rank's micro-batch in each forward pass, None while another rank has its turn.
@@ -184,6 +183,12 @@ class UlyssesPlan:
         back = [mine * heads * width for heads in queries]
         found = self.group.exchange(out, [len(out) // size] * size, back).split(back)
         return torch.cat([x.view(mine, -1, width) for x in found], dim=1)
+
+
+def exchanged(values: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+    """Return what the ranks of a group send, see :meth:`ContextGroup.exchange`."""
+    found: Tensor = _Exchange.apply(values, list(sent), list(received), group)  # type: ignore[no-untyped-call]
+    return found
 
 
 class _Exchange(torch.autograd.Function):

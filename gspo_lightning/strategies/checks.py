@@ -11,6 +11,7 @@ from torch.distributed.fsdp import (
 )
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.policy.expert_parallel import expert_modules
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.strategies.sharding import is_sharded
 from gspo_lightning.strategies.sharding_strategy import sharding_of
@@ -75,6 +76,28 @@ def check_context(policy: Policy, size: int) -> None:
         raise refused(f"has padded rows, because of {policy.padded_because}, and only packed ones are cut over ranks")
     if heads < size:
         raise refused(f"has {heads} query heads, of which each rank needs one", f"use at most {heads}")
+
+
+def check_experts(module: nn.Module, ranks: int) -> None:
+    """Refuse mixtures whose experts cannot be dealt to ranks whole.
+
+    Raises:
+        UserError: their number is no multiple of ``ranks``, or they have adapters.
+    """
+    for name, experts in expert_modules(module).items():
+        count = int(getattr(experts, "num_experts", 0))
+        if count % ranks or not count:
+            raise UserError(
+                "trainer.strategy.expert_parallel",
+                f"is true, but {ranks} ranks cannot have equal parts of the {count} experts of {name}",
+                fix="use a divisor of the number of experts as the number of ranks, or leave it out",
+            )
+        if name.endswith("base_layer"):
+            raise UserError(
+                "trainer.strategy.expert_parallel",
+                f"is true, but {name} has adapters, which would have to be cut with the experts",
+                fix="leave experts out of model.lora.targets, or leave it out",
+            )
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, policy: nn.Module) -> None:

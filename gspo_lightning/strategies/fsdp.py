@@ -32,8 +32,9 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from gspo_lightning.distributed import fail_together
 from gspo_lightning.errors import UserError, check_number
 from gspo_lightning.policy.context_parallel import ContextGroup
+from gspo_lightning.policy.expert_parallel import expert_modules, keep_experts
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.strategies.checks import check_context
+from gspo_lightning.strategies.checks import check_context, check_experts
 from gspo_lightning.strategies.layers import ShardedPrecision, compute_dtype, decoder_layers
 from gspo_lightning.strategies.loading import receive_weights, whole_state
 from gspo_lightning.strategies.sharding import Gathering
@@ -128,6 +129,8 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
         context: ranks that compute the same rows, each a part of their tokens (context parallelism), for rows whose
             activations one rank cannot hold. Neighbours, no more than query heads, best a divisor of their number.
             They take turns: as many times more forward passes, each with a part of the tokens of one rank's rows.
+        expert_parallel: experts of a mixture stay on the ranks that hold their shards, and tokens travel to them, instead
+            of the weights of all experts to every rank.
     """
 
     loads_on_first_rank = True
@@ -141,6 +144,7 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
         timeout_minutes: float = 30.0,
         replicas: int = 1,
         context: int = 1,
+        expert_parallel: bool = False,
     ) -> None:
         super().__init__(
             save_distributed_checkpoint=save_distributed_checkpoint, timeout=timedelta(minutes=timeout_minutes)
@@ -155,6 +159,13 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
             )
         self.cpu_offload, self.reshard_after_forward = cpu_offload, reshard_after_forward
         self.rollouts, self.replicas, self.context = rollouts, replicas, context
+        self.expert_parallel = expert_parallel
+        others = {"cpu_offload": cpu_offload, "replicas": replicas > 1, "context": context > 1}
+        others["rollouts: lockstep"] = rollouts == "lockstep"
+        if expert_parallel and any(others.values()):
+            also = next(name for name, value in others.items() if value)
+            fix = f"leave out one of the two: experts are kept by all ranks together, without {also}"
+            raise UserError("trainer.strategy.expert_parallel", f"cannot be used with {also}", fix=fix)
 
     def _setup_distributed(self) -> None:
         if self.world_size % self.replicas:
@@ -188,11 +199,15 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
     @property
     def mesh_sizes(self) -> dict[str, int]:
         """Number of ranks along each dimension."""
-        sizes = {"cp": self.context, "replicate": self.replicas, "shard": self.world_size // self.replicas}
+        experts = self.world_size if self.expert_parallel else 1
+        sizes = {"cp": self.context, "ep": experts, "replicate": self.replicas, "shard": self.world_size // self.replicas}
         return super().mesh_sizes | sizes
 
     def shard(self, policy: Policy, offload: bool = False) -> Policy:
         """Shard the policy in place."""
+        if self.expert_parallel and not expert_modules(policy):
+            problem = f"is true, but {type(policy.model).__name__} has no experts whose weights are one tensor a layer"
+            raise UserError("trainer.strategy.expert_parallel", problem, fix="leave it out")
         dtype = compute_dtype(str(self.precision_plugin.precision))
         policy.gathering = Gathering(policy, self.root_device, dtype, lockstep=self.rollouts == "lockstep")
         state = whole_state(policy)
@@ -215,6 +230,10 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
         }
         if self._offloads(offload):
             options["offload_policy"] = CPUOffloadPolicy()
+        elif self.expert_parallel:
+            check_experts(module, self.world_size)
+            kept = (keep_experts(experts, self.sharding_mesh) for experts in expert_modules(module).values())
+            options["ignored_params"] = {weight for weights in kept for weight in weights}
         for layer in layers:
             fully_shard(layer, reshard_after_forward=self.reshard_after_forward, **options)
         fully_shard(module, **options)
