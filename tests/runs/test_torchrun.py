@@ -32,11 +32,9 @@ def start(root: Path, node: str = "", **variables: str) -> subprocess.Popen[str]
         "DEVICES": "2", "PORT": str(free_port()), "OMP_NUM_THREADS": "1", "PET_LOCAL_ADDR": "127.0.0.1",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     } | variables  # fmt: skip
-    command = [ROOT / "examples" / "torchrun.sh", "quickstart", *OPTIONS, f"--trainer.default_root_dir={root}"]
+    command = [str(ROOT / "examples" / "torchrun.sh"), "quickstart", *OPTIONS, f"--trainer.default_root_dir={root}"]
     with log_of(root, node).open("w") as log:
-        return subprocess.Popen(
-            command, env=given, cwd=ROOT, stdout=log, stderr=log, text=True, start_new_session=True
-        )
+        return subprocess.Popen(command, env=given, cwd=ROOT, stdout=log, stderr=log, text=True, start_new_session=True)
 
 
 def log_of(root: Path, node: str = "") -> Path:
