@@ -268,7 +268,7 @@ def test_checkpointing_and_smaller_micro_batches_keep_less(job: Job) -> None:
 
 
 def test_gradients_count_from_when_they_exist(job: Job) -> None:
-    """While responses are sampled there are none; in the first micro-batch of an update they appear as activations go."""
+    """None while responses are sampled; in the first micro-batch of an update they appear as activations go."""
     full = 4 * counts_of(job.model).total
     found = {rows: memory_of(dataclasses.replace(job, budget=120 * rows), CPU).items for rows in (8, 16)}
     assert found[8]["gradients"] == {TRAINING: full, STEPPING: full}  # two micro-batches
