@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.checks import check_head, choose_layout
+from gspo_lightning.policy.context_parallel import ContextGroup
 from gspo_lightning.policy.loading import context_length, load_policy
 from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
@@ -23,10 +25,18 @@ class Backbone(nn.Module):
         super().__init__()
         self.policy = policy
 
-    def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Return hidden states [M, D], from which M response tokens are predicted, and their rows and steps [M]."""
+    @property
+    def context(self) -> ContextGroup | None:
+        """Ranks that compute the same rows; None without context parallelism."""
+        return self.policy.context
+
+    def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]]:
+        """Return hidden states [M, D], from which M response tokens are predicted, and their rows and steps [M].
+
+        The last is :attr:`gspo_lightning.policy.states.States.collect`.
+        """
         found = self.policy.states(batch)
-        return found.hidden, found.rows, found.steps
+        return found.hidden, found.rows, found.steps, found.collect
 
 
 def copied_backbone(policy: Policy, *, own_frozen: bool) -> Backbone:

@@ -19,6 +19,7 @@ from gspo_lightning.critic.loss import value_loss
 from gspo_lightning.critic.state import read_state, written_state
 from gspo_lightning.distributed import all_sum, rank_and_world
 from gspo_lightning.errors import NonFiniteError, UserError, check_number
+from gspo_lightning.packing.batches import filler
 from gspo_lightning.packing.memory import MemoryLimit
 from gspo_lightning.packing.rollout_batch import RolloutBatch
 from gspo_lightning.packing.rows import Row, store
@@ -167,9 +168,9 @@ class ValueModel:
         """Return values [N, T] float32 of the state before each response token; 0 beyond a row's response."""
         assert self.backbone is not None, "build() was not called"
         with torch.no_grad() if self.share else nullcontext():
-            hidden, rows, steps = self.backbone(batch)
+            hidden, rows, steps, collect = self.backbone(batch)
         with torch.autocast(hidden.device.type, enabled=False):
-            found: Tensor = self.head(hidden.float()).squeeze(-1)
+            found: Tensor = collect(self.head(hidden.float()).squeeze(-1))
         return torch.zeros(batch.response_mask.shape, device=found.device).index_put((rows, steps), found)
 
     @torch.no_grad()
@@ -177,11 +178,12 @@ class ValueModel:
         """Fill ``values`` of every rollout of this rank."""
         assert self.backbone is not None
         self.updates_judged = self.updates
-        parts = list(itertools.chain.from_iterable(batch.parts()))
+        parts, found = list(itertools.chain.from_iterable(batch.parts())), list[tuple[Row, Tensor]]()
         with _own_ways(self._policy):
-            found = [self.values(part.to(self.device)).cpu() for part, _ in in_step(self.backbone, parts, self.device)]
-        every = zip(parts, found, strict=False)  # what only kept step with other ranks comes last
-        store("values", ((row, v) for (_, rows), values in every for row, v in zip(rows, values, strict=False)))
+            for (part, rows), own in in_step(self.backbone, parts, self.device):
+                values = self.values((part if own else filler(part)).to(self.device)).cpu()
+                found += zip(rows, values, strict=False) if own else ()
+        store("values", found)
 
     # learning ----------------------------------------------------------------------------------------------------
 
@@ -244,7 +246,7 @@ class ValueModel:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         tokens = torch.stack([part.response_mask.sum() for part in parts]).sum().double()
-        parts = in_number(parts, self.device)
+        parts = in_number(parts, self.device, self._policy.context)
         scale = (rank_and_world()[1] if self.sharded else 1) / all_sum(tokens).clamp(min=1)
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)
         for i, (part, own) in enumerate(zip(parts, _targets(parts, rows), strict=True)):

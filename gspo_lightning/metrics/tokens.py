@@ -28,7 +28,7 @@ class TokenValues:
 
     @torch.no_grad()
     def add(self, part: MicroBatch, new: Tensor, old: Tensor, entropy: Tensor | None, out: ObjectiveOutput) -> None:
-        """Keep the wanted rows of a micro-batch, on the device.
+        """Keep the wanted rows of a micro-batch, on the device; a filler has no place among those of the mini-batch.
 
         Args:
             part: N rows.
@@ -37,8 +37,8 @@ class TokenValues:
             entropy: [N, T] nats; None: not computed.
             out: result of the objective.
         """
-        count = int(part.response_mask.shape[0])
-        rows = [i for i in range(count) if self._passed + i in self.wanted] if part.weight > 0 else []
+        count = int(part.response_mask.shape[0]) if part.weight > 0 else 0
+        rows = [i for i in range(count) if self._passed + i in self.wanted]
         places, self._passed = [self._passed + i for i in rows], self._passed + count
         if not rows:
             return

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from gspo_lightning.packing.batches import filler
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import record_routers, scatter_routes
 from gspo_lightning.strategies.sharding import in_step, is_sharded, unwrapped
@@ -84,6 +85,7 @@ def with_logprobs(name: str, policy: Policy, batches: Sequence[MiniBatch], tempe
             found["routes"] = scatter_routes(recording.stacked(), recording.places, moved, routing.experts)
         return replace(part, **{key: value.to(part.input_ids.device) for key, value in found.items()})
 
-    filled = [fill(part) for part in in_step(policy, [p for b in batches for p in b.micro_batches], device)]
-    taken = iter(filled)
+    steps = in_step(policy, [p for b in batches for p in b.micro_batches], device)
+    every = [(fill(part if own else filler(part)), own) for part, own in steps]
+    taken = (part for part, own in every if own)
     return [replace(batch, micro_batches=list(islice(taken, len(batch.micro_batches)))) for batch in batches]

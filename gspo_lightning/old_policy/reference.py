@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gspo_lightning.distributed import from_first_rank
 from gspo_lightning.old_policy.frozen import FrozenPolicy, own_ways
-from gspo_lightning.packing.batches import cut, make_micro_batch
+from gspo_lightning.packing.batches import cut, filler, make_micro_batch
 from gspo_lightning.packing.rows import Row, rows_of, store
 from gspo_lightning.policy.lora import adapters_off, adapts_from_base, has_adapters
 from gspo_lightning.policy.policy import Policy
@@ -100,13 +100,14 @@ class ReferencePolicy(FrozenPolicy):
         parts = cut(rows_of(rollouts), max_tokens)
         each: list[tuple[Row, Tensor]] = []
         sums = dict.fromkeys(map(id, rollouts), 0.0)
-        for i, rows in enumerate(in_step(self.policy, parts, device)):
-            batch = make_micro_batch(rows).to(device)
+        for rows, own in in_step(self.policy, parts, device):
+            batch = make_micro_batch(rows)
+            batch = (batch if own else filler(batch)).to(device)
             with own_ways(old):
                 logprobs = old(batch, temperature)[0]
             with self._as_it_was():
                 ratio = logprobs - self.policy(batch, temperature)[0]
-            if i < len(parts):  # else it only kept step with other ranks
+            if own:
                 ratio = torch.where(batch.response_mask, ratio, 0.0)
                 each += zip(rows, (coef * ratio).cpu(), strict=True)
                 for row, value in zip(rows, ratio.double().sum(-1).tolist(), strict=True):

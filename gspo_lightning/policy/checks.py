@@ -106,6 +106,7 @@ def choose_layout(
     elif layout == "packed":
         raise UserError("model.layout", f"packed does not work here: {reason}", fix="use model.layout: auto or padded")
     else:
+        policy.padded_because = reason
         log.warning("model.layout: rows are padded and prompts repeated, because of %s", reason)
 
 

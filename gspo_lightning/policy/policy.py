@@ -18,6 +18,7 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.pictures import Media
 from gspo_lightning.policy import grouped_experts as grouped_experts
 from gspo_lightning.policy.attention import PackedLayout, attention_plan, with_plan
+from gspo_lightning.policy.context_parallel import ContextGroup
 from gspo_lightning.policy.decoding import Decoding
 from gspo_lightning.policy.disable_dropout import DisabledDropout, disable_dropout, hold
 from gspo_lightning.policy.freezing import trains_vision
@@ -81,10 +82,14 @@ class Policy(nn.Module):
         self.tokenizer = tokenizer
         self.packed = False
         """True if :meth:`forward` shares prompts and leaves padding out; set by :mod:`gspo_lightning.policy.checks`."""
+        self.padded_because = "model.layout: padded"
+        """Reason for padding, unless ``packed``."""
         self.decoding = Decoding()
         """Measured decoding choices, shared with copies of the policy."""
         self.gathering: Any = None
         """Gathers the whole weights if they are sharded (:mod:`gspo_lightning.strategies.sharding`), else None."""
+        self.context: ContextGroup | None = None
+        """Ranks that compute the same rows (context parallelism), set when the weights are sharded, else None."""
         self.on_release: Callable[[], None] | None = None
         """Frees weights that were gathered from shards for this policy; None: the weights are its own."""
         self.weights_on = WeightsOn.EVERY_RANK
@@ -169,6 +174,8 @@ class Policy(nn.Module):
         """
         states = self.states(batch)
         found: tuple[Tensor, ...] = self._token_logprobs(states.hidden, states.targets, temperature)
+        if self.context is not None:
+            found = states.collect(torch.stack(found, dim=1)).unbind(1)
         if against is not None:
             theirs = against.hidden[states.order().argsort()]
             heads = self._head(), against.head
@@ -183,6 +190,8 @@ class Policy(nn.Module):
 
     def states(self, batch: MicroBatch) -> States:
         """Return the hidden states that predict the response tokens of a micro-batch."""
+        if self.context is not None:
+            return self.context.states(self.backbone, batch, shares_prefix=self.shares_prefix)
         return self._packed(batch) if self.packed else self._padded(batch)
 
     def _packed(self, batch: MicroBatch) -> States:
@@ -302,7 +311,8 @@ class Policy(nn.Module):
         shared = {id(p): p for p in self.model.parameters() if not p.requires_grad}
         twin = Policy(copy.deepcopy(self.model, shared | (memo or {})), self.tokenizer, self.disabled_dropout)
         twin.decoding, twin.weights_on = self.decoding, self.weights_on
-        twin.packed, twin.routing = self.packed, self.routing  # the hooks of its routers were copied with the model
+        twin.packed, twin.padded_because = self.packed, self.padded_because
+        twin.routing = self.routing  # the hooks of its routers were copied with the model
         return twin.requires_grad_(False)
 
     def merged_model(self) -> PreTrainedModel:

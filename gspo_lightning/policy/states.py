@@ -12,14 +12,23 @@ from torch.utils.checkpoint import checkpoint
 Head = Callable[[Tensor], Tensor]
 
 
+def _same(values: Tensor) -> Tensor:
+    return values
+
+
 @dataclass(frozen=True, slots=True)
 class States:
-    """States of M response tokens: ``hidden`` [M, D] predicts ``targets`` [M], at ``steps`` [M] of ``rows`` [M]."""
+    """States of M response tokens: ``hidden`` [M, D] predicts ``targets`` [M], at ``steps`` [M] of ``rows`` [M].
+
+    Under context parallelism the first two are of m tokens of any rank, and ``collect`` turns values [m, ...] computed
+    from them into those [M, ...] of this rank's tokens.
+    """
 
     hidden: Tensor
     targets: Tensor
     rows: Tensor
     steps: Tensor
+    collect: Callable[[Tensor], Tensor] = _same
 
     def order(self) -> Tensor:
         """Return the permutation [M] that sorts tokens by row and step, whatever their layout."""

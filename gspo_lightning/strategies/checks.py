@@ -11,6 +11,7 @@ from torch.distributed.fsdp import (
 )
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.strategies.sharding import is_sharded
 from gspo_lightning.strategies.sharding_strategy import sharding_of
 
@@ -49,6 +50,31 @@ def check_strategy(strategy: object) -> None:
             f"starts its processes by {start!r}: reward workers and prompts are in this process and cannot follow",
             fix="use ddp, which starts every rank from the command line",
         )
+
+
+def check_context(policy: Policy, size: int) -> None:
+    """Refuse models whose tokens cannot be cut over ``size`` ranks; 1 leaves them together.
+
+    Raises:
+        UserError: a rank would have no head, or something beside attention by a plan looks at several tokens.
+    """
+    if size == 1:
+        return
+    name, config = type(policy.model).__name__, policy.model.config.get_text_config()
+    heads = int(getattr(config, "num_attention_heads", 0))
+
+    def refused(reason: str, fix: str = "use context: 1") -> UserError:
+        return UserError("trainer.strategy.context", f"is {size}, but {name} {reason}", fix=fix)
+
+    if policy.image_processor is not None:
+        raise refused("reads pictures, whose tokens are not cut over ranks")
+    if policy.routing is not None:
+        off = "model.router_metrics: false, router_aux_loss_coef: 0 and routing_replay: off, or context: 1"
+        raise refused("has routers that are measured, balanced or replayed over whole rows", f"use {off}")
+    if not policy.packed:
+        raise refused(f"has padded rows, because of {policy.padded_because}, and only packed ones are cut over ranks")
+    if heads < size:
+        raise refused(f"has {heads} query heads, of which each rank needs one", f"use at most {heads}")
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, policy: nn.Module) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins.precision import FSDPPrecision, Precision
 from lightning.pytorch.strategies import FSDPStrategy as LightningFSDP
@@ -30,7 +31,9 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from gspo_lightning.distributed import fail_together
 from gspo_lightning.errors import UserError, check_number
+from gspo_lightning.policy.context_parallel import ContextGroup
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.strategies.checks import check_context
 from gspo_lightning.strategies.layers import ShardedPrecision, compute_dtype, decoder_layers
 from gspo_lightning.strategies.loading import receive_weights, whole_state
 from gspo_lightning.strategies.sharding import Gathering
@@ -66,6 +69,12 @@ class FSDPStrategy(Sharding, LightningFSDP):
     @precision_plugin.setter
     def precision_plugin(self, plugin: Precision | None) -> None:
         self._precision_plugin = ShardedPrecision(plugin.precision) if isinstance(plugin, FSDPPrecision) else plugin
+
+    @property
+    def mesh_sizes(self) -> dict[str, int]:
+        """Number of ranks along each dimension; ``HYBRID_SHARD`` shards within a node."""
+        nodes = self.num_nodes if "HYBRID" in str(self.sharding_strategy) else 1
+        return super().mesh_sizes | {"replicate": nodes, "shard": self.world_size // nodes}
 
     def setup_environment(self) -> None:
         """Set up the environment, and set the device of autocast."""
@@ -116,6 +125,9 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
         replicas: copies of the weights (HSDP): ranks are cut into so many groups of neighbours, each of which shards
             the weights among its own and only adds up gradients with the others. As many as nodes keep the gathering
             of layers inside a node.
+        context: ranks that compute the same rows, each a part of their tokens (context parallelism), for rows whose
+            activations one rank cannot hold. Neighbours, no more than query heads, best a divisor of their number.
+            They take turns: as many times more forward passes, each with a part of the tokens of one rank's rows.
     """
 
     loads_on_first_rank = True
@@ -128,13 +140,21 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
         rollouts: Literal["gathered", "lockstep"] = "gathered",
         timeout_minutes: float = 30.0,
         replicas: int = 1,
+        context: int = 1,
     ) -> None:
         super().__init__(
             save_distributed_checkpoint=save_distributed_checkpoint, timeout=timedelta(minutes=timeout_minutes)
         )
         check_number("trainer.strategy.replicas", replicas, low=1)
+        check_number("trainer.strategy.context", context, low=1)
+        if context > 1 and rollouts == "lockstep":
+            raise UserError(
+                "trainer.strategy.context",
+                f"is {context}, but rollouts: lockstep samples from the shards that a group computes with",
+                fix="use rollouts: gathered, or sample on inference servers",
+            )
         self.cpu_offload, self.reshard_after_forward = cpu_offload, reshard_after_forward
-        self.rollouts, self.replicas = rollouts, replicas
+        self.rollouts, self.replicas, self.context = rollouts, replicas, context
 
     def _setup_distributed(self) -> None:
         if self.world_size % self.replicas:
@@ -142,6 +162,12 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
                 "trainer.strategy.replicas",
                 f"is {self.replicas}, but {self.world_size} ranks cannot be cut into so many equal groups",
                 fix="use a divisor of the number of ranks, such as the number of nodes",
+            )
+        if self.world_size % self.context:
+            raise UserError(
+                "trainer.strategy.context",
+                f"is {self.context}, but {self.world_size} ranks cannot be cut into groups of that size",
+                fix="use a divisor of the number of ranks",
             )
         super()._setup_distributed()
         self._data_parallel_size, self._tensor_parallel_size = self.world_size, 1
@@ -153,6 +179,17 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
             return self.device_mesh["data_parallel"]
         shape = self.replicas, self.world_size // self.replicas
         return init_device_mesh(self.root_device.type, shape, mesh_dim_names=("replicate", "shard"))
+
+    @functools.cached_property
+    def context_group(self) -> ContextGroup | None:
+        """Neighbouring ranks that compute the same rows; None without context parallelism."""
+        return ContextGroup(dist.new_subgroups(self.context, timeout=self._timeout)[0]) if self.context > 1 else None
+
+    @property
+    def mesh_sizes(self) -> dict[str, int]:
+        """Number of ranks along each dimension."""
+        sizes = {"cp": self.context, "replicate": self.replicas, "shard": self.world_size // self.replicas}
+        return super().mesh_sizes | sizes
 
     def shard(self, policy: Policy, offload: bool = False) -> Policy:
         """Shard the policy in place."""
@@ -167,7 +204,10 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
         return (self.cpu_offload or offload) and self.root_device.type != "cpu"
 
     def spread(self, module: nn.Module, layers: Sequence[nn.Module], offload: bool = False) -> nn.Module:
-        """Shard a module in place."""
+        """Shard a module in place; the policies in it compute with the ranks of :attr:`context_group`."""
+        for policy in (m for m in module.modules() if isinstance(m, Policy)):
+            check_context(policy, self.context)
+            policy.context = self.context_group
         dtype = compute_dtype(str(self.precision_plugin.precision))
         options: dict[str, Any] = {
             "mesh": self.sharding_mesh,

@@ -90,14 +90,18 @@ def without_sync(policy: nn.Module) -> Iterator[None]:
         yield
 
 
-def in_step(policy: nn.Module, parts: Sequence[T], device: torch.device) -> list[T]:
-    """Pad ``parts`` with the last one, so every rank of a sharded policy runs as many forward passes.
+def in_step(policy: nn.Module, parts: Sequence[T], device: torch.device) -> list[tuple[T, bool]]:
+    """Pair ``parts`` with True; those paired with False keep this rank in step with the others of a sharded policy.
 
-    Call it before the first forward pass: ranks agree here, and a rank that computes cannot agree on anything.
+    Call it before the first forward pass: ranks agree here, and a rank that computes cannot agree on anything. For
+    False, compute :func:`gspo_lightning.packing.batches.filler` of the part.
     """
+    own = [(part, True) for part in parts]
     if not is_sharded(policy):
-        return list(parts)
-    return [*parts, *[parts[-1]] * (largest(len(parts), device) - len(parts))]
+        return own
+    if (context := getattr(policy, "context", None)) is not None:
+        return [(parts[-1], False) if i is None else own[i] for i in context.turns(len(parts), device)]
+    return [*own, *[(parts[-1], False)] * (largest(len(parts), device) - len(parts))]
 
 
 class Gathering:

@@ -31,6 +31,20 @@ class Sharding(Strategy):
     loads_on_first_rank = False
     """True if only rank 0 needs the whole weights before sharding. With FSDP1, every rank does."""
 
+    @property
+    def mesh_sizes(self) -> dict[str, int]:
+        """Number of ranks along each dimension, by the name in its metric."""
+        return {"cp": 1, "ep": 1, "replicate": 1, "shard": self.world_size}
+
+    def on_train_start(self) -> None:
+        """Log the sizes of the mesh, at the start of a run and of its continuation."""
+        super().on_train_start()
+        module = self.lightning_module
+        assert module is not None
+        for logger in module.loggers:
+            sizes = {f"parallel/{name}": float(size) for name, size in self.mesh_sizes.items()}
+            logger.log_metrics(sizes, step=module.global_step)
+
     @abstractmethod
     def shard(self, policy: Policy, offload: bool = False) -> Policy:
         """Shard a policy; the result is called and read like the policy.

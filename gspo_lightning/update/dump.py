@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.packing.batches import filler
 from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.resume import atomic_file, read_tensors
@@ -82,13 +83,15 @@ class Dump:
 def make_dump(batch: MiniBatch, terms: LossTerms, *, on_policy: bool = False, **rest: Any) -> Dump:
     """Return a dump of an update that has not happened; ``rest`` are the fields that are known already."""
     policy, logprobs, parts = terms.policy, [], []
-    for part in in_step(policy, batch.micro_batches, policy.device):
+    for part, own in in_step(policy, batch.micro_batches, policy.device):
+        part = part if own else filler(part)
         current = policy(part, terms.temperature)[0]
         old = terms.old_policy.logprobs(part, terms.temperature, current if on_policy else None)
+        if not own:
+            continue
         logprobs.append(current.cpu())
         routes = part.routes if policy.routing is not None and policy.routing.replay != "off" else None
         parts.append(dataclasses.replace(part, old_logprobs=old, routes=routes).to("cpu"))
-    parts, logprobs = parts[: len(batch.micro_batches)], logprobs[: len(batch.micro_batches)]
     kind, known = type(terms.objective), dataclasses.fields(terms.objective)
     settings = {f.name: getattr(terms.objective, f.name) for f in known if f.init}
     described = {"class": f"{kind.__module__}.{kind.__qualname__}", "settings": settings}

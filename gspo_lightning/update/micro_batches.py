@@ -12,6 +12,7 @@ from torch import Tensor
 from gspo_lightning.distributed import all_sum, largest, rank_and_world
 from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.packing.batches import filler
+from gspo_lightning.policy.context_parallel import ContextGroup
 from gspo_lightning.types import MicroBatch
 from gspo_lightning.update.loss import LossTerms, micro_batch_loss, mini_batch_count
 from gspo_lightning.update.loss_scale import no_scale
@@ -42,7 +43,7 @@ def all_but_last_backward(
         scale: scales losses before backward (float16); the caller applies it to the last loss.
     """
     device, world = parts[0].input_ids.device, rank_and_world()[1]
-    parts = in_number(parts, device)
+    parts = in_number(parts, device, terms.policy.context)
     denominator = all_sum(mini_batch_count(terms.objective, parts))
     balance = load_balance(terms.router_aux_loss_coef, terms.policy, parts, terms.temperature)
 
@@ -57,8 +58,18 @@ def all_but_last_backward(
     return loss(parts[-1])
 
 
-def in_number(parts: Sequence[MicroBatch], device: torch.device) -> list[MicroBatch]:
-    """Pad to the same number of micro-batches on every rank; the added ones have weight 0."""
+def in_number(
+    parts: Sequence[MicroBatch], device: torch.device, context: ContextGroup | None = None
+) -> list[MicroBatch]:
+    """Pad to the same number of micro-batches on every rank; the added ones have weight 0.
+
+    Args:
+        parts: this rank's.
+        device: of the collective.
+        context: ranks that take turns with this one; None: they compute at the same time.
+    """
+    if context is not None:
+        return [filler(parts[-1]) if i is None else parts[i] for i in context.turns(len(parts), device)]
     return [*parts, *[filler(parts[-1])] * (largest(len(parts), device) - len(parts))]
 
 

@@ -278,6 +278,7 @@ def test_bf16_mixed_trains_and_keeps_float32_rewards(pairs: Path, tmp_path: Path
         (["--trainer.precision=16-mixed"], "trainer.precision: is '16-mixed'; it must be one of 32,"),
         (["--trainer.limit_train_batches=3"], "trainer.limit_train_batches: is 3, but counts micro-batches and would"),
         (["--trainer.strategy=fsdp"], "trainer.strategy: is fsdp, but reward models are sharded by FSDP2 only"),
+        (["--config=cp"], "trainer.strategy.context: is 2, but reward models are trained on short rows"),
         (["--data.batch_size=0"], "data.batch_size: is 0; it must be at least 1"),
         (["--data.max_tokens=2"], "data.train: no pair is left: 23 of 23 are longer than data.max_tokens = 2"),
         (["--data.max_tokens=4096"], "data.max_tokens: is 4096, but the model was built for 512 tokens"),

@@ -142,7 +142,7 @@ def events(run: Path) -> EventAccumulator:
 def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
     """Every scalar tag that does not measure time, as (step, value)."""
     reader = events(run)
-    tags = [t for t in reader.Tags()["scalars"] if not t.startswith(("time/", "throughput/"))]
+    tags = [t for t in reader.Tags()["scalars"] if not t.startswith(("time/", "throughput/", "parallel/"))]
     return {t: [(e.step, e.value) for e in reader.Scalars(t)] for t in tags}
 
 

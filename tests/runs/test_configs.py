@@ -19,7 +19,9 @@ CONFIGS = runs.ROOT / "configs"
 SELF_CONTAINED = (
     "quickstart", "math", "logic", "code", "guess", "calculator", "agent", "reward_model", "vision", "smollm2",
 )  # fmt: skip
-OVERLAYS = sorted(p.stem for p in CONFIGS.glob("*.yaml") if p.stem not in (*SELF_CONTAINED, "smollm2_gym", "hsdp"))
+OVERLAYS = sorted(
+    p.stem for p in CONFIGS.glob("*.yaml") if p.stem not in (*SELF_CONTAINED, "smollm2_gym", "hsdp", "cp")
+)
 ONE_STEP = ["--trainer.max_epochs=1", "--data.minibatches_per_rollout=1", "--trainer.num_sanity_val_steps=0"]
 
 

@@ -77,6 +77,8 @@ class Job:
     """True if responses are sampled from the shards, layer by layer, in lockstep with all ranks (FSDP2)."""
     replicas: int = 1
     """Groups of ranks that each have all weights (HSDP)."""
+    context: int = 1
+    """Ranks that compute the same rows, in turns (context parallelism)."""
     copies: int = 0
     """Copies of the trained weights kept for rollouts ahead of training (``data.max_staleness``); none of shards."""
     old_logprobs: OldLogProbsChoice = "auto"
@@ -200,6 +202,11 @@ class Job:
         return -(-self.rows // self.rows_at_once)
 
     @property
+    def passes(self) -> int:
+        """Maximum forward passes per rank and update, of its own micro-batches and of those of its context group."""
+        return self.micro_batches * self.context
+
+    @property
     def prompts_at_once(self) -> int:
         """Distinct prompts of the fullest micro-batch."""
         return -(-self.rows_at_once // self.rows_of_prompt)
@@ -237,6 +244,7 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
     return Job(
         model=settings,
         replicas=int(trainer.num_nodes or 1) if hybrid else int(options.get("replicas") or 1),
+        context=int(options.get("context") or 1),
         optimizer=_class_and_options(config.model.optimizer)[0],
         precision=str(trainer.precision or "32-true"),
         strategy="single" if world == 1 and kind == "ddp" else kind,

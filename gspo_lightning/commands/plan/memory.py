@@ -342,13 +342,13 @@ def _sharded_step(job: Job, device: Device, gradients: int) -> StepMemory:
     counts, config = counts_of(job.model), config_of(job.model)
     text = config.get_text_config()
     head = 0 if config.tie_word_embeddings else int(text.vocab_size) * int(text.hidden_size)
-    trained = counts.trainable / counts.total
-    gathered = round(trained * (head * job.compute_bytes + counts.largest_layer * 4))
+    gathered = round(counts.trainable / counts.total * (head * job.compute_bytes + counts.largest_layer * 4))
     found = []
     for phase, memory in step_phases(job, device).items():
         before = phase in ("forward", "head")
         own = 0 if before and job.micro_batches == 1 else gradients
-        found.append(dataclasses.replace(memory, gradients=own, gathered=0 if before else gathered))
+        kept = memory.activations // job.context
+        found.append(dataclasses.replace(memory, activations=kept, gradients=own, gathered=0 if before else gathered))
     return max(found, key=StepMemory.total)
 
 

@@ -207,7 +207,7 @@ def _forward(name: str, job: Job, device: Device, flops: float, tokens: int, cou
     """Return the phase of forward passes over a rollout batch; shards are gathered once per micro-batch."""
     sent = 0.0
     if job.strategy == "fsdp":
-        gathers = passes * job.minibatches * job.micro_batches
+        gathers = passes * job.minibatches * job.passes
         sent = counts.total * job.compute_bytes * (job.shards - 1) / job.shards * gathers
     return _longer(name, flops / _speed(job, device), sent / _link(job, device), tokens)
 
@@ -221,7 +221,7 @@ def _training(name: str, job: Job, device: Device, flops: float, tokens: int, co
     sent = 2.0 * counts.trainable * 4 * others * updates if job.world > 1 else 0.0  # an all-reduce of gradients
     if job.strategy == "fsdp":  # two all-gathers and one reduce-scatter per micro-batch
         inside = (job.shards - 1) / job.shards
-        sent = counts.total * (2 * job.compute_bytes + 4) * inside * updates * job.micro_batches
+        sent = counts.total * (2 * job.compute_bytes + 4) * inside * updates * job.passes
     return _longer(name, flops / _speed(job, device), sent / _link(job, device), tokens)
 
 

@@ -128,6 +128,17 @@ def test_replicas_shard_among_fewer_ranks(capsys: pytest.CaptureFixture[str]) ->
     assert eight != states("--trainer.devices=8")
 
 
+def test_ranks_that_compute_the_same_rows_keep_their_share_of_activations(job: Job) -> None:
+    """Weights are gathered once for each turn, and each turn is a part of the work."""
+    card = Device("card", 10 * GIB)
+    alone = dataclasses.replace(job, strategy="fsdp", world=4)
+    group = dataclasses.replace(alone, context=4)
+    one, four = (memory_of(run, card).items for run in (alone, group))
+    assert four["activations"][TRAINING] == pytest.approx(one["activations"][TRAINING] / 4, abs=1)
+    assert four["gathered weights"] == one["gathered weights"]
+    assert group.passes == 4 * alone.passes
+
+
 def test_vllm_beside_training_is_counted(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     """0.4 of 10 GiB are 4 GiB: asleep while the policy is trained, or a server, which is awake at all times."""
     card = Device("card", 10 * GIB)
