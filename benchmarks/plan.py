@@ -99,7 +99,7 @@ def compare(case: PlanCase) -> tuple[float, float]:
         memory = memory_of(case.job(Path(folder)), CPU)
     phases = (SAMPLING,) if case.sampling else (TRAINING, STEPPING)
     there: tuple[str, ...] = ("weights", "weights (float32 masters)", "frozen weights", "adapters")
-    there += ("gradients", "optimizer state") if case.sampling else ()  # a rollout of a fresh process has neither
+    there += ("optimizer state",) if case.sampling else ()  # a rollout of a fresh process has none
     items = {item: row for item, row in memory.items.items() if item not in there}
     planned = max(sum(row.get(phase, 0) for row in items.values()) for phase in phases)
     context = multiprocessing.get_context("forkserver")

@@ -51,7 +51,8 @@ def fault_around(error: BaseException) -> GSPOError | None:
     if has_lost_a_rank(error):
         return InfrastructureError(
             f"rank {os.environ.get('LOCAL_RANK', '0')} cannot continue: another rank has ended, killed or with "
-            f"an error that it has reported; checkpoints that were finished are intact.\n"
+            f"an error that it has reported, or does not answer (stacks/ in the run folder then says where each rank "
+            f"is); checkpoints that were finished are intact.\n"
             f"  fix: find out why (dmesg shows kills for lack of memory), then resume with --ckpt_path last"
         )
     if _lacks_memory(error) or (error.__cause__ is not None and _lacks_memory(error.__cause__)):

@@ -14,6 +14,7 @@ from gspo_lightning.callbacks.progress import RunProgress
 from gspo_lightning.callbacks.ranks import WatchRanks
 from gspo_lightning.callbacks.recorded_tokens import RecordedTokens
 from gspo_lightning.callbacks.summary import RunSummary
+from gspo_lightning.callbacks.watchdog import Watchdog
 
 
 def default_callbacks(*, progress_bar: bool = True, checkpoints: bool = True) -> list[Callback]:
@@ -27,8 +28,8 @@ def default_callbacks(*, progress_bar: bool = True, checkpoints: bool = True) ->
         progress_bar: add :class:`RunProgress`; without it Lightning's own bar shows reward and response length.
         checkpoints: add :class:`LastCheckpoint`.
     """
-    found: list[Callback] = [WatchRanks(), ColdStartCurve(), NoSignal(), Collapse(), Dashboard(), RecordedTokens()]
-    found.append(RunSummary())
+    found: list[Callback] = [WatchRanks(), Watchdog(), ColdStartCurve(), NoSignal(), Collapse(), Dashboard()]
+    found += [RecordedTokens(), RunSummary()]
     found += [RunProgress()] if progress_bar else []
     # interrupts after callbacks that count updates, checkpoints last: they store the counts
     return [*found, Interrupts(), *([LastCheckpoint()] if checkpoints else [])]

@@ -100,15 +100,19 @@ def context_length(settings: ModelSettings) -> int | None:
     return int(limit) if limit else None
 
 
-def load_policy(settings: ModelSettings) -> Policy:
+def load_policy(settings: ModelSettings, *, weights: bool = True) -> Policy:
     """Load model and tokenizer in the requested dtype, with adapters and freezing; dropout is off.
+
+    Args:
+        settings: the model's name and what is done to it.
+        weights: False leaves parameters and buffers on the meta device, for weights that come from elsewhere.
 
     Raises:
         UserError: the model cannot be found or loaded.
     """
     tokenizer = load_tokenizer(settings)
     with LOADING:
-        model = _load(settings)
+        model = _load(settings, weights)
     if settings.experts_implementation is not None:
         _choose_experts(model, settings.experts_implementation)
     if settings.gradient_checkpointing:
@@ -120,14 +124,14 @@ def load_policy(settings: ModelSettings) -> Policy:
     return Policy(model, tokenizer)
 
 
-def _load(settings: ModelSettings) -> PreTrainedModel:
+def _load(settings: ModelSettings, weights: bool) -> PreTrainedModel:
     if settings.name_or_path not in TINY_MODELS:
-        return _load_pretrained(settings)
+        return _load_pretrained(settings, weights)
     dtype = torch.float32 if settings.dtype == "auto" else getattr(torch, settings.dtype)
     model = build_tiny_model(settings.name_or_path, settings.seed, dtype, settings.config_overrides)
     if settings.attn_implementation:
         model.set_attn_implementation(settings.attn_implementation)
-    return model
+    return model if weights else model.to("meta")
 
 
 def _choose_experts(model: PreTrainedModel, word: str) -> None:
@@ -163,7 +167,7 @@ def load_config(settings: ModelSettings) -> PretrainedConfig:
     return config
 
 
-def _load_pretrained(settings: ModelSettings) -> PreTrainedModel:
+def _load_pretrained(settings: ModelSettings, weights: bool) -> PreTrainedModel:
     config = load_config(settings)
     sees = reads_pictures(config)
     if type(config) not in AutoModelForCausalLM._model_mapping and not sees:
@@ -178,6 +182,7 @@ def _load_pretrained(settings: ModelSettings) -> PreTrainedModel:
             trust_remote_code=settings.trust_remote_code,
             dtype=settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype),
             **({"attn_implementation": settings.attn_implementation} if settings.attn_implementation else {}),
+            **({} if weights else {"device_map": "meta"}),
         )
     except Exception as error:  # shapes that do not fit, a package that is missing, a family that cannot be built
         raise _not_loadable(settings.name_or_path, error) from error

@@ -40,6 +40,8 @@ CHUNK_LOGITS = {True: 32 << 20, False: 1 << 30}
 Every chunk reads and writes the gradient of the head's weight, which on a GPU costs more beside its arithmetic
 (estimated, not measured).
 """
+FILE_SIZE = "5GB"
+"""Largest file of exported weights, and what an export copies in memory at a time."""
 UNSAID = -1e4
 """Logit of a token that is never sampled: finite, so that 0 x log 0 is 0; its probability is 0 at any temperature."""
 
@@ -329,7 +331,10 @@ class Policy(nn.Module):
         remove_adapters(model)
         return model
 
-    def save_pretrained(self, folder: str | Path, dtype: torch.dtype | None = None, *, adapters: bool = True) -> None:
+    def save_pretrained(
+        self, folder: str | Path, dtype: torch.dtype | None = None, *, adapters: bool = True,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> None:  # fmt: skip
         """Save model, tokenizer and generation config in transformers format; adapters are merged into the weights.
 
         Any rank can write: transformers alone silently writes nothing on ranks other than the first.
@@ -338,11 +343,14 @@ class Policy(nn.Module):
             folder: is created.
             dtype: of floating-point weights in the files; None keeps each one's own.
             adapters: False leaves them out.
+            weights: what to write, by the names in files; None converts the model's own.
         """
         model = self.merged_model() if adapters else self.base_model()
         model.should_save_on_this_rank = lambda wanted: wanted
-        options: dict[str, Any] = {}
-        if dtype not in (None, model.dtype):
+        options: dict[str, Any] = {"max_shard_size": FILE_SIZE}
+        if weights is not None:
+            options |= {"state_dict": dict(weights), "save_original_format": False}
+        elif dtype not in (None, model.dtype):
             options["state_dict"] = _cast(model.state_dict(), dtype)
         try:
             with self.disabled_dropout.undone(model.config):

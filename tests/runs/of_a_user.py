@@ -31,6 +31,23 @@ class Watches(Callback):
         Watches.seen.append({name: p.detach().clone() for name, p in trained})
 
 
+class Gradients(Callback):
+    """Counts gradients that exist, by the moment of the newest run."""
+
+    seen: ClassVar[dict[str, list[int]]] = {}
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """An update has been made."""
+        self._count("update", pl_module)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The next rollouts are sampled."""
+        self._count("rollouts", pl_module)
+
+    def _count(self, moment: str, module: LightningModule) -> None:
+        Gradients.seen.setdefault(moment, []).append(sum(p.grad is not None for p in module.policy.parameters()))
+
+
 def rows(batch: Any) -> int:
     """Responses of a mini-batch, prompts of an evaluation."""
     return len(batch) if isinstance(batch, list) else sum(len(part.input_ids) for part in batch.micro_batches)

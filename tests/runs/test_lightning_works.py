@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from gspo_lightning.cli import main
 from gspo_lightning.training import build
 from tests.runs import runs
-from tests.runs.of_a_user import Watches
+from tests.runs.of_a_user import Gradients, Watches
 from tests.runs.test_lightning_refused import PLATEAU, callback, stopping
 
 LR = 0.003
@@ -69,6 +69,16 @@ def test_an_average_is_that_of_the_weights_after_every_update(ema: Ema) -> None:
     assert len(seen) == 6
     assert max(float((found[name] - expected[name]).abs().max()) for name in expected) < 1e-6
     assert runs.largest_difference({n: found[n] for n in seen[-1]}, seen[-1]) > 1e-4
+
+
+def test_gradients_take_no_memory_while_responses_are_sampled(tmp_path: Path) -> None:
+    Gradients.seen.clear()
+    counts = '--trainer.callbacks=[{"class_path": "tests.runs.of_a_user.Gradients"}]'
+    runs.fit(tmp_path, *BLIND, counts, "--trainer.max_epochs=2")  # Lightning itself frees them for an evaluation
+    seen = Gradients.seen
+    assert len(seen["update"]) == 4
+    assert min(seen["update"]) > 0
+    assert seen["rollouts"] == [0, 0]
 
 
 def test_training_does_not_notice_its_average(plain: Path, ema: Ema) -> None:

@@ -1,10 +1,11 @@
-"""examples/torchrun.sh: a rank is SIGKILLed, torchrun starts all of them again, and the run ends as if nothing was."""
+"""examples/torchrun.sh: torchrun starts all ranks again after a SIGKILL; without a node, those that are left go on."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from gspo_lightning.commands.export import sharded_weights
+from gspo_lightning.commands.fit.torchrun import follow_torchrun
+from gspo_lightning.errors import UserError
 from tests import ROOT
 from tests.runs import runs
 from tests.runs.processes import free_port
@@ -23,24 +26,48 @@ OPTIONS = [
 ]  # fmt: skip
 
 
-def start(root: Path) -> subprocess.Popen[str]:
-    variables = os.environ | {
-        "DEVICES": "2", "PORT": str(free_port()), "OMP_NUM_THREADS": "1",
+def start(root: Path, node: str = "", **variables: str) -> subprocess.Popen[str]:
+    """Start a node, in a process group of its own; it logs to ROOT.log, or ROOT-NODE.log."""
+    given = os.environ | {
+        "DEVICES": "2", "PORT": str(free_port()), "OMP_NUM_THREADS": "1", "PET_LOCAL_ADDR": "127.0.0.1",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }  # fmt: skip
-    command = [ROOT / "examples" / "torchrun.sh", "quickstart", *OPTIONS, f"--trainer.default_root_dir={root}"]
-    with root.with_suffix(".log").open("w") as log:
-        return subprocess.Popen(command, env=variables, cwd=ROOT, stdout=log, stderr=log, text=True)
+    } | variables  # fmt: skip
+    command = [str(ROOT / "examples" / "torchrun.sh"), "quickstart", *OPTIONS, f"--trainer.default_root_dir={root}"]
+    with log_of(root, node).open("w") as log:
+        return subprocess.Popen(command, env=given, cwd=ROOT, stdout=log, stderr=log, text=True, start_new_session=True)
 
 
-def ended(process: subprocess.Popen[str], root: Path) -> str:
+def log_of(root: Path, node: str = "") -> Path:
+    return root.with_name(f"{root.name}-{node}.log" if node else f"{root.name}.log")
+
+
+def wait_for_port(port: int, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+
+
+def ended(process: subprocess.Popen[str], log: Path) -> str:
     try:
         code = process.wait(300)
     finally:
         process.kill()
-    said = root.with_suffix(".log").read_text()
+    said = log.read_text()
     assert code == 0, said
     return said
+
+
+def wait_for_a_checkpoint(root: Path, process: subprocess.Popen[str], log: Path) -> None:
+    end = time.monotonic() + 120
+    while not list(root.rglob("step-*.manifest.json")):
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.05)
 
 
 def rank_of(root: Path, rank: int) -> int:
@@ -53,19 +80,65 @@ def rank_of(root: Path, rank: int) -> int:
     raise AssertionError(f"no process has rank {rank}")
 
 
-@pytest.mark.skipif(shutil.which("torchrun", path=Path(sys.executable).parent) is None, reason="no torchrun")
-def test_a_rank_that_is_killed_is_started_again_with_all_others(tmp_path: Path) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    ended(start(whole), whole)
+def test_a_store_that_is_not_cleared_is_refused() -> None:
+    trainer = {"num_nodes": 4, "devices": 2}
+    variables = {"TORCHELASTIC_RUN_ID": "one", "GROUP_WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "8"}
+    follow_torchrun(trainer, {})
+    assert trainer == {"num_nodes": 4, "devices": 2}
+    follow_torchrun(trainer, variables | {"TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    assert trainer == {"num_nodes": 3, "devices": 8}
+    with pytest.raises(UserError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+        follow_torchrun(trainer, variables | {"TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_USE_AGENT_STORE": "True"})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing disturbs."""
+    root = tmp_path_factory.mktemp("torchrun") / "whole"
+    ended(start(root), log_of(root))
+    return root
+
+
+def difference(one: Path, other: Path) -> float:
+    """The largest difference of weights between the last checkpoints of two folders with one run each."""
+    (first,), (second,) = one.rglob("last.ckpt"), other.rglob("last.ckpt")
+    return runs.largest_difference(sharded_weights(first), sharded_weights(second))
+
+
+needs_torchrun = pytest.mark.skipif(
+    shutil.which("torchrun", path=Path(sys.executable).parent) is None, reason="no torchrun"
+)
+
+
+@needs_torchrun
+def test_a_rank_that_is_killed_is_started_again_with_all_others(whole: Path, tmp_path: Path) -> None:
+    killed = tmp_path / "killed"
     process = start(killed)
-    end = time.monotonic() + 120
-    while not list(killed.rglob("step-*.manifest.json")):
-        assert process.poll() is None, killed.with_suffix(".log").read_text()
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_for_a_checkpoint(killed, process, log_of(killed))
     os.kill(rank_of(killed, 1), signal.SIGKILL)
-    said = ended(process, killed)
+    said = ended(process, log_of(killed))
     assert "another rank has ended, killed" in said
     assert "resuming from" in said
-    (one,), (other,) = whole.rglob("last.ckpt"), killed.rglob("last.ckpt")  # one run folder each
-    assert runs.largest_difference(sharded_weights(one), sharded_weights(other)) == 0
+    assert difference(whole, killed) == 0
+
+
+@needs_torchrun
+def test_the_nodes_that_are_left_go_on_without_a_lost_one(whole: Path, tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    shared = {
+        "NODES": "1:2", "DEVICES": "1", "PORT": str(free_port()),
+        "PET_RDZV_CONF": "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3",
+    }  # fmt: skip
+    first = start(root, "first", **shared)
+    wait_for_port(int(shared["PORT"]), 60)  # of the first node: it keeps the addresses of all
+    second = start(root, "second", **shared)
+    wait_for_a_checkpoint(root, first, log_of(root, "first"))
+    (lost,) = Path(f"/proc/{second.pid}/task/{second.pid}/children").read_text().split()
+    second.kill()
+    os.kill(int(lost), signal.SIGKILL)
+    second.wait()
+    said = ended(first, log_of(root, "first"))
+    assert "MEMBER: 1/2" in said
+    assert "MEMBER: 1/1" in said
+    assert "resuming from" in said
+    assert difference(whole, root) < 1e-5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,7 +73,7 @@ def export(
     if not checkpoint.exists():  # both before torch is imported
         raise UserError("checkpoint", f"{checkpoint} does not exist")
     from gspo_lightning.commands.export.card import read_evaluations, write_card
-    from gspo_lightning.commands.export.weights import policy_of
+    from gspo_lightning.commands.export.weights import policy_of, weights_of_files
     from gspo_lightning.policy.adapter_files import base_of, save_adapters
     from gspo_lightning.resume import read_checkpoint
     from gspo_lightning.resume.exports import check_replaceable, exported_folder
@@ -95,14 +96,22 @@ def export(
 
         export_reward_model(content, checkpoint, output, sources, trust_remote_code=trust_remote_code)
         return
-    policy = policy_of(content, checkpoint, trust_remote_code=trust_remote_code, merge=not adapter)
-    with exported_folder(output, [*sources, Path(content["gspo_lightning"]["model"]["name_or_path"])]) as unfinished:
+    base = [Path(content["gspo_lightning"]["model"]["name_or_path"])] if "gspo_lightning" in content else []
+    with exported_folder(output, [*sources, *base]) as unfinished:
+        unfinished.mkdir()
         if adapter:
+            policy = policy_of(content, checkpoint, trust_remote_code=trust_remote_code, merge=False)
             model = content["gspo_lightning"]["model"]
             save_adapters(policy.model, unfinished, base=base_of(str(model["name_or_path"]), model.get("revision")))
             policy.tokenizer.save_pretrained(unfinished)
-        else:
-            policy.save_pretrained(unfinished)
+        elif (
+            "state_dict" in content or "gspo_lightning" not in content or content["gspo_lightning"]["model"].get("lora")
+        ):
+            policy_of(content, checkpoint, trust_remote_code=trust_remote_code).save_pretrained(unfinished)
+        else:  # shards: never the whole model in memory
+            with tempfile.TemporaryDirectory(dir=unfinished) as mapped:
+                policy = policy_of(content, checkpoint, trust_remote_code=trust_remote_code, on_disk=Path(mapped))
+                policy.save_pretrained(unfinished, weights=weights_of_files(policy.model, Path(mapped)))
         write_card(unfinished, content, checkpoint, judged, adapter=adapter)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from gspo_lightning.errors import UserError
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
     from transformers import PreTrainedModel
 
     from gspo_lightning.policy.model_settings import ModelSettings
@@ -33,9 +38,22 @@ def checkpoint_policy(checkpoint: Path, *, trust_remote_code: bool = False) -> P
 
 
 def policy_of(
-    content: dict[str, Any], checkpoint: Path, *, trust_remote_code: bool = False, merge: bool = True
-) -> Policy:
-    """Load the policy from the content of a checkpoint, with adapters merged into its weights unless told otherwise."""
+    content: dict[str, Any], checkpoint: Path, *, trust_remote_code: bool = False, merge: bool = True,
+    on_disk: Path | None = None,
+) -> Policy:  # fmt: skip
+    """Load the policy from the content of a checkpoint, with adapters merged into its weights unless told otherwise.
+
+    Args:
+        content: content of the checkpoint; of a folder of shards, without its weights.
+        checkpoint: its path.
+        trust_remote_code: run Python code that the model's repository ships.
+        merge: merge adapters into the weights.
+        on_disk: folder for files that hold the weights of a folder of shards, which are then never all in memory; the
+            policy can be saved, not called. Not with adapters.
+
+    Raises:
+        UserError: the checkpoint cannot be read, or belongs to another base model.
+    """
     import torch
 
     from gspo_lightning.policy.loading import load_policy
@@ -48,16 +66,16 @@ def policy_of(
     if "gspo_lightning" not in content:
         raise UserError("checkpoint", f"{checkpoint} was not written by gspo fit")
     settings = ModelSettings.of_file(content["gspo_lightning"]["model"], trust_remote_code)
-    policy = load_policy(settings)
+    policy = load_policy(settings, weights=on_disk is None)
     if settings.lora is not None:
         check_base(content, frozen_norm(policy))
-    state = content["state_dict"] if "state_dict" in content else sharded_weights(checkpoint)
+    state = content.get("state_dict") or sharded_weights(checkpoint, on_disk=on_disk)
     weights = {k.removeprefix(PREFIX): v for k, v in state.items() if k.startswith(PREFIX)}
     if settings.lora is not None:
         check_names(weights, policy.model.state_dict())
     else:
         policy.model.to(next((v.dtype for v in weights.values() if v.is_floating_point()), torch.float32))
-    policy.model.load_state_dict(weights, strict=settings.lora is None)
+    policy.model.load_state_dict(weights, strict=settings.lora is None, assign=on_disk is not None)
     policy.model.tie_weights()
     if merge:
         merge_adapters(policy.model)
@@ -87,8 +105,13 @@ def reward_model_in(
     return reward_model_of(settings, state, content.get(BASE_NORM)), settings
 
 
-def sharded_weights(checkpoint: Path, prefix: str = PREFIX) -> dict[str, Any]:
+def sharded_weights(checkpoint: Path, prefix: str = PREFIX, on_disk: Path | None = None) -> dict[str, Any]:
     """Load ``{"policy.model.<name>": tensor}`` from a folder of shards, unsharded, in one process.
+
+    Args:
+        checkpoint: the folder of shards.
+        prefix: of the names that are loaded.
+        on_disk: folder for a file for each tensor, which is mapped and not kept in memory; None allocates memory.
 
     Raises:
         UserError: the folder cannot be read without running code, or it is incomplete.
@@ -101,9 +124,58 @@ def sharded_weights(checkpoint: Path, prefix: str = PREFIX) -> dict[str, Any]:
     known: dict[str, Any] = dict(check_shards(checkpoint, "checkpoint").state_dict_metadata)
     part = next(name for name in ("state_dict", "model") if any(k.startswith(f"{name}.{prefix}") for k in known))
     wanted = {k: v for k, v in known.items() if k.startswith(f"{part}.{prefix}")}
-    state = {k.removeprefix(f"{part}."): torch.empty(v.size, dtype=v.properties.dtype) for k, v in wanted.items()}
+    state: dict[str, Any] = {}
+    for name, value in wanted.items():
+        how = value.size, value.properties.dtype
+        empty = torch.empty(how[0], dtype=how[1]) if on_disk is None else _mapped(on_disk, *how)
+        state[name.removeprefix(f"{part}.")] = empty
     load({part: state}, checkpoint_id=checkpoint, no_dist=True)
     return state
+
+
+def _mapped(folder: Path, size: torch.Size, dtype: torch.dtype) -> Tensor:
+    """Return a tensor whose memory is a new file of the folder."""
+    import torch
+
+    file = str(folder / str(len(list(folder.iterdir()))))
+    return torch.from_file(file, shared=True, size=size.numel(), dtype=dtype).view(size)
+
+
+def _return_freed_memory() -> None:
+    """Have glibc return what was freed: blocks of a few megabytes otherwise stay, for every layer."""
+    with contextlib.suppress(OSError, AttributeError):  # another libc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def weights_of_files(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
+    """Return a model's weights under the names and in the shapes of its files, converted layer by layer.
+
+    transformers converts all at once: the experts of a mixture would be in memory twice.
+
+    Args:
+        model: a model whose weights are mapped.
+        folder: folder for more mapped files, of what the conversion copies.
+    """
+    import torch
+    from transformers.core_model_loading import revert_weight_conversion
+    from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+    state = remove_tied_weights_from_state_dict(model.state_dict(), model)
+    layers: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in state.items():
+        layer = re.match(r".*?\.\d+\.", name)
+        layers.setdefault(name if layer is None else layer.group(), {})[name] = tensor
+    found: dict[str, Tensor] = {}
+    for part in layers.values():
+        own = {tensor.data_ptr() for tensor in part.values()}
+        for name, tensor in revert_weight_conversion(model, part).items():
+            if tensor.data_ptr() not in own or not tensor.is_contiguous():
+                tensor = _mapped(folder, tensor.shape, tensor.dtype).copy_(tensor)
+            found[name] = tensor
+        _return_freed_memory()
+    whole = revert_weight_conversion(model, {name: torch.empty_like(t, device="meta") for name, t in state.items()})
+    assert {n: t.shape for n, t in whole.items()} == {n: t.shape for n, t in found.items()}, "converted across layers"
+    return found
 
 
 def export_reward_model(

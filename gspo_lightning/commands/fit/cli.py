@@ -28,6 +28,7 @@ from gspo_lightning.commands.fit.defaults import DEFAULTS
 from gspo_lightning.commands.fit.explain import refuse_mappings
 from gspo_lightning.commands.fit.one_writer import agree_first, kept_open
 from gspo_lightning.commands.fit.run_folder import check_writable, loggers_of, runs_of
+from gspo_lightning.commands.fit.torchrun import follow_torchrun
 from gspo_lightning.errors import UserError
 from gspo_lightning.escape import say
 from gspo_lightning.policy.threads import few_threads, width_of
@@ -208,6 +209,7 @@ class TrainingCLI(LightningCLI):
         components = {name: config.data.get(name) for name in ("train", "val", "test", "predict", "rewards")}
         refuse_mappings(sys.argv[2:], components | {"demonstrations": config.model.get("cold_start.demonstrations")})
         keep_inputs(config)
+        follow_torchrun(config.trainer, os.environ)
         grow_segments(config.data.get("rollouts"))
         accelerator = str(config.trainer.accelerator)
         cpu = accelerator == "cpu" or (accelerator in ("auto", "gpu", "cuda") and not torch.cuda.is_available())

@@ -130,8 +130,7 @@ def _weights(memory: Memory, job: Job, counts: Counts, shards: int) -> None:
 
 def _states(memory: Memory, job: Job, counts: Counts, shards: int, device: Device) -> None:
     size = 4 if job.lora is not None else job.weight_dtype.itemsize
-    others = (phase for phase in memory.phases if phase != TRAINING)  # they are kept until the next update clears them
-    memory.add("gradients", counts.trainable * size / shards, *others)
+    memory.add("gradients", counts.trainable * size / shards, STEPPING)  # freed after it; a backward pass adds its own
     if job.strategy == "ddp":
         memory.add("gradient buckets (DDP)", counts.trainable * size)
     state = optimizer_bytes(job.optimizer, counts, size) / shards

@@ -1,0 +1,34 @@
+"""Ranks that torchrun has started: their number, and restarts that its store of addresses allows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+from gspo_lightning.errors import UserError
+
+
+def follow_torchrun(trainer: MutableMapping[str, Any], environment: Mapping[str, str]) -> None:
+    """Take the numbers of nodes and of ranks from torchrun: with ``--nnodes 1:4`` a restart may have fewer.
+
+    Args:
+        trainer: config of the trainer; its ``num_nodes`` and ``devices`` are replaced.
+        environment: environment variables of this process; unchanged without those of torchrun.
+
+    Raises:
+        UserError: torchrun may start the ranks again, but would give them the addresses of the ranks that have ended:
+            it shares its own store of addresses, and no longer clears it (pytorch#135712; true of torch 2.13).
+    """
+    if "TORCHELASTIC_RUN_ID" not in environment:
+        return
+    trainer["num_nodes"] = int(environment["GROUP_WORLD_SIZE"])
+    trainer["devices"] = int(environment["LOCAL_WORLD_SIZE"])
+    restarts = environment.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    if restarts != "0" and environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        raise UserError(
+            "torchrun --max-restarts",
+            f"is {restarts}, but ranks that are started again would connect to addresses of those that have ended, and "
+            f"wait for them",
+            fix="start torchrun as examples/torchrun.sh does: with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the "
+            "environment and --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:PORT in place of --master-addr",
+        )
