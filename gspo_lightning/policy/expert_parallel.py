@@ -1,9 +1,9 @@
 """Expert parallelism: the experts of a layer stay on their ranks, and tokens travel to them and back.
 
-FSDP2 cuts weights [E, ...] of E experts along their first dimension, so each rank holds whole experts already. Instead of
-gathering those of all others for every micro-batch, a rank sends each token to the ranks of its experts (two all-to-alls
-per layer, and two in the backward pass; GShard, Lepikhin et al., arXiv 2006.16668). Shards, optimizer state and checkpoints
-are those of FSDP2.
+FSDP2 cuts weights [E, ...] of E experts along their first dimension, so each rank holds whole experts already. Instead
+of gathering those of all others for every micro-batch, a rank sends each token to the ranks of its experts (two
+all-to-alls per layer, and two in the backward pass; GShard, Lepikhin et al., arXiv 2006.16668). Shards, optimizer state
+and checkpoints are those of FSDP2.
 """
 
 from __future__ import annotations

@@ -129,8 +129,8 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
         context: ranks that compute the same rows, each a part of their tokens (context parallelism), for rows whose
             activations one rank cannot hold. Neighbours, no more than query heads, best a divisor of their number.
             They take turns: as many times more forward passes, each with a part of the tokens of one rank's rows.
-        expert_parallel: experts of a mixture stay on the ranks that hold their shards, and tokens travel to them, instead
-            of the weights of all experts to every rank.
+        expert_parallel: experts of a mixture stay on the ranks that hold their shards, and tokens travel to them,
+            instead of the weights of all experts to every rank.
     """
 
     loads_on_first_rank = True
@@ -200,7 +200,12 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
     def mesh_sizes(self) -> dict[str, int]:
         """Number of ranks along each dimension."""
         experts = self.world_size if self.expert_parallel else 1
-        sizes = {"cp": self.context, "ep": experts, "replicate": self.replicas, "shard": self.world_size // self.replicas}
+        sizes = {
+            "cp": self.context,
+            "ep": experts,
+            "replicate": self.replicas,
+            "shard": self.world_size // self.replicas,
+        }
         return super().mesh_sizes | sizes
 
     def shard(self, policy: Policy, offload: bool = False) -> Policy:

@@ -38,8 +38,8 @@ def options_that_fit(job: Job, device: Device) -> list[tuple[str, int]]:
             "data.max_response_tokens",
             f"training {job.model.name_or_path} on sequences of {job.longest:,} tokens does not fit into "
             f"{device.memory >> 30} GiB x {job.world}, even with all known options",
-            fix="shorten data.max_response_tokens, or take more or larger devices, or a smaller model; a sequence or "
-            "the experts of a layer are not split over devices here (no context or expert parallelism)",
+            fix="shorten data.max_response_tokens, or take more or larger devices, or a smaller model; --config cp "
+            "cuts a sequence over devices, and --config ep leaves the experts of a layer on theirs",
         )
     found: list[tuple[str, int]] = []
     for together in range(1, len(everything) + 1):

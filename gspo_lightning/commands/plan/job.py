@@ -79,6 +79,8 @@ class Job:
     """Groups of ranks that each have all weights (HSDP)."""
     context: int = 1
     """Ranks that compute the same rows, in turns (context parallelism)."""
+    expert_parallel: bool = False
+    """True if experts stay on the ranks that hold their shards."""
     copies: int = 0
     """Copies of the trained weights kept for rollouts ahead of training (``data.max_staleness``); none of shards."""
     old_logprobs: OldLogProbsChoice = "auto"
@@ -245,6 +247,7 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
         model=settings,
         replicas=int(trainer.num_nodes or 1) if hybrid else int(options.get("replicas") or 1),
         context=int(options.get("context") or 1),
+        expert_parallel=bool(options.get("expert_parallel")),
         optimizer=_class_and_options(config.model.optimizer)[0],
         precision=str(trainer.precision or "32-true"),
         strategy="single" if world == 1 and kind == "ddp" else kind,

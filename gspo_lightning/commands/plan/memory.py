@@ -108,7 +108,7 @@ def _weights(memory: Memory, job: Job, counts: Counts, shards: int) -> None:
         memory.add(target, share)
     whole = (counts.total * size if job.lora is None else frozen * size) if not job.autocast else counts.total * 2
     if job.strategy == "fsdp":
-        gathered = (2 * counts.largest_layer + counts.outside) * job.compute_bytes
+        gathered = (2 * _gathered_layer(job, counts) + counts.outside) * job.compute_bytes
         memory.add("gathered weights", gathered, TRAINING)
         if job.source == "VLLMEngine":
             whole = 0  # released before the engine samples
@@ -126,6 +126,11 @@ def _weights(memory: Memory, job: Job, counts: Counts, shards: int) -> None:
         memory.add("old log-probabilities", cached, TRAINING, STEPPING)
     if job.reference and job.lora is None:
         memory.add("reference policy", counts.total * size / kept)
+
+
+def _gathered_layer(job: Job, counts: Counts) -> int:
+    """Return the parameters of the largest layer that are gathered to compute it."""
+    return counts.largest_layer - (counts.experts_of_layer if job.expert_parallel else 0)
 
 
 def _states(memory: Memory, job: Job, counts: Counts, shards: int, device: Device) -> None:
@@ -342,7 +347,8 @@ def _sharded_step(job: Job, device: Device, gradients: int) -> StepMemory:
     counts, config = counts_of(job.model), config_of(job.model)
     text = config.get_text_config()
     head = 0 if config.tie_word_embeddings else int(text.vocab_size) * int(text.hidden_size)
-    gathered = round(counts.trainable / counts.total * (head * job.compute_bytes + counts.largest_layer * 4))
+    layer = _gathered_layer(job, counts)
+    gathered = round(counts.trainable / counts.total * (head * job.compute_bytes + layer * 4))
     found = []
     for phase, memory in step_phases(job, device).items():
         before = phase in ("forward", "head")

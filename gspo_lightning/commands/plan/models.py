@@ -179,6 +179,12 @@ class Counts:
     """Parameters applied to tokens, with all experts: autocast casts them."""
     vision: int = 0
     """Parameters of the vision tower, which processes only pictures."""
+    experts: int = 0
+    """Parameters of all experts of a mixture."""
+    experts_of_layer: int = 0
+    """Parameters of the experts of the layer with most of them."""
+    expert_layers: int = 0
+    """Layers that have experts."""
 
 
 def count(model: PreTrainedModel) -> Counts:
@@ -193,6 +199,7 @@ def count(model: PreTrainedModel) -> Counts:
     inside = [m for layer in layers for m in layer.modules() if isinstance(m, nn.Linear)]
     frozen = sum(m.weight.numel() for m in inside if not m.weight.requires_grad)
     experts = sum(p.numel() for n, p in weights.items() if ".experts." in n)
+    of_layers = [n for layer in layers if (n := _in_experts(layer))]
     share = getattr(config, "num_experts_per_tok", 0) / max(getattr(config, "num_experts", 1) or 1, 1)
     head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
     vision = sum(p.numel() for part in tower_of(model).values() for p in part.parameters())
@@ -208,7 +215,14 @@ def count(model: PreTrainedModel) -> Counts:
         largest=max(trained, default=0),
         products=applied,
         vision=vision,
+        experts=experts,
+        experts_of_layer=max(of_layers, default=0),
+        expert_layers=len(of_layers),
     )
+
+
+def _in_experts(layer: nn.Module) -> int:
+    return sum(p.numel() for name, p in layer.named_parameters() if ".experts." in name)
 
 
 def counts_of(settings: ModelSettings) -> Counts:

@@ -11,7 +11,7 @@ from gspo_lightning.commands.plan.devices import GIB, Device
 from gspo_lightning.commands.plan.job import Job
 from gspo_lightning.commands.plan.memory import Memory, checkpoint_bytes
 from gspo_lightning.commands.plan.models import counts_of
-from gspo_lightning.commands.plan.time import ASSUMPTIONS, DECODING, SAMPLED, phases_of
+from gspo_lightning.commands.plan.time import ASSUMPTIONS, DECODING, SAMPLED, faster_with_experts, phases_of
 from gspo_lightning.commands.plan.vision import Tower, tower_of
 from gspo_lightning.commands.plan.work import equation, work_of
 from gspo_lightning.escape import terminal
@@ -181,6 +181,8 @@ def _work(job: Job, device: Device) -> Iterator[str]:
         f"time, at most: {_time(seconds)} an iteration, {_time(seconds * job.iterations)} for {job.iterations:,}; "
         f"{decoding:.0%} of it sampling{where} (an estimate: gspo plan --time shows its parts)"
     )
+    if (faster := faster_with_experts(job, device)) is not None:
+        yield f"with --config ep, which leaves experts on their ranks: {_time(faster)} an iteration"
 
 
 def _phases(job: Job, device: Device) -> Table:

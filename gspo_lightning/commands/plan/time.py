@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from gspo_lightning.commands.plan.devices import Device
@@ -207,9 +208,37 @@ def _forward(name: str, job: Job, device: Device, flops: float, tokens: int, cou
     """Return the phase of forward passes over a rollout batch; shards are gathered once per micro-batch."""
     sent = 0.0
     if job.strategy == "fsdp":
-        gathers = passes * job.minibatches * job.passes
-        sent = counts.total * job.compute_bytes * (job.shards - 1) / job.shards * gathers
+        gathers, inside = passes * job.minibatches * job.passes, (job.shards - 1) / job.shards
+        sent = _gathered(job, counts) * job.compute_bytes * inside * gathers
+        sent += 2 * _exchanged(job, counts, tokens)
     return _longer(name, flops / _speed(job, device), sent / _link(job, device), tokens)
+
+
+def _gathered(job: Job, counts: Counts) -> int:
+    """Return the parameters that are gathered to compute all layers."""
+    return counts.total - (counts.experts if job.expert_parallel else 0)
+
+
+def _exchanged(job: Job, counts: Counts, tokens: int) -> float:
+    """Return the bytes that a device sends to have ``tokens`` of all devices at their experts once, in all layers."""
+    if not job.expert_parallel:
+        return 0.0
+    text = config_of(job.model).get_text_config()
+    row = int(text.num_experts_per_tok) * int(text.hidden_size) * job.compute_bytes
+    return tokens / job.world * row * counts.expert_layers * (job.shards - 1) / job.shards
+
+
+def faster_with_experts(job: Job, device: Device) -> float | None:
+    """Return the seconds of an iteration with expert parallelism, if a run could have it and would be faster."""
+    alone = job.replicas == job.context == 1 and not job.cpu_offload and not job.lockstep and not job.expert_parallel
+    experts = getattr(config_of(job.model).get_text_config(), "num_experts", 0) or 0
+    if job.strategy != "fsdp" or not alone or not counts_of(job.model).experts or experts % job.world:
+        return None
+    now, then = (
+        sum(phase.seconds for phase in phases_of(one, device))
+        for one in (job, dataclasses.replace(job, expert_parallel=True))
+    )
+    return then if then < 0.99 * now else None
 
 
 def _longer(name: str, compute: float, wait: float, tokens: int) -> Phase:
@@ -221,7 +250,8 @@ def _training(name: str, job: Job, device: Device, flops: float, tokens: int, co
     sent = 2.0 * counts.trainable * 4 * others * updates if job.world > 1 else 0.0  # an all-reduce of gradients
     if job.strategy == "fsdp":  # two all-gathers and one reduce-scatter per micro-batch
         inside = (job.shards - 1) / job.shards
-        sent = counts.total * (2 * job.compute_bytes + 4) * inside * updates * job.passes
+        sent = _gathered(job, counts) * (2 * job.compute_bytes + 4) * inside * updates * job.passes
+        sent += (6 if job.checkpointing else 4) * _exchanged(job, counts, tokens)  # there and back in every pass
     return _longer(name, flops / _speed(job, device), sent / _link(job, device), tokens)
 
 

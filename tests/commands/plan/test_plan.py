@@ -495,7 +495,7 @@ def test_what_would_need_splitting_a_sequence_is_refused(tmp_path: Path, capsys:
     argv = ["plan", f"--config={QUICKSTART}", f"--model.name_or_path={tmp_path}", "--model.layout=padded"]
     sizes = ["--data.max_response_tokens=90000", "--data.max_tokens_per_micro_batch=90016", "--device=1GB"]
     assert main([*argv, *sizes]) == 2
-    assert "no context or expert parallelism" in capsys.readouterr().err
+    assert "--config cp cuts a sequence" in capsys.readouterr().err
 
 
 @pytest.mark.long  # forks a process a case; what is counted by hand is above

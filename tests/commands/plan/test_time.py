@@ -9,9 +9,18 @@ import pytest
 from gspo_lightning.cli import main
 from gspo_lightning.commands.plan.devices import CARDS, Device
 from gspo_lightning.commands.plan.job import Job
-from gspo_lightning.commands.plan.memory import SAMPLING, memory_of
+from gspo_lightning.commands.plan.memory import SAMPLING, TRAINING, memory_of
 from gspo_lightning.commands.plan.models import counts_of
-from gspo_lightning.commands.plan.time import ASSUMPTIONS, Phase, cache_read, decoding_seconds, phases_of
+from gspo_lightning.commands.plan.time import (
+    ASSUMPTIONS,
+    Phase,
+    _exchanged,
+    _gathered,
+    cache_read,
+    decoding_seconds,
+    faster_with_experts,
+    phases_of,
+)
 from gspo_lightning.commands.plan.work import work_of
 from gspo_lightning.policy.kv_cache_size import KVCacheSize
 from gspo_lightning.policy.model_settings import ModelSettings
@@ -85,6 +94,26 @@ def test_phases_by_hand() -> None:
     # two moments are read and written, weights read and written, gradients read: bfloat16
     assert found["optimizer"].seconds == pytest.approx(4 * (2 * (2 + 1) + 1) * weights * 2 / 0.6e12)
     assert found["decoding"].rate(2) == pytest.approx(6400 / found["decoding"].seconds / 2)
+
+
+def test_experts_that_stay_are_not_gathered() -> None:
+    """Qwen3-30B-A3B on eight devices, by hand: 48 layers of 128 experts, three matrices of 768 x 2,048 each."""
+    mixture = ModelSettings("Qwen/Qwen3-30B-A3B", "float32")
+    batch = {"world": 8, "minibatches": 1, "group_size": 8, "prompts": 64}
+    gathered = job(model=mixture, strategy="fsdp", precision="bf16-mixed", **batch)
+    kept = dataclasses.replace(gathered, expert_parallel=True)
+    counts = counts_of(gathered.model)
+    experts = 48 * 128 * 3 * 768 * 2048
+    assert (counts.experts, counts.experts_of_layer, counts.expert_layers) == (experts, experts // 48, 48)
+    tokens, passes = next(p.tokens for p in phases_of(kept, CARD) if p.name == "forward and backward"), kept.passes
+    assert _exchanged(kept, counts, tokens) == pytest.approx(tokens / 8 * 8 * 2048 * 2 * 48 * 7 / 8)
+    assert _gathered(kept, counts) * passes < _gathered(gathered, counts) * passes / 15
+    found = [{p.name: p.seconds for p in phases_of(one, CARD)} for one in (gathered, kept)]
+    assert found[1]["forward and backward"] < found[0]["forward and backward"]
+    assert faster_with_experts(gathered, CARD) == pytest.approx(sum(found[1].values()))
+    assert faster_with_experts(kept, CARD) is None
+    memory = [memory_of(one, CARD).items["gathered weights"][TRAINING] for one in (gathered, kept)]
+    assert memory[0] - memory[1] == 2 * experts // 48 * 2
 
 
 SMALL = "meta-llama/Llama-3.2-1B"
