@@ -96,7 +96,7 @@ def check_experts(module: nn.Module, ranks: int) -> None:
             raise UserError(
                 "trainer.strategy.expert_parallel",
                 f"is true, but {name} has adapters, which would have to be cut with the experts",
-                fix="leave experts out of model.lora.targets, or leave it out",
+                fix="leave experts out of model.lora.target_modules, or leave it out",
             )
 
 

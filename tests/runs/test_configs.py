@@ -20,7 +20,7 @@ SELF_CONTAINED = (
     "quickstart", "math", "logic", "code", "guess", "calculator", "agent", "reward_model", "vision", "smollm2",
 )  # fmt: skip
 OVERLAYS = sorted(
-    p.stem for p in CONFIGS.glob("*.yaml") if p.stem not in (*SELF_CONTAINED, "smollm2_gym", "hsdp", "cp")
+    p.stem for p in CONFIGS.glob("*.yaml") if p.stem not in (*SELF_CONTAINED, "smollm2_gym", "hsdp", "cp", "ep")
 )
 ONE_STEP = ["--trainer.max_epochs=1", "--data.minibatches_per_rollout=1", "--trainer.num_sanity_val_steps=0"]
 

@@ -1,17 +1,21 @@
-"""Models whose tokens cannot be cut over ranks are refused by name."""
+"""Models whose tokens or experts cannot be dealt to ranks are refused by name."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.checks import choose_layout
 from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.lora import LoRA
 from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import routers_of
 from gspo_lightning.policy.tiny import character_tokenizer
-from gspo_lightning.strategies.checks import check_context
+from gspo_lightning.strategies import FSDP2Strategy
+from gspo_lightning.strategies.checks import check_context, check_experts
 from tests.support.exact_families import exact_model
 from tests.support.model_families import WINDOW, build_policy
 
@@ -65,3 +69,28 @@ def test_pictures_are_refused() -> None:
     policy = tiny("tiny-qwen3-vl")
     with pytest.raises(UserError, match="Qwen3VLForConditionalGeneration reads pictures"):
         check_context(policy, 2)
+
+
+def test_experts_are_dealt_whole() -> None:
+    mixture = tiny("tiny-qwen3-moe")
+    check_experts(mixture, 4)
+    check_experts(tiny(), 3)  # none, such as a dense reference
+    with pytest.raises(UserError, match=r"3 ranks cannot have equal parts of the 16 experts of .*mlp\.experts"):
+        check_experts(mixture, 3)
+    adapted = load_policy(ModelSettings("tiny-qwen3-moe", seed=0, lora=LoRA(r=2)))
+    with pytest.raises(UserError, match=r"experts\.base_layer.* has adapters(.|\n)*model\.lora\.target_modules"):
+        check_experts(adapted, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"replicas": 2}, "replicas"),
+        ({"context": 2}, "context"),
+        ({"cpu_offload": True}, "cpu_offload"),
+        ({"rollouts": "lockstep"}, "rollouts: lockstep"),
+    ],
+)
+def test_what_experts_that_stay_exclude(options: dict[str, Any], name: str) -> None:
+    with pytest.raises(UserError, match=f"expert_parallel: cannot be used with {name}"):
+        FSDP2Strategy(expert_parallel=True, **options)

@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 
 from gspo_lightning.commands.plan.devices import Device
 from gspo_lightning.commands.plan.job import Job, padded_batch
-from gspo_lightning.commands.plan.models import Counts, backbone_counts, config_of, counts_of
+from gspo_lightning.commands.plan.models import Counts, backbone_counts, config_of, counts_of, gathered_layer
 from gspo_lightning.commands.plan.step import Step, StepMemory, measure_phases
 from gspo_lightning.commands.plan.vision import tower_of
 from gspo_lightning.errors import UserError
@@ -108,7 +108,7 @@ def _weights(memory: Memory, job: Job, counts: Counts, shards: int) -> None:
         memory.add(target, share)
     whole = (counts.total * size if job.lora is None else frozen * size) if not job.autocast else counts.total * 2
     if job.strategy == "fsdp":
-        gathered = (2 * _gathered_layer(job, counts) + counts.outside) * job.compute_bytes
+        gathered = (2 * gathered_layer(counts, job.expert_parallel) + counts.outside) * job.compute_bytes
         memory.add("gathered weights", gathered, TRAINING)
         if job.source == "VLLMEngine":
             whole = 0  # released before the engine samples
@@ -126,11 +126,6 @@ def _weights(memory: Memory, job: Job, counts: Counts, shards: int) -> None:
         memory.add("old log-probabilities", cached, TRAINING, STEPPING)
     if job.reference and job.lora is None:
         memory.add("reference policy", counts.total * size / kept)
-
-
-def _gathered_layer(job: Job, counts: Counts) -> int:
-    """Return the parameters of the largest layer that are gathered to compute it."""
-    return counts.largest_layer - (counts.experts_of_layer if job.expert_parallel else 0)
 
 
 def _states(memory: Memory, job: Job, counts: Counts, shards: int, device: Device) -> None:
@@ -347,7 +342,7 @@ def _sharded_step(job: Job, device: Device, gradients: int) -> StepMemory:
     counts, config = counts_of(job.model), config_of(job.model)
     text = config.get_text_config()
     head = 0 if config.tie_word_embeddings else int(text.vocab_size) * int(text.hidden_size)
-    layer = _gathered_layer(job, counts)
+    layer = gathered_layer(counts, job.expert_parallel)
     gathered = round(counts.trainable / counts.total * (head * job.compute_bytes + layer * 4))
     found = []
     for phase, memory in step_phases(job, device).items():

@@ -187,6 +187,11 @@ class Counts:
     """Layers that have experts."""
 
 
+def gathered_layer(counts: Counts, expert_parallel: bool) -> int:
+    """Return the parameters of the largest layer that are gathered to compute it."""
+    return counts.largest_layer - (counts.experts_of_layer if expert_parallel else 0)
+
+
 def count(model: PreTrainedModel) -> Counts:
     """Count the parameters of a model, which may be on the meta device."""
     config = model.config.get_text_config()
