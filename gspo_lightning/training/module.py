@@ -331,10 +331,6 @@ class GSPOModule(PolicyModule):
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
         """Do nothing: :meth:`training_step` clears gradients at its start; here they hold most of the update."""
 
-    def on_train_batch_end(self, *_: Any) -> None:
-        """Free the gradients, after the callbacks have seen them: the next rollouts need the memory."""
-        self.policy_optimizer.zero_grad(set_to_none=True)
-
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Record the gradient norm before clipping; drop an update with a NaN or infinity, and keep the weights."""
         values, gradients = self._update.values, [p.grad for p in self.policy.parameters() if p.grad is not None]

@@ -100,6 +100,10 @@ class PolicyModule(LightningModule):
         assert isinstance(found, torch.optim.Optimizer)
         return found
 
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Free the gradients, after the callbacks have seen them: the next rollouts need the memory."""
+        self.policy_optimizer.zero_grad(set_to_none=True)
+
     def prepare(self, stage: str, data: PromptDataModule, trainer: Trainer) -> None:
         """Check all that needs no model; the command line does so before anything is written.
 
