@@ -165,7 +165,8 @@ def check_trainer(chosen: Any) -> None:
         problem = f"is {strategy}, but reward models are sharded by FSDP2 only"
         raise UserError("trainer.strategy", problem, fix="use --config fsdp2, or strategy: ddp")
     options = (chosen.strategy.get("init_args") or {}) if hasattr(chosen.strategy, "get") else {}
-    if (options.get("context") or 1) > 1:
-        problem = f"is {options.get('context')}, but reward models are trained on short rows, which are not cut"
-        raise UserError("trainer.strategy.context", problem, fix="use --config fsdp2")
+    for name in ("context", "replicas", "expert_parallel"):
+        if (value := options.get(name) or 1) > 1 or value is True:
+            problem = f"is {value}, but reward models are only sharded, over all ranks"
+            raise UserError(f"trainer.strategy.{name}", problem, fix="use --config fsdp2")
     check_strategy(chosen.strategy)
