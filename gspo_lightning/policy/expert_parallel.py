@@ -39,7 +39,7 @@ def keep_experts(experts: nn.Module, mesh: DeviceMesh) -> set[nn.Parameter]:
         own = whole.detach().chunk(size)[rank].clone()
         shards = DTensor.from_local(own, mesh, [Shard(0)], run_check=False)
         experts.register_parameter(name, nn.Parameter(shards, whole.requires_grad))
-    experts.forward = partial(_forward, experts, mesh.get_group())  # type: ignore[method-assign]
+    experts.forward = partial(_forward, experts, mesh.get_group())
     return set(experts.parameters(recurse=False))
 
 
