@@ -85,6 +85,8 @@ class GSPOModule(PolicyModule):
         lora: train low-rank adapters and keep the weights as they are (``{r: 16}``); None trains all weights.
         freeze: modules that are not trained, by name with ``*`` for anything, or ``vision`` for the vision tower; None
             is ``[vision]`` for a model that reads pictures, ``[]`` trains everything.
+        batch_invariant: compute log-probabilities whose bits do not depend on the batch: those of the sampler equal
+            those of training exactly (docs/rollouts.md). Dense Llama, Mistral, Qwen2 and Qwen3 models on a CPU.
         ess_step_scaling: multiply the learning rate of an update by the square root of its effective sample size, the
             metric correction/effective_sample_size (VCPO, arXiv 2602.17616); needs ``objective.correction``.
         segment_delimiters: texts that end a segment, for ``Segment`` with ``by: given`` (for example a line feed).
@@ -124,6 +126,7 @@ class GSPOModule(PolicyModule):
         experts_implementation: str | None = None,
         lora: LoRA | None = None,
         freeze: list[str] | None = None,
+        batch_invariant: bool = False,
         ess_step_scaling: bool = False,
         segment_delimiters: list[str] | None = None,
         allow_unusual_clip: bool = False,
@@ -139,6 +142,7 @@ class GSPOModule(PolicyModule):
         settings = ModelSettings(
             name_or_path, dtype, attn_implementation, gradient_checkpointing, trust_remote_code, revision,
             config_overrides or {}, seed, layout, experts_implementation, lora, freeze,
+            batch_invariant,
         )  # fmt: skip
         super().__init__(settings, cold_start)
         self.objective = objective if objective is not None else GSPO()

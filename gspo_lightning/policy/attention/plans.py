@@ -157,11 +157,13 @@ class PrefixPlan:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Attend with [M, H, d] over [M, K, d]; returns [M, H, d]."""
-        out: Tensor = _SharedPrefix.apply(query, key, value, self.passes, scaling)  # type: ignore[no-untyped-call]
+        out: Tensor = SharedPrefix.apply(query, key, value, self.passes, scaling)  # type: ignore[no-untyped-call]
         return out
 
 
-class _SharedPrefix(torch.autograd.Function):
+class SharedPrefix(torch.autograd.Function):
+    """Shared-prefix attention with exact gradients, given the passes over its keys."""
+
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, passes: tuple[Pass, ...], scaling: float
