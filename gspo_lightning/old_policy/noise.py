@@ -74,6 +74,8 @@ def check_ratio_noise(
             lower precision another cut rounds differently, which is only logged: an update sees the cut that its old
             log-probabilities come from, unless memory runs out in between.
     """
+    if policy.batch_invariant:
+        _check_equal(policy, batch, context)
     if (limit := band(objective)) is None:
         return
     name, cut = type(objective).__name__, "of one micro-batch"
@@ -100,6 +102,27 @@ def check_ratio_noise(
             f"sequence, and {name} clips at {limit:g}: it would clip noise",
             fix="use 32-true, a deterministic attn_implementation, or an objective with a wider clip range",
         )
+
+
+def _check_equal(policy: Policy, batch: MicroBatch, context: Callable[[], AbstractContextManager[Any]]) -> None:
+    """Refuse a batch-invariant policy if gradients, another cut or the other layout move any log-probability."""
+    packed = policy.packed
+    with context(), torch.no_grad():
+        first = policy(batch)[0]
+        found = {"with gradients": _as_in_an_update(policy, batch), "in smaller micro-batches": _in_pieces(policy, batch)}
+        try:
+            policy.packed = not packed
+            found["padded" if packed else "packed"] = policy(batch)[0]
+        finally:
+            policy.packed = packed
+    for how, other in found.items():
+        if count := int((other != first).sum()):
+            raise UserError(
+                "model.batch_invariant",
+                f"is true, but {count} of {int(batch.response_mask.sum())} log-probabilities of a probe have other "
+                f"bits if they are computed {how}: kernels of this machine depend on the batch in an unknown way",
+                fix="use batch_invariant: false, and report this with the machine's processor and number of threads",
+            )
 
 
 def _as_in_an_update(policy: Policy, batch: MicroBatch) -> Tensor:
