@@ -70,7 +70,7 @@ class OldLogProbs:
                 "model.batch_invariant",
                 f"is true, but the sampler's log-probabilities differ from training's by {self.noise:.1e} nats per "
                 f"{self.level}, and must equal them to the last bit",
-                fix="use batch_invariant: false, and report this with the model, the processor and the number of threads",
+                fix="use batch_invariant: false, and report this with the model, the processor and number of threads",
             )
 
     def fill(

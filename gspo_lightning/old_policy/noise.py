@@ -85,7 +85,7 @@ def check_ratio_noise(
             first = policy(batch)[0]
         noise = _gap(batch, first, _as_in_an_update(policy, batch))
         if same := noise <= 0.1 * limit:
-            noise = _gap(batch, first, _in_pieces(policy, batch))
+            noise = _gap(batch, first, _in_pieces(policy, batch, batch.input_ids.numel() // 2))
     if same:
         cut = "of one micro-batch and of the same rows cut into smaller ones"
         if not exact and noise > 0.1 * limit:
@@ -105,11 +105,11 @@ def check_ratio_noise(
 
 
 def _check_equal(policy: Policy, batch: MicroBatch, context: Callable[[], AbstractContextManager[Any]]) -> None:
-    """Refuse a batch-invariant policy if gradients, another cut or the other layout move any log-probability."""
+    """Refuse a batch-invariant policy if gradients, single rows or the other layout move any log-probability."""
     packed = policy.packed
     with context(), torch.no_grad():
         first = policy(batch)[0]
-        found = {"with gradients": _as_in_an_update(policy, batch), "in smaller micro-batches": _in_pieces(policy, batch)}
+        found = {"with gradients": _as_in_an_update(policy, batch), "row by row": _in_pieces(policy, batch, 1)}
         try:
             policy.packed = not packed
             found["padded" if packed else "packed"] = policy(batch)[0]
@@ -132,9 +132,9 @@ def _as_in_an_update(policy: Policy, batch: MicroBatch) -> Tensor:
 
 
 @torch.no_grad()
-def _in_pieces(policy: Policy, batch: MicroBatch) -> Tensor:
-    """Return [N, T] of the rows computed in two or more micro-batches."""
-    parts = cut_rows(batch, batch.input_ids.numel() // 2, policy.packed)
+def _in_pieces(policy: Policy, batch: MicroBatch, budget: int) -> Tensor:
+    """Return [N, T] of the rows computed in micro-batches of ``budget`` tokens."""
+    parts = cut_rows(batch, budget, policy.packed)
     width = batch.response_mask.shape[1]
     found = [policy(part)[0] for part in parts]
     return torch.cat([nn.functional.pad(x, (0, width - x.shape[1])) for x in found])

@@ -1,11 +1,11 @@
 """Batch-invariant mode of a policy: a token's log-probability has the same bits in training and in decoding.
 
-A product, a sum or an activation usually depends in its last bits on how many others are computed with it, because
-kernels choose their order of additions by the shape, and round the ends of vectors otherwise. Here products with weights
-are computed by tiles of one fixed shape, attention by pages (:mod:`gspo_lightning.policy.attention.pages`), and SiLU from
-an exponential that does not depend on an element's place. The idea is that of Thinking Machines ("Defeating
-Nondeterminism in LLM Inference", 2025); VeXact (arXiv 2605.14220) studies training with such rollouts. Gradients are
-those of whole batches and have no fixed bits.
+The last bits of a product, a sum or an activation usually depend on how many others are computed with it: kernels
+choose their order of additions by the shape, and compute the ends of vectors by other code. Here products with weights
+are computed by tiles of one fixed shape, attention by pages (:mod:`gspo_lightning.policy.attention.pages`), and SiLU
+from an exponential that does not depend on an element's place. The idea is that of Thinking Machines ("Defeating
+Nondeterminism in LLM Inference", 2025) and of VeXact, whose paper (arXiv 2605.14220) finds that the mismatch alone can
+end a training. Gradients are those of whole batches and have no fixed bits.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ ALIGNED = 64
 """Bytes: the alignment of PyTorch's memory. A tile always begins at such an address."""
 FAMILIES = tuple(f"{family}DecoderLayer" for family in ("Llama", "Mistral", "Qwen2", "Qwen3"))
 """Layers whose every operation was looked at: they compute tokens apart from each other, but for attention."""
-FIELD = "model.batch_invariant"
 _SILU = nn.SiLU, SiLUActivation
 
 
 class TiledLinear(nn.Linear):
     """Linear layer whose result for a row does not depend on the other rows, nor on their number."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (the name in torch)
         """Map [..., in] to [..., out], in the dtype of autocast if it is on."""
         kind = input.device.type
         casts = torch.is_autocast_enabled(kind) and input.dtype != torch.float64
@@ -128,8 +127,11 @@ def make_batch_invariant(policy: Policy) -> None:
     """
     name, model = type(policy.model).__name__, policy.model
     if (reason := _why_not(policy)) is not None:
-        raise UserError(FIELD, f"is true, but {name} has {reason}", fix="use a dense Llama, Mistral, Qwen2 or Qwen3 "
-                        "model without windows (configs/quickstart.yaml), or batch_invariant: false")  # fmt: skip
+        raise UserError(
+            "model.batch_invariant",
+            f"is true, but {name} has {reason}",
+            fix="use a dense Llama, Mistral, Qwen2 or Qwen3 model without windows, or batch_invariant: false",
+        )
     for module in list(model.modules()):
         if type(module) is nn.Linear:
             module.__class__ = TiledLinear
@@ -149,7 +151,7 @@ def _why_not(policy: Policy) -> str | None:
         return f"layers of type {', '.join(kinds) or 'unknown'}, whose order of additions may depend on the batch"
     if found := windows(policy.backbone):
         return f"a sliding window of {found[0]} tokens"
-    if (how := policy.backbone.config._attn_implementation) not in IMPLEMENTATIONS:  # type: ignore[union-attr]
+    if (how := str(policy.model.config._attn_implementation)) not in IMPLEMENTATIONS:
         return f"attn_implementation {how!r}, which takes no other attention"
     if any(not isinstance(layer.mlp.act_fn, _SILU) for layer in layers):
         return f"the activation {type(layers[0].mlp.act_fn).__name__}; only SiLU was made invariant"

@@ -80,7 +80,7 @@ class Policy(nn.Module):
         self.packed = False
         """True if :meth:`forward` shares prompts and leaves padding out; set by :mod:`gspo_lightning.policy.checks`."""
         self.batch_invariant = False
-        """True if a token's log-probability has the same bits in any batch (:mod:`gspo_lightning.policy.batch_invariant`)."""
+        """True if log-probabilities have the same bits in any batch (:mod:`gspo_lightning.policy.batch_invariant`)."""
         self.decoding = Decoding()
         """Measured decoding choices, shared with copies of the policy."""
         self.gathering: Any = None

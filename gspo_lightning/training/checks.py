@@ -287,7 +287,7 @@ def _check_batch_invariant(data: PromptDataModule, module: RunModule, trainer: T
     if not isinstance(source.local(), GroupedSampler):
         raise UserError(
             "model.batch_invariant",
-            f"is true, but {type(source).__name__} samples by other code, whose log-probabilities are rounded otherwise",
+            f"is true, but {type(source).__name__} samples by other code, which rounds log-probabilities otherwise",
             fix="use data.rollouts: GroupedSampler, or batch_invariant: false",
         )
 

@@ -1,22 +1,23 @@
 """Attention whose bits depend on a query and its keys alone: pages of keys in the order of their positions.
 
 Training, prefill and decoding call one function. Every product has one shape: a tile of queries of a key-value head
-times a page of :data:`PAGE` keys, in float32. Pages begin at multiples of :data:`PAGE` in a row, whatever shares its
-prompt, and are joined by an online softmax from the first to the last. A page that a query does not see multiplies by
-exactly 1 and adds exactly 0. Rows share the pages that their prompt fills, as in PagedAttention (arXiv 2309.06180).
+times a page of :data:`PAGE` keys, in float32 or wider. Pages begin at multiples of :data:`PAGE` in a row, whatever
+shares its prompt, and are joined by an online softmax from the first to the last. A page that a query does not see
+multiplies by exactly 1 and adds exactly 0. Rows share the pages that their prompt fills, as in PagedAttention (arXiv
+2309.06180).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from gspo_lightning.policy.attention.kernels import Span
-from gspo_lightning.policy.attention.plans import PrefixPlan, SharedPrefix
+from gspo_lightning.policy.attention.plans import PrefixPlan
 
 PAGE = 64
 """Keys of a page."""
@@ -39,7 +40,7 @@ def rows_of_tile(shared: int) -> tuple[int, int]:
 def attend_pages(
     query: Tensor, last: Tensor, keys: Tensor, values: Tensor, table: Tensor, scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """Attend with tiles of queries over pages of keys, in float32.
+    """Attend with tiles of queries over pages of keys, in float32 or wider.
 
     Args:
         query: [T, K, n, d], K key-value heads.
@@ -52,8 +53,9 @@ def attend_pages(
     Returns:
         ``out`` [T, K, n, d] and log-sum-exp [T, K, n].
     """
-    out = torch.empty(query.shape, dtype=torch.float32, device=query.device)
-    lse = torch.empty(query.shape[:-1], dtype=torch.float32, device=query.device)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    out = torch.empty(query.shape, dtype=wide, device=query.device)
+    lse = torch.empty(query.shape[:-1], dtype=wide, device=query.device)
     size = max(1, BUFFER // keys[:1].numel())
     for tiles in last.amax(-1).argsort().split(size):  # neighbours see about as many pages
         out[tiles], lse[tiles] = _attend(query[tiles], last[tiles], keys, values, table[tiles], scaling)
@@ -64,12 +66,13 @@ def _attend(
     query: Tensor, last: Tensor, keys: Tensor, values: Tensor, table: Tensor, scaling: float
 ) -> tuple[Tensor, Tensor]:
     tiles, heads, rows, _ = query.shape
-    q = query.to(torch.float32).flatten(0, 1).contiguous()
+    wide = torch.promote_types(query.dtype, torch.float32)
+    q = query.to(wide).flatten(0, 1).contiguous()
     top = q.new_full((len(q), rows, 1), -torch.inf)
     total, acc = torch.zeros_like(top), torch.zeros_like(q)
     places = torch.arange(PAGE, device=q.device)
     for page in range(int(last.max()) // PAGE + 1):
-        k, v = (x.index_select(0, table[:, page]).to(torch.float32).flatten(0, 1) for x in (keys, values))
+        k, v = (x.index_select(0, table[:, page]).to(wide).flatten(0, 1) for x in (keys, values))
         scores = torch.bmm(q, k.transpose(1, 2)).mul_(scaling)
         unseen = (places + page * PAGE) > last.unsqueeze(-1)
         scores.view(tiles, heads, rows, PAGE).masked_fill_(unseen.unsqueeze(1), -torch.inf)
@@ -84,7 +87,7 @@ def _attend(
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """Tiles of queries: packed ``tokens`` [T, c], ``last`` [T, n], ``rows`` [T], and a token's ``back`` [M] in T * c."""
+    """Tiles of queries: packed ``tokens`` [T, c], ``last`` [T, n], ``rows`` [T], and each token's ``back`` in T * c."""
 
     tokens: Tensor
     last: Tensor
@@ -99,7 +102,9 @@ class PagedPlan(PrefixPlan):
     sees, by position, and ``index`` [pages, PAGE] those of every page, each once.
     """
 
-    def __init__(self, segments: Sequence[tuple[int, int]], crossings: Sequence[Span], longest: int, prefix: int = 0):
+    def __init__(
+        self, segments: Sequence[tuple[int, int]], crossings: Sequence[Span], longest: int, prefix: int = 0
+    ) -> None:
         super().__init__(segments, crossings, longest, (), prefix)
         self.segments = [(start, length) for start, length in segments if length]
         self.sequences = [self._seen(start, length, crossings, prefix) for start, length in self.segments]
@@ -114,13 +119,8 @@ class PagedPlan(PrefixPlan):
                 before += range(begin, begin + width)
         return [*before, *range(start, start + length)]
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """Attend with [M, H, d] over [M, K, d]; returns [M, H, d]."""
-        out: Tensor = _Paged.apply(query, key, value, self, scaling)  # type: ignore[no-untyped-call]
-        return out
-
+    @override
     def forward(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
-        """Return ``out`` [M, H, d] and log-sum-exp [M, H], float32."""
         heads = key.shape[1]
         shared = query.shape[1] // heads
         tiles = self._tiles_of(shared, query.device)
@@ -131,12 +131,13 @@ class PagedPlan(PrefixPlan):
         keys, values = (x[index].transpose(1, 2) for x in (key, value))
         out, lse = attend_pages(q, tiles.last, keys, values, self.table.to(key.device)[tiles.rows], scaling)
         out, lse = (x[:, :, : width * shared].unflatten(2, (width, shared)).transpose(1, 2) for x in (out, lse))
-        return out.reshape(count * width, heads * shared, -1)[tiles.back], lse.reshape(count * width, -1)[tiles.back]
+        out = out.reshape(count * width, heads * shared, -1)[tiles.back].to(query.dtype)
+        return out, lse.reshape(count * width, -1)[tiles.back]
 
     def _tiles_of(self, shared: int, device: torch.device) -> _Tiles:
         if shared not in self._tiles:
             width, rows = rows_of_tile(shared)
-            tokens, last, owner = [], [], []
+            tokens, last, owner = list[Tensor](), list[Tensor](), list[Tensor]()
             back = torch.empty(sum(length for _, length in self.segments), dtype=torch.int64)
             for row, (start, length) in enumerate(self.segments):
                 count = -(-length // width)
@@ -150,16 +151,6 @@ class PagedPlan(PrefixPlan):
             found = (torch.cat(tokens), torch.cat(last), torch.cat(owner), back)
             self._tiles[shared] = _Tiles(*(x.to(device) for x in found))
         return self._tiles[shared]
-
-
-class _Paged(SharedPrefix):
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: PagedPlan, scaling: float) -> Tensor:  # type: ignore[override]
-        out, lse = plan.forward(query, key, value, scaling)
-        out = out.to(query.dtype)
-        ctx.save_for_backward(query, key, value, out, lse)
-        ctx.passes, ctx.scaling = plan.passes, scaling
-        return out
 
 
 def pages_of(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
