@@ -3,8 +3,8 @@
 Training, prefill and decoding call one function. Every product has one shape: a tile of queries of a key-value head
 times a page of :data:`PAGE` keys, in float32 or wider. Pages begin at multiples of :data:`PAGE` in a row, whatever
 shares its prompt, and are joined by an online softmax from the first to the last. A page that a query does not see
-multiplies by exactly 1 and adds exactly 0. Rows share the pages that their prompt fills, as in PagedAttention (arXiv
-2309.06180).
+multiplies by exactly 1 and adds exactly 0. Rows share the pages that their prompt fills, as in PagedAttention
+(arXiv 2309.06180).
 """
 
 from __future__ import annotations
