@@ -40,7 +40,7 @@ CONTEXTS: dict[str, Context] = {
     "bf16-mixed": partial(torch.autocast, "cpu", torch.bfloat16),
 }
 TEMPERATURE = 0.8
-OTHERS = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72}
+OTHERS = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72, "intermediate_size": 67}
 MODELS: dict[str, Callable[[], Policy]] = {
     "qwen3": lambda: build_policy("qwen3"),
     "llama": lambda: Policy(LlamaForCausalLM(LlamaConfig(**COMMON | OTHERS)), character_tokenizer()),
