@@ -1,4 +1,4 @@
-"""What ``model.batch_invariant: true`` costs, and what plain and deterministic algorithms leave: one thread, CPU seconds.
+"""What ``model.batch_invariant: true`` costs, and what deterministic algorithms leave: one thread, CPU seconds.
 
 ``python -m benchmarks.invariant`` on the 8.9M model; ``--model FOLDER_OR_FILE`` takes a real one. Sides take turns: the
 mode off, on, and off under ``torch.use_deterministic_algorithms``. Of each side's first rollouts it counts the tokens

@@ -29,6 +29,7 @@ from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.sampler.decoding import SharedDecoder
+from gspo_lightning.rollouts.sampler.memory import Costs
 from gspo_lightning.rollouts.sampler.sampler import GroupedSampler
 from gspo_lightning.rollouts.verify import verify_decoding
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
@@ -220,6 +221,19 @@ def test_a_copy_has_the_mode_and_the_bits() -> None:
     copy = policy.frozen_copy()
     assert copy.batch_invariant
     assert torch.equal(whole_rows(copy, rollouts, nullcontext, size=3, packed=True), reported(rollouts))
+
+
+def test_pages_fit_into_the_memory_that_rows_are_said_to_take() -> None:
+    policy = policy_of("qwen3")
+    decoder, widths, rows, steps = SharedDecoder(policy), [5, 70, 63], [2, 3, 4], 70
+    costs = Costs.of(policy, True, max(widths))
+    decoder.add([[7] * width for width in widths], rows)
+    positions = torch.tensor(widths).repeat_interleave(torch.tensor(rows))
+    for step in range(steps):
+        decoder.step(torch.full_like(positions, 8), positions + step)
+    logits = Costs(policy.model.config, 0, True, 0).row(0)
+    said = sum(costs.context(n) for n in widths) + sum(rows) * (costs.row(steps) - logits)
+    assert said / 3 < decoder.cache.nbytes <= said
 
 
 def test_kernels_that_depend_on_the_batch_are_noticed_before_the_first_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
