@@ -97,5 +97,5 @@ def another_backbone(
 
 
 def critic_settings(settings: ModelSettings, name: str) -> ModelSettings:
-    """Return settings to load another model: the policy's, with another name and no revision or config overrides."""
-    return dataclasses.replace(settings, name_or_path=name, revision=None, config_overrides={})
+    """Return settings to load another model: the policy's, but for name, revision, overrides and fixed bits."""
+    return dataclasses.replace(settings, name_or_path=name, revision=None, config_overrides={}, batch_invariant=False)

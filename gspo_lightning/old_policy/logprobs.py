@@ -36,10 +36,11 @@ class OldLogProbs:
         choice: ``auto``: the sampler's if their measured noise is at most a tenth of the clip range, else recomputed;
             ``source``: the sampler's; ``recompute``: never the sampler's.
         objective: supplies the clip range and the level of its ratio, sequence or token.
+        exact: any noise is an error (``model.batch_invariant``).
     """
 
-    def __init__(self, choice: OldLogProbsChoice, objective: Objective) -> None:
-        self.choice, self.level = choice, objective.level
+    def __init__(self, choice: OldLogProbsChoice, objective: Objective, *, exact: bool = False) -> None:
+        self.choice, self.level, self.exact = choice, objective.level, exact
         ranges = [r for r in (objective.clip_low, objective.clip_high) if r is not None and r > 0]
         self.tolerance = SHARE * (min(ranges) if ranges else UNCLIPPED)
         self.noise: float | None = None
@@ -53,13 +54,24 @@ class OldLogProbs:
         """
 
     def note(self, sums: Mapping[str, tuple[float, float]]) -> None:
-        """Set :attr:`noise` from the sums over all ranks of an update on rollouts of the very same weights."""
+        """Set :attr:`noise` from the sums over all ranks of an update on rollouts of the very same weights.
+
+        Raises:
+            UserError: there is noise, but :attr:`exact` says that there is none.
+        """
         if self.ahead:
             return
         name = "sampler_sequence_gap_squared" if self.level == "sequence" else "sampler_logprob_gap_squared"
         total, count = sums.get(name, (0.0, 0.0))
         if count:
             self.noise = math.sqrt(total / count)
+        if self.exact and self.noise:
+            raise UserError(
+                "model.batch_invariant",
+                f"is true, but the sampler's log-probabilities differ from training's by {self.noise:.1e} nats per "
+                f"{self.level}, and must equal them to the last bit",
+                fix="use batch_invariant: false, and report this with the model, the processor and number of threads",
+            )
 
     def fill(
         self,

@@ -74,6 +74,8 @@ def check_ratio_noise(
             lower precision another cut rounds differently, which is only logged: an update sees the cut that its old
             log-probabilities come from, unless memory runs out in between.
     """
+    if policy.batch_invariant:
+        _check_equal(policy, batch, context)
     if (limit := band(objective)) is None:
         return
     name, cut = type(objective).__name__, "of one micro-batch"
@@ -83,7 +85,7 @@ def check_ratio_noise(
             first = policy(batch)[0]
         noise = _gap(batch, first, _as_in_an_update(policy, batch))
         if same := noise <= 0.1 * limit:
-            noise = _gap(batch, first, _in_pieces(policy, batch))
+            noise = _gap(batch, first, _in_pieces(policy, batch, batch.input_ids.numel() // 2))
     if same:
         cut = "of one micro-batch and of the same rows cut into smaller ones"
         if not exact and noise > 0.1 * limit:
@@ -102,6 +104,27 @@ def check_ratio_noise(
         )
 
 
+def _check_equal(policy: Policy, batch: MicroBatch, context: Callable[[], AbstractContextManager[Any]]) -> None:
+    """Refuse a batch-invariant policy if gradients, single rows or the other layout move any log-probability."""
+    packed = policy.packed
+    with context(), torch.no_grad():
+        first = policy(batch)[0]
+        found = {"with gradients": _as_in_an_update(policy, batch), "row by row": _in_pieces(policy, batch, 1)}
+        try:
+            policy.packed = not packed
+            found["padded" if packed else "packed"] = policy(batch)[0]
+        finally:
+            policy.packed = packed
+    for how, other in found.items():
+        if count := int((other != first).sum()):
+            raise UserError(
+                "model.batch_invariant",
+                f"is true, but {count} of {int(batch.response_mask.sum())} log-probabilities of a probe have other "
+                f"bits if they are computed {how}: kernels of this machine depend on the batch in an unknown way",
+                fix="use batch_invariant: false, and report this with the machine's processor and number of threads",
+            )
+
+
 def _as_in_an_update(policy: Policy, batch: MicroBatch) -> Tensor:
     """Return [N, T] computed with gradients; without if sharded, as no backward pass would free the gathered shards."""
     with torch.set_grad_enabled(not is_sharded(policy)):
@@ -109,9 +132,9 @@ def _as_in_an_update(policy: Policy, batch: MicroBatch) -> Tensor:
 
 
 @torch.no_grad()
-def _in_pieces(policy: Policy, batch: MicroBatch) -> Tensor:
-    """Return [N, T] of the rows computed in two or more micro-batches."""
-    parts = cut_rows(batch, batch.input_ids.numel() // 2, policy.packed)
+def _in_pieces(policy: Policy, batch: MicroBatch, budget: int) -> Tensor:
+    """Return [N, T] of the rows computed in micro-batches of ``budget`` tokens."""
+    parts = cut_rows(batch, budget, policy.packed)
     width = batch.response_mask.shape[1]
     found = [policy(part)[0] for part in parts]
     return torch.cat([nn.functional.pad(x, (0, width - x.shape[1])) for x in found])

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.policy.batch_invariant import make_batch_invariant
 from gspo_lightning.policy.freezing import freeze
 from gspo_lightning.policy.gguf import loadable_name
 from gspo_lightning.policy.hub import TRUST, check_no_kernel, check_path, check_reachable
@@ -121,7 +122,10 @@ def load_policy(settings: ModelSettings, *, weights: bool = True) -> Policy:
     if settings.lora is not None:
         add_adapters(model, settings.lora, settings.seed, settings.freeze)
     freeze(model, settings.freeze)
-    return Policy(model, tokenizer)
+    policy = Policy(model, tokenizer)
+    if settings.batch_invariant:
+        make_batch_invariant(policy)
+    return policy
 
 
 def _load(settings: ModelSettings, weights: bool) -> PreTrainedModel:

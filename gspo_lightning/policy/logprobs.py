@@ -20,6 +20,8 @@ DEFAULT_CHUNK = 1024
 """Rows of hidden states per chunk. At V = 151,936 one chunk of float32 logits is 0.6 GiB."""
 BUFFER = {True: 1 << 17, False: 1 << 24}
 """Elements of the buffer that logits pass through, on a CPU (half a MiB: the size of its cache) and elsewhere."""
+LONG, STEP = 1 << 15, 256
+"""Elements from which PyTorch's threads share a sum, and the length of the sums that it is made of instead."""
 
 
 def logprobs_from_logits(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -129,7 +131,7 @@ def _measure(
         below = torch.sub(part, top).div_(temperature)
         wanted = below.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1)
         weights = torch.exp(below)
-        total = weights.sum(-1)
+        total = _row_sums(weights)
         shift = total.log()
         chosen[rows] = wanted - shift
         # H = log Z - sum p x, with x relative to the largest: nothing cancels
@@ -164,6 +166,13 @@ def _differentiate(
         else:
             part.zero_()
         gradient[rows] = part.div_(temperature)
+
+
+def _row_sums(x: Tensor) -> Tensor:
+    """Sum rows [m, V] to [m]; long ones in two steps, as threads would otherwise cut them by the number of rows."""
+    if x.shape[-1] < LONG:
+        return x.sum(-1)
+    return nn.functional.pad(x, (0, -x.shape[-1] % STEP)).unflatten(-1, (-1, STEP)).sum(-1).sum(-1)
 
 
 def _blocks(logits: Tensor) -> list[slice]:

@@ -48,6 +48,9 @@ class ModelSettings:
     freeze: list[str] | None = None
     """Modules to freeze, by name with ``*`` for anything, or ``vision`` for the vision tower; None means ``[vision]``
     for a model that reads pictures."""
+    batch_invariant: bool = False
+    """Compute log-probabilities whose bits do not depend on the batch: those of the sampler equal those of training
+    exactly (docs/rollouts.md). Dense Llama, Mistral, Qwen2 and Qwen3 models on a CPU; slower."""
 
     @classmethod
     def of_file(cls, written: Mapping[str, Any], trust_remote_code: bool) -> ModelSettings:

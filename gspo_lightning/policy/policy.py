@@ -17,7 +17,7 @@ from transformers import (
 from gspo_lightning.errors import UserError
 from gspo_lightning.pictures import Media
 from gspo_lightning.policy import grouped_experts as grouped_experts
-from gspo_lightning.policy.attention import PackedLayout, attention_plan, with_plan
+from gspo_lightning.policy.attention import PackedLayout, PagedPlan, Plan, attention_plan, with_plan
 from gspo_lightning.policy.context_parallel import ContextGroup
 from gspo_lightning.policy.decoding import Decoding
 from gspo_lightning.policy.disable_dropout import DisabledDropout, disable_dropout, hold
@@ -84,6 +84,8 @@ class Policy(nn.Module):
         """True if :meth:`forward` shares prompts and leaves padding out; set by :mod:`gspo_lightning.policy.checks`."""
         self.padded_because = "model.layout: padded"
         """Reason for padding, unless ``packed``."""
+        self.batch_invariant = False
+        """True if log-probabilities have the same bits in any batch (:mod:`gspo_lightning.policy.batch_invariant`)."""
         self.decoding = Decoding()
         """Measured decoding choices, shared with copies of the policy."""
         self.gathering: Any = None
@@ -200,7 +202,11 @@ class Policy(nn.Module):
         places = TokenPlaces(layout.sources, layout.positions, layout.predicts, layout.rows, layout.steps)
         blocks = layout.pictures if self.image_processor is not None and self.image_processor.mutual else ()
         device = batch.input_ids.device
-        plan = attention_plan(layout.segments, layout.crossings, layout.longest, device, blocks, layout.prefix)
+        plan: Plan
+        if self.batch_invariant:
+            plan = PagedPlan(layout.segments, layout.crossings, layout.longest, layout.prefix)
+        else:
+            plan = attention_plan(layout.segments, layout.crossings, layout.longest, device, blocks, layout.prefix)
         ids, positions = layout.token_ids.unsqueeze(0), layout.positions.unsqueeze(0)
         inputs: dict[str, Any] = {"input_ids": ids, "position_ids": positions}
         if (vision_inputs := self._vision_inputs(batch)) is not None:
@@ -235,9 +241,21 @@ class Policy(nn.Module):
             embed, where = self.model.get_input_embeddings(), vision_inputs.places[:, :-1]
             inputs = vision_inputs.inputs(embed, ids, where, vision_inputs.positions[..., :-1].masked_fill(~mask, 0))
             seen = vision_inputs.attention(self.backbone.config, inputs, seen, where)
+        if self.batch_invariant:
+            hidden = self._side_by_side(ids, inputs["position_ids"])
+            return States(hidden[rows, before], batch.input_ids[rows, before + 1], rows, offsets)
         with routed(places, self._prescribed(batch, places)):
-            hidden: Tensor = self.backbone(**inputs, attention_mask=seen, use_cache=False).last_hidden_state
+            hidden = self.backbone(**inputs, attention_mask=seen, use_cache=False).last_hidden_state
         return States(hidden[rows, before], batch.input_ids[rows, before + 1], rows, offsets)
+
+    def _side_by_side(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Return states [N, S, D] of padded rows, attended by pages."""
+        count, width = ids.shape
+        plan = PagedPlan([(row * width, width) for row in range(count)], [], width)
+        with with_plan(self.backbone, plan) as options:
+            out = self.backbone(input_ids=ids.reshape(1, -1), position_ids=positions.reshape(1, -1), **options)
+        hidden: Tensor = out.last_hidden_state
+        return hidden.view(count, width, -1)
 
     def _vision_inputs(self, batch: MicroBatch) -> VisionInputs | None:
         """Return the picture inputs of a micro-batch, each picture once; None if it has none.
@@ -311,6 +329,7 @@ class Policy(nn.Module):
         shared = {id(p): p for p in self.model.parameters() if not p.requires_grad}
         twin = Policy(copy.deepcopy(self.model, shared | (memo or {})), self.tokenizer, self.disabled_dropout)
         twin.decoding, twin.weights_on = self.decoding, self.weights_on
+        twin.batch_invariant = self.batch_invariant
         twin.packed, twin.padded_because = self.packed, self.padded_because
         twin.routing = self.routing  # the hooks of its routers were copied with the model
         return twin.requires_grad_(False)

@@ -34,6 +34,7 @@ ADDED: Mapping[str, Any] = {
     "model.objective.init_args.distill_exact": False,
     "model.objective.init_args.positive_nll_coef": 0.0,
     "model.ess_step_scaling": False,
+    "model.batch_invariant": False,
     "model.cold_start.adapters": False,
     "data.rows": "rollout",
     "data.pictures.bad": "stop",

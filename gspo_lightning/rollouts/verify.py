@@ -131,6 +131,7 @@ def _choose(
     ways: tuple[Way | None, ...] = (None,)
     if isinstance(source, GroupedSampler):
         ways = ("shared", "padded", "generate") if policy.packed else ("padded", "generate")
+        ways = ("shared",) if policy.batch_invariant else ways
         if policy.decoding.way in ways:  # the earlier ones are ruled out
             ways = ways[ways.index(policy.decoding.way) :]
     failed: list[str] = []
@@ -179,12 +180,26 @@ def _why_not(policy: Policy, source: RolloutSource, rows: Sequence[ResponsePrefi
             fix="use another model family, or shorter rows where that is beyond a window or an index of this one",
         )
     sampled = [r.logprobs for r in found if r.logprobs is not None]
+    if policy.batch_invariant:
+        _check_bits(found, sampled, together)
     ends = [row[-r.length :] for row, r in zip(alone, found, strict=True)]
     if (off := _Gap.between(sampled, ends)).within(exact):
         return None
     return (
         f"off by {off.said(exact)} from whole rows of {_lengths(found)} tokens, where training is by {gap.said(exact)}"
     )
+
+
+def _check_bits(found: Sequence[Rollout], sampled: Sequence[Tensor], whole: Sequence[Tensor]) -> None:
+    """Refuse samples of a batch-invariant policy that differ from the training forward in any bit."""
+    ends = torch.cat([row[-r.length :] for row, r in zip(whole, found, strict=True)])
+    if count := int((torch.cat(list(sampled)) != ends).sum()):
+        raise UserError(
+            "model.batch_invariant",
+            f"is true, but {count} of {len(ends)} sampled tokens have other log-probabilities than in training, in the "
+            "last bits: kernels of this machine depend on the batch in an unknown way",
+            fix="use batch_invariant: false, and report this with the machine's processor and number of threads",
+        )
 
 
 def _with_prompt(rollout: Rollout) -> Rollout:

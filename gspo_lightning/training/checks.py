@@ -28,6 +28,7 @@ from gspo_lightning.policy.routing import Replay
 from gspo_lightning.prompts.specials import check_turn_end
 from gspo_lightning.rewards import StepReward
 from gspo_lightning.rewards.by_record import Judges
+from gspo_lightning.rollouts.sampler.sampler import GroupedSampler
 from gspo_lightning.strategies.checks import check_strategy
 from gspo_lightning.strategies.sharding_strategy import has_whole_weights, sharding_of
 from gspo_lightning.training.data import PromptDataModule
@@ -101,6 +102,7 @@ def check_run(data: PromptDataModule, module: RunModule, trainer: Trainer) -> No
     if module.critic is not None and module.build_scheduler is not None:
         _say_what_a_schedule_counts(module.critic, data.settings)
     _check_adapters(module, trainer)
+    _check_batch_invariant(data, module, trainer)
     if data.settings.max_staleness:
         _check_ahead(data, module, trainer)
     if data.settings.updates_per_iteration == 1:
@@ -266,6 +268,27 @@ def _check_adapters(module: RunModule, trainer: Trainer) -> None:
             "model.lora.base",
             "is 4bit, but packed weights are not numbers that can be cut into shards and put together again",
             fix="use trainer.strategy: ddp (packed weights are small), or base: as_loaded",
+        )
+
+
+def _check_batch_invariant(data: PromptDataModule, module: RunModule, trainer: Trainer) -> None:
+    if not module.settings.batch_invariant:
+        return
+    device, strategy, source = trainer.strategy.root_device, trainer.strategy, data.rollouts
+    if device.type != "cpu":
+        what = f"is true, but its kernels were only shown to be exact on a CPU, and this run is on {device.type}"
+        raise UserError("model.batch_invariant", what, fix="use trainer.accelerator: cpu, or batch_invariant: false")
+    if sharding_of(strategy) is not None:
+        raise UserError(
+            "model.batch_invariant",
+            f"is true, but {type(strategy).__name__} gathers weights around modules in ways that were not compared",
+            fix="use trainer.strategy: ddp or a single device, or batch_invariant: false",
+        )
+    if not isinstance(source.local(), GroupedSampler):
+        raise UserError(
+            "model.batch_invariant",
+            f"is true, but {type(source).__name__} samples by other code, which rounds log-probabilities otherwise",
+            fix="use data.rollouts: GroupedSampler, or batch_invariant: false",
         )
 
 

@@ -85,6 +85,7 @@ class GSPOModule(PolicyModule):
         lora: train low-rank adapters and keep the weights as they are (``{r: 16}``); None trains all weights.
         freeze: modules that are not trained, by name with ``*`` for anything, or ``vision`` for the vision tower; None
             is ``[vision]`` for a model that reads pictures, ``[]`` trains everything.
+        batch_invariant: the sampler's log-probabilities equal those of training in every bit (docs/rollouts.md).
         ess_step_scaling: multiply the learning rate of an update by the square root of its effective sample size, the
             metric correction/effective_sample_size (VCPO, arXiv 2602.17616); needs ``objective.correction``.
         segment_delimiters: texts that end a segment, for ``Segment`` with ``by: given`` (for example a line feed).
@@ -124,6 +125,7 @@ class GSPOModule(PolicyModule):
         experts_implementation: str | None = None,
         lora: LoRA | None = None,
         freeze: list[str] | None = None,
+        batch_invariant: bool = False,
         ess_step_scaling: bool = False,
         segment_delimiters: list[str] | None = None,
         allow_unusual_clip: bool = False,
@@ -138,17 +140,16 @@ class GSPOModule(PolicyModule):
     ) -> None:
         settings = ModelSettings(
             name_or_path, dtype, attn_implementation, gradient_checkpointing, trust_remote_code, revision,
-            config_overrides or {}, seed, layout, experts_implementation, lora, freeze,
+            config_overrides or {}, seed, layout, experts_implementation, lora, freeze, batch_invariant,
         )  # fmt: skip
         super().__init__(settings, cold_start)
         self.objective = objective if objective is not None else GSPO()
         self.old_policy = old_policy if old_policy is not None else CachedLogProbs()
-        self.old_logprobs = OldLogProbs(old_logprobs, self.objective)
+        self.old_logprobs = OldLogProbs(old_logprobs, self.objective, exact=batch_invariant)
         self.reference: ReferencePolicy | None = None
         self.teacher_model = taught_by(teacher)
         self.teacher: Teacher | None = None
-        self.critic = critic
-        self.build_optimizer, self.build_scheduler = optimizer, lr_scheduler
+        self.critic, self.build_optimizer, self.build_scheduler = critic, optimizer, lr_scheduler
         self.segment_delimiters, self.ess_step_scaling = segment_delimiters or [], ess_step_scaling
         self.allow_unusual_clip, self.histogram_every = allow_unusual_clip, histogram_every
         self.routing_replay, self.router_metrics = replay_word(routing_replay), router_metrics

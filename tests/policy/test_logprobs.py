@@ -329,3 +329,18 @@ def test_the_gradient_of_a_bfloat16_head_loses_nothing_between_pieces() -> None:
     assert exact.grad is not None
     error = (head.weight.grad.double() - exact.grad).norm() / exact.grad.norm()
     assert error < 4e-3  # of one rounding to 8 bits: 2e-3
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_row_of_a_large_vocabulary_has_the_same_bits_beside_any_number_of_others(threads: int) -> None:
+    logits = torch.randn(40, 50_021, generator=torch.Generator().manual_seed(0))
+    targets = torch.arange(40)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        whole, _ = logprobs_from_logits(logits, targets, 0.7)
+        alone = [logprobs_from_logits(logits[i : i + 1].clone(), targets[i : i + 1], 0.7)[0] for i in range(40)]
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(torch.cat(alone), whole)
+    torch.testing.assert_close(whole, torch.log_softmax(logits.double() / 0.7, -1)[targets, targets].float())

@@ -45,6 +45,18 @@ def test_four_updates_move_a_model_that_ends_its_answers_and_is_sometimes_right(
     assert any(" " in text for text in last)  # words
 
 
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_sampled_log_probabilities_are_those_of_training_to_the_last_bit(tmp_path: Path, precision: str) -> None:
+    run = fit(
+        tmp_path, f"--model.name_or_path={model_file()}", "--model.batch_invariant=true", "--trainer.max_epochs=1",
+        "--data.prompts_per_rollout=2", "--data.group_size=4", "--data.max_response_tokens=16", "--data.val=null",
+        f"--trainer.precision={precision}", small=False, config=CONFIG,
+    )  # fmt: skip
+    noise = [value for _, value in scalars(run)["noise/sampler_logprob_gap"]]
+    assert noise
+    assert set(noise) == {0.0}
+
+
 def shortened(arguments: list[str]) -> list[str]:
     """One small iteration, few problems, one step of a cold start."""
     short = [*arguments, f"--model.name_or_path={model_file()}"]

@@ -10,11 +10,15 @@ from gspo_lightning.policy.attention.interface import (
 )
 from gspo_lightning.policy.attention.layout import PackedLayout
 from gspo_lightning.policy.attention.padded_kv_cache import capacity
+from gspo_lightning.policy.attention.paged_cache import PagedCache
+from gspo_lightning.policy.attention.pages import PagedPlan
 from gspo_lightning.policy.attention.plans import attention_plan, check_attention
 
 __all__ = [
     "GroupCache",
     "PackedLayout",
+    "PagedCache",
+    "PagedPlan",
     "Plan",
     "UnsupportedAttentionError",
     "attention_plan",

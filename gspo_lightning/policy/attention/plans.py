@@ -157,21 +157,24 @@ class PrefixPlan:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Attend with [M, H, d] over [M, K, d]; returns [M, H, d]."""
-        out: Tensor = _SharedPrefix.apply(query, key, value, self.passes, scaling)  # type: ignore[no-untyped-call]
+        out: Tensor = _SharedPrefix.apply(query, key, value, self, scaling)  # type: ignore[no-untyped-call]
         return out
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+        """Return ``out`` [M, H, d], in the dtype of the queries, and log-sum-exp [M, H], float32 or wider."""
+        own, *crossing = self.passes
+        out, lse = own.forward(query, key, value, scaling)
+        for cross in crossing:
+            _join(out[cross.first :], lse[cross.first :], *cross.forward(query, key, value, scaling))
+        return out, lse
 
 
 class _SharedPrefix(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, passes: tuple[Pass, ...], scaling: float
-    ) -> Tensor:
-        own, *crossing = passes
-        out, lse = own.forward(query, key, value, scaling)
-        for cross in crossing:
-            _join(out[cross.first :], lse[cross.first :], *cross.forward(query, key, value, scaling))
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: PrefixPlan, scaling: float) -> Tensor:
+        out, lse = plan.forward(query, key, value, scaling)
         ctx.save_for_backward(query, key, value, out, lse)
-        ctx.passes, ctx.scaling = passes, scaling
+        ctx.passes, ctx.scaling = plan.passes, scaling
         return out
 
     @staticmethod

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.policy.attention import closed_up
+from gspo_lightning.policy.logprobs import logprobs_from_logits
 from gspo_lightning.rollouts.drawing import Draws, sample_tokens
 from gspo_lightning.rollouts.ending import has_ended
 from gspo_lightning.rollouts.sampler.admission_queue import Block
@@ -140,6 +141,8 @@ class DecodeBatch:
         """Draw the next token of every row; it counts once the end of the row is known."""
         rows = dataclasses.replace(self.rows)
         chosen, logprobs = sample_tokens(self._logits, self._uniform.next(rows), self.sampling)
+        if self.policy.batch_invariant:  # as training computes them
+            logprobs, _ = logprobs_from_logits(self._logits, chosen, self.sampling.temperature or 1.0)
         self.buffer.note(rows, chosen, logprobs)
         newest = functools.partial(self.buffer.newest, rows)
         self.buffer.end(rows, has_ended(self.policy, chosen, self.sampling, newest, rows.alive))

@@ -18,7 +18,7 @@ from typing_extensions import override
 from gspo_lightning.errors import first_line
 from gspo_lightning.packing.rows import common_prefix
 from gspo_lightning.pictures import Media, blocks_of
-from gspo_lightning.policy.attention import GroupCache, with_plan
+from gspo_lightning.policy.attention import GroupCache, PagedCache, with_plan
 from gspo_lightning.policy.autocast_weights import compute_dtype
 from gspo_lightning.policy.kv_cache_size import kv_cache_size
 from gspo_lightning.policy.policy import Policy
@@ -70,7 +70,7 @@ def decoder_for(policy: Policy, by: DecodeBy = "auto") -> Decoder:
         by: ``model`` sends every token through the model's own modules; ``auto`` bypasses them if the result is known
             to be the same.
     """
-    shared = policy.packed and policy.decoding.way in (None, "shared")
+    shared = policy.batch_invariant or (policy.packed and policy.decoding.way in (None, "shared"))
     return SharedDecoder(policy, by) if shared else PaddedDecoder(policy)
 
 
@@ -82,10 +82,14 @@ class SharedDecoder(Decoder):
     def __init__(self, policy: Policy, by: DecodeBy = "auto") -> None:
         super().__init__(policy)
         token = kv_cache_size(policy.model.config, compute_dtype(policy).itemsize).token
-        self.cache = GroupCache(policy.device, token)
+        if policy.batch_invariant:  # decoded by the very operations of training
+            by = "model"
+        self.cache = PagedCache(policy.device) if policy.batch_invariant else GroupCache(policy.device, token)
         with self._inference():
             self.fast_layers = _fast_layers(policy) if by == "auto" else None
-        self.graphs = StepGraphs.of(policy, self.cache, tolerance(policy)) if by == "auto" else None
+        self.graphs = None
+        if by == "auto" and isinstance(self.cache, GroupCache):
+            self.graphs = StepGraphs.of(policy, self.cache, tolerance(policy))
 
     @override
     def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int], media: Sequence[Media] = ()) -> Tensor:
@@ -135,6 +139,7 @@ class SharedDecoder(Decoder):
     def _logits(self, tokens: Tensor, positions: Tensor) -> Tensor:
         if self.fast_layers is None:
             return self.policy.head(self._forward(tokens, positions))
+        assert isinstance(self.cache, GroupCache)
         return self.fast_layers(tokens, positions, self.cache)
 
     def _inference(self) -> AbstractContextManager[Any]:

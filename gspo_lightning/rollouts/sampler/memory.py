@@ -10,6 +10,7 @@ from transformers import PretrainedConfig
 
 from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.policy.attention import capacity
+from gspo_lightning.policy.attention.pages import PAGE
 from gspo_lightning.policy.autocast_weights import compute_dtype
 from gspo_lightning.policy.kv_cache_size import kv_cache_size
 from gspo_lightning.policy.policy import Policy
@@ -64,18 +65,20 @@ class Costs:
         itemsize: bytes per number in the compute dtype.
         shares: True if rows share the keys and values of their prompt.
         widest: tokens of the longest context; contexts that are not shared are padded to it.
+        spare: tokens that a row may hold beside its own, if contexts are shared by whole pages.
     """
 
-    def __init__(self, config: PretrainedConfig, itemsize: int, shares: bool, widest: int) -> None:
+    def __init__(self, config: PretrainedConfig, itemsize: int, shares: bool, widest: int, spare: int = 0) -> None:
         self._row = kv_cache_size(config, itemsize)
-        self._shares, self._widest = shares, widest
+        self._shares, self._widest, self._spare = shares, widest, spare
         self._token = self._row.token + self._row.largest_layer  # two copies of a layer exist while it grows
         self._logits = 4 * LOGITS * int(config.get_text_config().vocab_size)
 
     @classmethod
     def of(cls, policy: Policy, shares: bool, widest: int) -> Self:
         """Return the costs of a policy in its current compute dtype."""
-        return cls(policy.model.config, compute_dtype(policy).itemsize, shares, widest)
+        spare = 2 * PAGE if policy.batch_invariant else 0  # the first and the last page of a response
+        return cls(policy.model.config, compute_dtype(policy).itemsize, shares, widest, spare)
 
     @property
     def token(self) -> int:
@@ -88,5 +91,9 @@ class Costs:
 
     def row(self, tokens: int) -> int:
         """Bytes of one row that may still get ``tokens`` tokens."""
-        own = self._token * capacity(tokens) if self._shares else self._row.row(self._widest + tokens + tokens // 8)
+        own = (
+            self._token * capacity(tokens + self._spare)
+            if self._shares
+            else self._row.row(self._widest + tokens + tokens // 8)
+        )
         return own + self._logits
