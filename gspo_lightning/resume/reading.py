@@ -10,6 +10,7 @@ import io
 import pickle
 import re
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,8 @@ def _pieces(folder: Path, index: Metadata) -> Iterator[bytes]:
 class _Index(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str) -> Any:
         """Return the class only if an index may contain it."""
+        if (module_name, global_name) == ("builtins", "getattr"):
+            return _member  # Python 3.11.2, for one, writes members of enumerations so
         known = _METADATA.get(module_name, ())
         made = super().find_class(module_name, global_name) if known is None or global_name in known else None
         if made is None and module_name == "torch":
@@ -113,6 +116,13 @@ class _Index(pickle.Unpickler):
         if made is None or (known is None and not _is_record(made)):
             raise pickle.UnpicklingError(f"Unsupported class {module_name}.{global_name}")
         return made
+
+
+def _member(kind: Any, name: str) -> Any:
+    """Return a member of an enumeration of the index; no other attribute."""
+    if _is_record(kind) and issubclass(kind, Enum) and name in kind.__members__:
+        return kind.__members__[name]
+    raise pickle.UnpicklingError(f"Unsupported class {getattr(kind, '__name__', 'builtins')}.{name}")
 
 
 def _is_record(made: object) -> bool:

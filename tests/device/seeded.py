@@ -74,9 +74,9 @@ def values_another_state() -> AbstractContextManager[Any]:
     """On the device the critic reads other hidden states."""
     real = Backbone.forward
 
-    def forward(self: Backbone, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
-        hidden, rows, steps = real(self, batch)
-        return (hidden if hidden.device.type == "cpu" else hidden * 1.1), rows, steps
+    def forward(self: Backbone, batch: MicroBatch) -> tuple[Any, ...]:
+        hidden, *rest = real(self, batch)
+        return (hidden if hidden.device.type == "cpu" else hidden * 1.1), *rest
 
     return mock.patch.object(Backbone, "forward", forward)
 

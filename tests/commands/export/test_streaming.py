@@ -44,9 +44,11 @@ def most_memory(do: Callable[[], Any]) -> int:
 
     thread = threading.Thread(target=watch)
     thread.start()
-    do()
-    over.set()
-    thread.join()
+    try:
+        do()
+    finally:
+        over.set()
+        thread.join()
     return max(seen) - seen[0]
 
 

@@ -1,0 +1,48 @@
+"""An index of a folder of shards may name members of enumerations as old versions of Python write them, and no code."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint import metadata
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.resume.reading import check_shards
+
+
+class AsPython3_11_2(pickle.Pickler):  # noqa: N801
+    """Writes a member of an enumeration as that version does, by ``getattr``."""
+
+    def __init__(self, file: Any, name: str = "") -> None:
+        super().__init__(file)
+        self.name = name
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, metadata._MEM_FORMAT_ENCODING):
+            return getattr, (type(obj), self.name or obj.name)
+        return NotImplemented
+
+
+def written(folder: Path, name: str = "") -> Path:
+    save({"weights": torch.ones(3)}, checkpoint_id=folder, no_dist=True)
+    index = pickle.loads((folder / ".metadata").read_bytes())
+    with (folder / ".metadata").open("wb") as file:
+        AsPython3_11_2(file, name).dump(index)
+    assert b"getattr" in (folder / ".metadata").read_bytes()
+    return folder
+
+
+def test_members_of_enumerations_are_read(tmp_path: Path) -> None:
+    index = check_shards(written(tmp_path / "step.ckpt"), "checkpoint")
+    assert list(index.state_dict_metadata) == ["weights"]
+
+
+@pytest.mark.parametrize("name", ["mro", "__init_subclass__", "__members__"])
+def test_other_attributes_are_not(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match=rf"it is made with _MEM_FORMAT_ENCODING\.{name}, which would run code"):
+        check_shards(written(tmp_path / "step.ckpt", name), "checkpoint")
