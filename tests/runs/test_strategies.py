@@ -295,3 +295,15 @@ def test_ranks_that_cannot_be_cut_into_replicas_are_refused(tmp_path: Path, caps
     runs.fit(tmp_path, overlay, "--trainer.accelerator=cpu", "--trainer.devices=1", code=2)
     said = capsys.readouterr().err
     assert "trainer.strategy.replicas: is 2, but 1 ranks cannot be cut into so many equal groups" in said
+
+
+def test_shards_of_two_ranks_are_those_of_four_and_of_one(tmp_path: Path) -> None:
+    """Bit for bit: a rate of 0 leaves the weights that were loaded."""
+    still = ["--model.optimizer.lr=0", "--allow_changed_config=true", "--data.prompts_per_rollout=8"]
+    case = Case("fsdp2", ["--data.prompts_per_rollout=8"])
+    run = case.run(tmp_path / "run")
+    before = weights(run / "checkpoints" / "last.ckpt")
+    for epochs, ranks in ((3, 4), (4, 1)):
+        case.run(tmp_path / "run", *still, "--ckpt_path=last", f"--trainer.max_epochs={epochs}", ranks=ranks)
+        assert (run / "checkpoints" / "last.ckpt").resolve().name == f"step-{2 * epochs:08d}.ckpt"
+        assert runs.largest_difference(before, weights(run / "checkpoints" / "last.ckpt")) == 0.0
