@@ -21,7 +21,7 @@ from tests.runs import runs
 from tests.runs.processes import free_port
 
 OPTIONS = [
-    *runs.SMALL, *runs.UNTAUGHT, "--trainer.accelerator=cpu", "--trainer.max_epochs=4", "--data.val=null",
+    *runs.SMALL, *runs.UNTAUGHT, "--trainer.accelerator=cpu", "--trainer.max_epochs=8", "--data.val=null",
     "--trainer.num_sanity_val_steps=0",
 ]  # fmt: skip
 
