@@ -21,15 +21,8 @@ FULL = "model.metrics: full"
 HEADINGS = (
     *("cold_start", "reward", "responses", "agents", "critic", "sources", "ratio_to_the_old_policy", "by_mini_batch"),
     *("clipping", "corrections", "drift_and_entropy", "distillation", "optimization", "data", "parallelism"),
-    *(
-        "collapse",
-        "numerical_noise",
-        "speed",
-        "evaluation",
-        "of_single_objectives",
-        "mixture_of_experts",
-        "reward_models",
-    ),
+    *("collapse", "numerical_noise", "speed", "evaluation", "of_single_objectives", "mixture_of_experts"),
+    "reward_models",
 )
 """The files of ``definitions/``, in the order of the document."""
 _FOLDER = Path(__file__).with_name("definitions")

@@ -85,7 +85,8 @@ def export(
     check_replaceable(output, sources)
     judged = read_evaluations(evaluations)
     content = read_checkpoint(checkpoint, "checkpoint")
-    if adapter and not (content.get("gspo_lightning") or {"model": {}})["model"].get("lora"):
+    model = (content.get("gspo_lightning") or {"model": {}})["model"]  # empty: policy_of refuses the checkpoint
+    if adapter and not model.get("lora"):
         what = f"writes the adapters of a policy, but {checkpoint} holds none"
         raise UserError("--adapter", what, fix="leave it out, or train with model.lora")
     if REWARD_MODEL in content:
@@ -96,22 +97,19 @@ def export(
 
         export_reward_model(content, checkpoint, output, sources, trust_remote_code=trust_remote_code)
         return
-    base = [Path(content["gspo_lightning"]["model"]["name_or_path"])] if "gspo_lightning" in content else []
+    base = [Path(model["name_or_path"])] if model else []
     with exported_folder(output, [*sources, *base]) as unfinished:
         unfinished.mkdir()
         if adapter:
             policy = policy_of(content, checkpoint, trust_remote_code=trust_remote_code, merge=False)
-            model = content["gspo_lightning"]["model"]
             save_adapters(policy.model, unfinished, base=base_of(str(model["name_or_path"]), model.get("revision")))
             policy.tokenizer.save_pretrained(unfinished)
-        elif (
-            "state_dict" in content or "gspo_lightning" not in content or content["gspo_lightning"]["model"].get("lora")
-        ):
-            policy_of(content, checkpoint, trust_remote_code=trust_remote_code).save_pretrained(unfinished)
-        else:  # shards: never the whole model in memory
+        elif model and "state_dict" not in content and not model.get("lora"):  # shards: never the whole model in memory
             with tempfile.TemporaryDirectory(dir=unfinished) as mapped:
                 policy = policy_of(content, checkpoint, trust_remote_code=trust_remote_code, on_disk=Path(mapped))
                 policy.save_pretrained(unfinished, weights=weights_of_files(policy.model, Path(mapped)))
+        else:
+            policy_of(content, checkpoint, trust_remote_code=trust_remote_code).save_pretrained(unfinished)
         write_card(unfinished, content, checkpoint, judged, adapter=adapter)
 
 

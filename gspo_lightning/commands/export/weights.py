@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import re
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,7 +139,8 @@ def _mapped(folder: Path, size: torch.Size, dtype: torch.dtype) -> Tensor:
     """Return a tensor whose memory is a new file of the folder."""
     import torch
 
-    file = str(folder / str(len(list(folder.iterdir()))))
+    descriptor, file = tempfile.mkstemp(dir=folder)
+    os.close(descriptor)
     return torch.from_file(file, shared=True, size=size.numel(), dtype=dtype).view(size)
 
 

@@ -203,8 +203,8 @@ def count(model: PreTrainedModel) -> Counts:
     trained = [p.numel() for p in weights.values() if p.requires_grad]
     inside = [m for layer in layers for m in layer.modules() if isinstance(m, nn.Linear)]
     frozen = sum(m.weight.numel() for m in inside if not m.weight.requires_grad)
-    experts = sum(p.numel() for n, p in weights.items() if ".experts." in n)
     of_layers = [n for layer in layers if (n := _in_experts(layer))]
+    experts = sum(of_layers)
     share = getattr(config, "num_experts_per_tok", 0) / max(getattr(config, "num_experts", 1) or 1, 1)
     head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
     vision = sum(p.numel() for part in tower_of(model).values() for p in part.parameters())
