@@ -7,6 +7,7 @@ import ctypes
 import os
 import re
 import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,7 +132,9 @@ def sharded_weights(checkpoint: Path, prefix: str = PREFIX, on_disk: Path | None
         how = value.size, value.properties.dtype
         empty = torch.empty(how[0], dtype=how[1]) if on_disk is None else _mapped(on_disk, *how)
         state[name.removeprefix(f"{part}.")] = empty
-    load({part: state}, checkpoint_id=checkpoint, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as it was asked to be
+        load({part: state}, checkpoint_id=checkpoint, no_dist=True)
     return state
 
 
