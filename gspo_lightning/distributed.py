@@ -80,6 +80,11 @@ def through(group: dist.ProcessGroup | None) -> Iterator[None]:
         _group.reset(token)
 
 
+def group() -> dist.ProcessGroup | None:
+    """Return the group of this thread's collectives; None is the default one."""
+    return _group.get()
+
+
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's shard of a tensor, or the tensor itself if it is not sharded (or a shard, as in FSDP1)."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

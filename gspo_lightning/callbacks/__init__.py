@@ -1,7 +1,8 @@
 """Lightning callbacks of a run: progress, logging, collapse detection, checkpoints and interrupts."""
 
+from gspo_lightning.callbacks.atomic_io import AtomicCheckpointIO
 from gspo_lightning.callbacks.averaging import AveragedWeights, adapted
-from gspo_lightning.callbacks.checkpoints import AtomicCheckpointIO, LastCheckpoint, NewOptimizerSettings
+from gspo_lightning.callbacks.checkpoints import LastCheckpoint, NewOptimizerSettings
 from gspo_lightning.callbacks.cold_start import ColdStartCurve
 from gspo_lightning.callbacks.collapse.callback import Collapse
 from gspo_lightning.callbacks.dashboard import Dashboard

@@ -1,4 +1,4 @@
-"""Save checkpoints atomically: write a temporary file, sync it, swap it in, then list it in a manifest.
+"""Say when a run saves checkpoints and which ones it keeps.
 
 After a resume, :class:`NewOptimizerSettings` applies optimizer settings that were changed.
 """
@@ -12,31 +12,25 @@ import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.plugins.io import TorchCheckpointIO
 
+from gspo_lightning.callbacks.async_save import AsyncSave
 from gspo_lightning.callbacks.folder import evaluation_follows, gspo_module, run_folder
 from gspo_lightning.distributed import fail_together, from_first_rank
-from gspo_lightning.errors import InfrastructureError, UserError, chain
+from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.resume import (
     Manifest,
-    atomic_file,
-    check_finite,
     is_held,
-    manifest_path,
     manifests,
-    next_serial,
-    swapping,
     sync_folder,
-    uninterrupted,
-    unwritable,
 )
+from gspo_lightning.rollouts.sampler.memory import free_memory
 from gspo_lightning.strategies.sharding_strategy import has_whole_weights, sharding_of
-from gspo_lightning.temp_files import remove, sweep, temp_path
+from gspo_lightning.temp_files import sweep, temp_path
 from gspo_lightning.training.module import GSPOModule
 
 log = logging.getLogger(__name__)
@@ -45,59 +39,8 @@ _OWN = re.compile(r"step-\d{8,}\.ckpt")
 """Names of checkpoints that LastCheckpoint writes."""
 SMALL = 100 << 20
 """Bytes below which a checkpoint is written after every iteration: it takes a fraction of a second."""
-
-
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint next to its target, syncs it, swaps it in, and writes its manifest last.
-
-    A kill at any moment leaves the old file. Lightning stages in the temp directory and moves the file; across file
-    systems that is a copy, and a kill during the copy destroys the old file.
-    """
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """Save a checkpoint, and refuse one with a NaN or infinity.
-
-        Ctrl-C leaves the old file, or the new one with its manifest.
-
-        Args:
-            checkpoint: tensors and primitives.
-            path: the target file.
-            storage_options: ``{"score": float}`` for the manifest, ``{"optimizer": False}`` to leave out its state; or
-                None.
-
-        Raises:
-            NonFiniteError: a weight or an optimizer state is not finite.
-            InfrastructureError: the file cannot be written; the old file is untouched.
-        """
-        options = storage_options or {}
-        if not options.get("optimizer", True):
-            checkpoint = {**checkpoint, "optimizer_states": []}
-        check_finite(checkpoint)
-        target, score = Path(path), options.get("score")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with swapping(target.parent), contextlib.ExitStack() as stack:
-                with atomic_file(target) as file:
-                    _save(checkpoint, file)
-                    stack.enter_context(uninterrupted())  # a swapped-in file must get its manifest
-                files, serial = {target.name: (file.bytes, file.sha256)}, next_serial(target.parent)
-                Manifest(files, int(checkpoint.get("global_step", 0)), serial, score).write(target)
-        except OSError as error:
-            raise unwritable(target, error) from error
-
-    def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove the checkpoint, then its manifest: a lone manifest is recognised, a lone checkpoint would stay."""
-        remove(Path(path))
-        manifest_path(Path(path)).unlink(missing_ok=True)
-
-
-def _save(checkpoint: dict[str, Any], file: Any) -> None:
-    """Call ``torch.save``; raise Ctrl-C or the operating system's error, not the clean-up error on top of it."""
-    try:
-        torch.save(checkpoint, file)
-    except Exception as error:
-        causes = [one for one in chain(error) if isinstance(one, OSError) or not isinstance(one, Exception)]
-        raise causes[0] if causes else error  # noqa: B904 (the cause is the error)
+PATIENCE_S = 60.0
+"""Seconds that a run which has failed waits for the checkpoint that is being written."""
 
 
 class Follower(Protocol):
@@ -110,12 +53,19 @@ class Follower(Protocol):
         """Take note of a checkpoint, which may be removed once this returns."""
 
 
+class _Unfinished(NamedTuple):
+    """A checkpoint that is not linked yet."""
+
+    path: Path
+    step: int
+    score: float | None
+
+
 class LastCheckpoint(Checkpoint):
     """Keeps the newest and the best checkpoints in ``checkpoints/`` of the run folder; ``last.ckpt`` links the newest.
 
     An iteration ends with a checkpoint if the newest one is missing, below 100 MiB or ``every_n_minutes`` old, or if
-    ``keep_best`` would keep this one. The end of the run and an interruption always write one. Training waits for it:
-    writing in the background would need a second copy of weights and optimizer state in memory.
+    ``keep_best`` would keep this one. The end of the run and an interruption always write one.
 
     Args:
         every_n_iterations: iterations between two checkpoints, whatever their size and age.
@@ -126,6 +76,9 @@ class LastCheckpoint(Checkpoint):
         every_n_minutes: age in minutes from which the end of an iteration writes another large checkpoint.
         save_optimizer: False leaves out the state of the optimizer: with AdamW a checkpoint has a third of the size.
             A resumed run then begins with new moments and is another run. Not for sharded weights.
+        async_save: write in a thread while training goes on, from a copy of weights and optimizer state in CPU memory.
+            Training waits for the first one, whose size says if there is room for the copy, and for the last one. Not
+            for FSDP1.
     """
 
     def __init__(
@@ -136,6 +89,7 @@ class LastCheckpoint(Checkpoint):
         best_by: str = "reward/mean",
         every_n_minutes: float = 10.0,
         save_optimizer: bool = True,
+        async_save: bool = False,
     ) -> None:
         super().__init__()
         for name, value, least in (
@@ -148,7 +102,7 @@ class LastCheckpoint(Checkpoint):
                 raise UserError(f"LastCheckpoint.{name}", f"is {value}; it must be at least {least}")
         self.every_n_iterations, self.every_n_minutes = every_n_iterations, every_n_minutes
         self.keep_last, self.keep_best, self.best_by = keep_last, keep_best, best_by
-        self.save_optimizer = save_optimizer
+        self.save_optimizer, self.async_save = save_optimizer, async_save
         self._folder = Path()
         self.protected: set[int] = set()
         """Update numbers whose checkpoints are written and kept: a rollback may need them."""
@@ -161,12 +115,18 @@ class LastCheckpoint(Checkpoint):
         self.best_model_score: float | None = None
         self._saved, self._saved_at = -1, 0.0
         self._there = False
+        self._writer: AsyncSave | None = None
+        self._unfinished: _Unfinished | None = None
+        self._room: bool | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Find the run folder, and remove files that a killed run left half written."""
-        if not self.save_optimizer and sharding_of(trainer.strategy) is not None:
+        if (sharding := sharding_of(trainer.strategy)) is not None and not self.save_optimizer:
             fix = "leave it out, or use a strategy that does not shard"
             raise UserError("LastCheckpoint.save_optimizer", "is false, and the strategy shards the weights", fix=fix)
+        if sharding is not None and self.async_save and not sharding.saves_async:
+            problem = f"is true, but shards of {type(sharding).__name__} cannot be copied while it trains"
+            raise UserError("LastCheckpoint.async_save", problem, fix="use FSDP2Strategy, or leave it out")
         run = run_folder(trainer)
         self._folder = run / "checkpoints"
         if trainer.is_global_zero and stage == "fit":
@@ -184,17 +144,18 @@ class LastCheckpoint(Checkpoint):
         """Record the current step: a resumed run is already at a checkpoint."""
         self._saved, self._saved_at = trainer.global_step, time.monotonic()
         self._there = self._folder.parent.is_dir()
+        self._writer = AsyncSave() if self.async_save else None
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Save at the end of an iteration, unless an evaluation comes first (or may come, after the last one)."""
         final = trainer.max_epochs == trainer.current_epoch + 1 and evaluation_follows(trainer, at_the_end=True)
-        if not evaluation_follows(trainer) and not final and self._due(trainer, gspo_module(pl_module)):
-            self.save(trainer)
+        if not evaluation_follows(trainer) and not final:
+            self._save_if_due(trainer, gspo_module(pl_module))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save after the evaluation of the iteration."""
-        if trainer.state.fn == "fit" and not trainer.sanity_checking and self._due(trainer, gspo_module(pl_module)):
-            self.save(trainer)
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._save_if_due(trainer, gspo_module(pl_module))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save after the last iteration."""
@@ -205,29 +166,66 @@ class LastCheckpoint(Checkpoint):
         if trainer.max_epochs == 0 and trainer.global_step == 0 and has_whole_weights(trainer.strategy):
             self.save(trainer)
 
-    def _due(self, trainer: Trainer, module: GSPOModule) -> bool:
-        """True at the end of an iteration that gets a checkpoint; a collective."""
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Give a checkpoint that is being written time to become complete."""
+        self.finish_alone(trainer)
+
+    def _save_if_due(self, trainer: Trainer, module: GSPOModule) -> None:
+        """Save at the end of an iteration that gets a checkpoint, and complete the one before; a collective."""
         iterations, rest = divmod(trainer.global_step, module.data.settings.updates_per_iteration)
-        return iterations > 0 and rest == 0 and from_first_rank(lambda: self._wanted(iterations, trainer, module))
+        if iterations == 0 or rest:
+            return
+        written = self._writer is None or self._writer.done
+        written, wanted, waits = from_first_rank(
+            lambda: (written, self._wanted(iterations, trainer, module), not self._has_room(trainer))
+        )
+        if written:
+            self.finish(trainer)
+        if wanted:
+            self.save(trainer, waits=waits)
 
     def _wanted(self, iterations: int, trainer: Trainer, module: GSPOModule) -> bool:
-        own = [manifest for _, manifest in self._own()]
-        best = sorted((m.score for m in own if m.score is not None), reverse=True)[: self.keep_best]
-        score = self._score(module)
-        if trainer.global_step in self.protected or any(one.wants(trainer.global_step) for one in self.followers):
+        own, writing = [manifest for _, manifest in self._own()], self._unfinished
+        scores = [m.score for m in own] + ([writing.score] if writing else [])
+        best = sorted((score for score in scores if score is not None), reverse=True)[: self.keep_best]
+        score, step = self._score(module), trainer.global_step
+        if step in self.protected or any(
+            one.wants(step) and not (writing and one.wants(writing.step)) for one in self.followers
+        ):
             return True
         if score is not None and self.keep_best and (len(best) < self.keep_best or score > best[-1]):
             return True
         if self.every_n_iterations is not None:
             return iterations % self.every_n_iterations == 0
         old = time.monotonic() - self._saved_at >= 60 * self.every_n_minutes
-        return old or not own or sum(size for size, _ in own[0].files.values()) < SMALL
+        return old or not (own or writing) or (bool(own) and own[0].bytes < SMALL)
+
+    def _has_room(self, trainer: Trainer) -> bool:
+        """True if a checkpoint can be written in a thread: this machine has room for the copies of its ranks."""
+        own = self._own()
+        if self._writer is None or not own or self._room is not None:
+            return bool(self._room)
+        ranks = trainer.num_devices / trainer.world_size if sharding_of(trainer.strategy) is not None else 1
+        size, free = own[0][1].bytes * ranks, free_memory(torch.device("cpu"))
+        self._room = free is None or size < free
+        if not self._room:
+            log.warning(
+                "LastCheckpoint.async_save: copies for the ranks of this machine take %.1f GB, and %.1f GB are free: "
+                "training waits for every checkpoint", size / 1e9, (free or 0) / 1e9,
+            )  # fmt: skip
+        return self._room
 
     def _score(self, module: GSPOModule) -> float | None:
         return {**module.evaluator.last, **module.last_update}.get(self.best_by)
 
-    def save(self, trainer: Trainer) -> Path:
-        """Save (must be called on every rank), unless no update was made since the last save; return the path."""
+    def save(self, trainer: Trainer, *, waits: bool = True) -> Path:
+        """Save (must be called on every rank), unless no update was made since the last save; return the path.
+
+        Args:
+            trainer: of the run.
+            waits: return when it is written; false: as soon as a copy of it can be written.
+        """
+        self.finish(trainer)
         path = self._folder / f"step-{trainer.global_step:08d}.ckpt"
         if trainer.global_step == self._saved:
             return path
@@ -237,17 +235,52 @@ class LastCheckpoint(Checkpoint):
                     f"the run folder {self._folder.parent} is gone: it was deleted or moved during the run.\n"
                     f"  fix: restore it and resume with --ckpt_path last, or start again"
                 )
-        module = gspo_module(trainer.lightning_module)
-        options = {"score": self._score(module)} | ({} if self.save_optimizer else {"optimizer": False})
+        score = self._score(gspo_module(trainer.lightning_module))
+        options: dict[str, Any] = {"score": score} | ({} if self.save_optimizer else {"optimizer": False})
+        if not waits:
+            options["async_save"] = self._writer
         trainer.save_checkpoint(path, weights_only=False, storage_options=options)
         self._saved, self._saved_at = trainer.global_step, time.monotonic()
-        if trainer.is_global_zero:
-            link_last(path)
-            for follower in self.followers:
-                follower.saved(path, trainer.global_step)
-            self._prune(trainer)
-            self._tell(trainer.loggers, path)
+        self._unfinished = _Unfinished(path, trainer.global_step, score)
+        if waits:
+            self.finish(trainer)
         return path
+
+    def finish(self, trainer: Trainer) -> None:
+        """Wait for the checkpoint that is being written, if there is one; a collective.
+
+        Raises:
+            InfrastructureError: it cannot be written.
+        """
+        if self._unfinished is None:
+            return
+        try:
+            with fail_together():
+                if self._writer is not None:
+                    self._writer.wait()
+        except Exception:
+            self._unfinished = None
+            raise
+        self._complete(trainer)
+
+    def finish_alone(self, trainer: Trainer) -> None:
+        """Wait as :meth:`finish`, but not for other ranks, which may have failed: at most :data:`PATIENCE_S`."""
+        if self._unfinished is None or self._writer is None:
+            return
+        try:
+            if self._writer.wait(PATIENCE_S):
+                self._complete(trainer)
+        except Exception as error:  # another one is on its way already
+            log.warning("%s", error)
+
+    def _complete(self, trainer: Trainer) -> None:
+        saved, self._unfinished = self._unfinished, None
+        if saved is not None and trainer.is_global_zero:
+            link_last(saved.path)
+            for follower in self.followers:
+                follower.saved(saved.path, saved.step)
+            self._prune(trainer)
+            self._tell(trainer.loggers, saved.path)
 
     def _tell(self, loggers: Iterable[Any], path: Path) -> None:
         """Tell loggers of the newest and the best checkpoint, as Lightning does; with ``log_model`` they keep them."""

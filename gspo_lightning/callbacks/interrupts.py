@@ -103,6 +103,7 @@ class Interrupts(Callback):
                 text += f"Saved: {keeper.save(trainer)}\n"
             except KeyboardInterrupt:  # a second interrupt while saving
                 text += "Interrupted again before this was saved. "
+        keeper.finish_alone(trainer)
         last = self._folder / "checkpoints" / "last.ckpt"
         if not any(last.parent.glob("*.ckpt")):
             _say(f"{text}There is no checkpoint yet.")

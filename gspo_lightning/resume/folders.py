@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
-from gspo_lightning.distributed import all_gather_objects, fail_together, rank_and_world
+from gspo_lightning.distributed import all_gather_objects, fail_together, group, rank_and_world
 from gspo_lightning.errors import InfrastructureError, NonFiniteError
 from gspo_lightning.resume.files import replace_folder, swapping, sync_folder, synced, uninterrupted
 from gspo_lightning.resume.manifest import Manifest, next_serial
@@ -33,18 +34,16 @@ def save_folder(target: Path, checkpoint: dict[str, Any], write: Callable[[Path]
 
     Args:
         target: the folder, on storage that all ranks share.
-        checkpoint: tensors and primitives; sharded tensors give this rank's part.
+        checkpoint: finite tensors and primitives; sharded tensors give this rank's part.
         write: writes this rank's files to a folder (a collective).
         score: for the manifest.
 
     Raises:
-        NonFiniteError: a weight or an optimizer state is not finite.
         InfrastructureError: a file cannot be written.
     """
     rank, step = rank_and_world()[0], int(checkpoint.get("global_step", 0))
     unfinished: Path = all_gather_objects(temp_path(target))[0]
     with fail_together(), _said(target):
-        check_finite(checkpoint)
         if rank == 0:
             remove(unfinished)
     with fail_together(), _said(target):
@@ -58,6 +57,23 @@ def save_folder(target: Path, checkpoint: dict[str, Any], write: Callable[[Path]
                 replace_folder(unfinished, target)
                 whole = {name: value for part in parts for name, value in part.items()}
                 Manifest(whole, step, next_serial(target.parent), score).write(target)
+
+
+def write_shards(checkpoint: dict[str, Any], folder: Path, *, weights: str) -> None:
+    """Write this rank's files of a checkpoint, in the layout that Lightning reads; a collective.
+
+    Args:
+        checkpoint: tensors and primitives; sharded tensors give this rank's part.
+        folder: is made.
+        weights: name of the weights among the shards.
+    """
+    rest = dict(checkpoint)
+    shards = {weights: rest.pop("state_dict")}
+    shards |= {f"optimizer_{i}": state for i, state in enumerate(rest.pop("optimizer_states", []))}
+    folder.mkdir(parents=True, exist_ok=True)
+    state_dict_saver.save(shards, checkpoint_id=folder, process_group=group())
+    if rank_and_world()[0] == 0:
+        torch.save(rest, folder / METADATA)
 
 
 def unwritable(target: Path, error: OSError) -> InfrastructureError:

@@ -30,6 +30,11 @@ class Manifest:
     """Value of the metric that ranks checkpoints."""
     format: int = field(default=1)
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of all its files."""
+        return sum(size for size, _ in self.files.values())
+
     def write(self, checkpoint: Path) -> None:
         """Write the manifest as the last step of saving, which completes the checkpoint.
 

@@ -133,7 +133,8 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
             instead of the weights of all experts to every rank.
     """
 
-    loads_on_first_rank = True
+    loads_on_first_rank = saves_async = True
+    weights_key = "state_dict"
 
     def __init__(
         self,

@@ -17,8 +17,9 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Stra
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from gspo_lightning.distributed import fail_together
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.resume import save_folder
+from gspo_lightning.resume import check_finite, save_folder, write_shards
 from gspo_lightning.strategies.sharding import without_sync
 
 
@@ -30,6 +31,12 @@ class Sharding(Strategy):
 
     loads_on_first_rank = False
     """True if only rank 0 needs the whole weights before sharding. With FSDP1, every rank does."""
+
+    saves_async = False
+    """True if shards can be copied, and written in a thread."""
+
+    weights_key = "model"
+    """Name of the weights among the shards of a checkpoint, where Lightning looks for them."""
 
     @property
     def mesh_sizes(self) -> dict[str, int]:
@@ -68,13 +75,28 @@ class Sharding(Strategy):
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
         """Write to a temporary folder, swap it in for the target, and write its manifest last.
 
+        Args:
+            checkpoint: tensors and primitives; sharded tensors give this rank's part.
+            filepath: the folder, on storage that all ranks share.
+            storage_options: ``{"score": float}`` for the manifest, ``{"async_save": AsyncSave}`` to write it in a
+                thread; or None.
+
         Raises:
             NonFiniteError: a weight or an optimizer state is not finite.
             InfrastructureError: it cannot be written.
         """
-        path = Path(self.broadcast(filepath))
-        write = functools.partial(super().save_checkpoint, checkpoint)
-        save_folder(path, checkpoint, write, (storage_options or {}).get("score"))
+        path, options = Path(self.broadcast(filepath)), storage_options or {}
+        with fail_together():
+            check_finite(checkpoint)
+
+        def write(checkpoint: dict[str, Any]) -> None:
+            save = functools.partial(write_shards, checkpoint, weights=self.weights_key)
+            save_folder(path, checkpoint, save, options.get("score"))
+
+        if (writer := options.get("async_save")) is None:
+            write(checkpoint)
+        else:
+            writer.start(checkpoint, write)
 
 
 def sharding_of(strategy: object) -> Sharding | None:

@@ -19,6 +19,7 @@ from gspo_lightning.experience.iteration import Iteration
 from gspo_lightning.objectives import GSPO
 from gspo_lightning.update.dump import Dump
 from tests.runs import runs
+from tests.runs.test_async_save import hold, keeping
 
 AT = 3
 """The iteration before whose rollout something goes wrong, from 0."""
@@ -144,13 +145,18 @@ def test_a_provoked_collapse_rings_within_five_iterations(
     assert max(value for _, value in scalars) >= 1
 
 
-@pytest.mark.parametrize("large", [False, True], ids=["every iteration has a checkpoint", "only the first one has"])
+@pytest.mark.parametrize("written", ["every iteration", "at first", "in a thread"])
 def test_a_rollback_goes_on_from_before_the_collapse(
-    taught: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], large: bool
+    taught: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], written: str
 ) -> None:
     inject(monkeypatch, unlearn)
+    large = written == "at first"
     monkeypatch.setattr(checkpoints, "SMALL", 0 if large else checkpoints.SMALL)
     options = [*SIZE, collapse(action="rollback"), "--trainer.max_epochs=8"]
+    if written == "in a thread":  # the one to go back to is not written yet
+        hold(monkeypatch)
+        options.append(keeping(async_save=True))
+        monkeypatch.setattr(checkpoints.LastCheckpoint, "_wanted", lambda self, number, *_: number in (1, AT))
     run = runs.fit(taught, *options, small=False)
     good = 2 if large else 2 * AT
     assert f"rolled back (1 of at most 2): weights and optimizer are those of step-{good:08d}.ckpt" in " ".join(

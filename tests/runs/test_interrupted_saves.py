@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from gspo_lightning.callbacks import checkpoints
-from gspo_lightning.callbacks.checkpoints import AtomicCheckpointIO, LastCheckpoint
+from gspo_lightning.callbacks import AtomicCheckpointIO, LastCheckpoint, checkpoints
 from gspo_lightning.cli import main
 from gspo_lightning.resume import Manifest, damage, files, find_checkpoint, folders, save_folder
 from gspo_lightning.resume.files import DigestWriter

@@ -35,7 +35,7 @@ CASES: dict[str, tuple[list[str], int]] = {
     ),
 }  # fmt: skip
 OF_SHARDS = [
-    "gspo_lightning.resume.folders:check_finite:2",  # before any rank has written
+    "gspo_lightning.strategies.sharding_strategy:check_finite:2",  # before any rank has written
     "gspo_lightning.resume.folders:synced:4",  # some shards are there
     "gspo_lightning.resume.folders:all_gather_objects:4",  # all of them, without their place
     "gspo_lightning.resume.manifest:Manifest.write:2",  # swapped in, without its manifest
@@ -49,7 +49,7 @@ MOMENTS = [
     "gspo_lightning.experience.iteration:Iteration.run:1",  # the first rollout
     "gspo_lightning.training.module:GSPOModule.optimizer_step:4",  # an update
     "gspo_lightning.experience.loader:ExperienceLoader.mark_trained:5",  # the weights have moved, the counters have not
-    "gspo_lightning.callbacks.checkpoints:_save:2",  # a checkpoint is about to be written
+    "gspo_lightning.callbacks.atomic_io:_save:2",  # a checkpoint is about to be written
     "gspo_lightning.resume.files:DigestWriter.write:25",  # half written
     "gspo_lightning.resume.manifest:Manifest.write:2",  # the first one is swapped in, without its manifest
     "gspo_lightning.resume.manifest:Manifest.write:3",  # the same of the second one

@@ -223,6 +223,8 @@ class Collapse(Callback):
         if self.rollbacks >= self.max_rollbacks:
             times = "1 rollback" if self.rollbacks == 1 else f"{self.rollbacks} rollbacks"
             raise _stopped(alarm, self._folder, f" after {times}" if self.rollbacks else "")
+        if (keeper := last_checkpoint(trainer)) is not None:
+            keeper.finish(trainer)
         quiet = {*self._quiet, *self._of_best_evaluation()}
         path = good_checkpoint(self._folder / "checkpoints", quiet, alarm.since)
         if path is None:
