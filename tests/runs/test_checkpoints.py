@@ -218,6 +218,9 @@ def test_a_plan_says_how_large_a_checkpoint_is(
         (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("disk: "))
         assert float(line.split()[1]) == pytest.approx(size, abs=0.15)
         assert said in line
+    assert main([*argv, keep.replace('"keep_last": 3', '"async_save": true')]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "a copy of a checkpoint" in line)
+    assert float(line.split()[-2]) == pytest.approx(size, abs=0.15)
     assert main([*argv, "--trainer.enable_checkpointing=false"]) == 0
     assert "disk: " not in capsys.readouterr().out
 

@@ -155,6 +155,9 @@ def _disk(job: Job) -> Iterator[str]:
     else:
         when = f"after the first iteration, then every {own.every_n_minutes:g} minutes"
     yield f"disk: {_size(size)} a checkpoint ({when}), {kept} kept, at most {_size((kept + 1) * size)} at a time"
+    if own.async_save:
+        copies = job.replicas if job.shards_weights else 1
+        yield f"in the memory of machines, all ranks together: a copy of a checkpoint, {_size(copies * size)}"
 
 
 def _work(job: Job, device: Device) -> Iterator[str]:
