@@ -56,7 +56,7 @@ def _spike(run: Run) -> float | None:
 
 
 def _collapsed(run: Run) -> float | None:
-    """1 if the reward ended ``FALL`` below the best that two iterations in a row had, or the run stopped early."""
+    """1 if the reward ended ``FALL`` below the best that two updates in a row had, or the run stopped early."""
     series = run.get("reward/mean")
     if series is None:
         return None
