@@ -22,12 +22,7 @@ from gspo_lightning.callbacks.async_save import AsyncSave
 from gspo_lightning.callbacks.folder import evaluation_follows, gspo_module, run_folder
 from gspo_lightning.distributed import fail_together, from_first_rank
 from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.resume import (
-    Manifest,
-    is_held,
-    manifests,
-    sync_folder,
-)
+from gspo_lightning.resume import Manifest, is_held, manifests, sync_folder
 from gspo_lightning.rollouts.sampler.memory import free_memory
 from gspo_lightning.strategies.sharding_strategy import has_whole_weights, sharding_of
 from gspo_lightning.temp_files import sweep, temp_path
@@ -158,8 +153,9 @@ class LastCheckpoint(Checkpoint):
             self._save_if_due(trainer, gspo_module(pl_module))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save after the last iteration."""
+        """Save after the last iteration, and free the copy."""
         self.save(trainer)
+        self._writer = None
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save what a run without any update starts from; sharded weights are no longer together here."""
@@ -186,7 +182,8 @@ class LastCheckpoint(Checkpoint):
 
     def _wanted(self, iterations: int, trainer: Trainer, module: GSPOModule) -> bool:
         own, writing = [manifest for _, manifest in self._own()], self._unfinished
-        scores = [m.score for m in own] + ([writing.score] if writing else [])
+        scores = [m.score for m in own if writing is None or m.step != writing.step]
+        scores += [writing.score] if writing else []
         best = sorted((score for score in scores if score is not None), reverse=True)[: self.keep_best]
         score, step = self._score(module), trainer.global_step
         if step in self.protected or any(
