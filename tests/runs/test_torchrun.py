@@ -26,13 +26,14 @@ OPTIONS = [
 ]  # fmt: skip
 
 
-def start(root: Path, node: str = "", **variables: str) -> subprocess.Popen[str]:
+def start(root: Path, node: str = "", *options: str, **variables: str) -> subprocess.Popen[str]:
     """Start a node, in a process group of its own; it logs to ROOT.log, or ROOT-NODE.log."""
     given = os.environ | {
         "DEVICES": "2", "PORT": str(free_port()), "OMP_NUM_THREADS": "1", "PET_LOCAL_ADDR": "127.0.0.1",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     } | variables  # fmt: skip
     command = [str(ROOT / "examples" / "torchrun.sh"), "quickstart", *OPTIONS, f"--trainer.default_root_dir={root}"]
+    command += options
     with log_of(root, node).open("w") as log:
         return subprocess.Popen(command, env=given, cwd=ROOT, stdout=log, stderr=log, text=True, start_new_session=True)
 
@@ -62,9 +63,10 @@ def ended(process: subprocess.Popen[str], log: Path) -> str:
     return said
 
 
-def wait_for_a_checkpoint(root: Path, process: subprocess.Popen[str], log: Path) -> None:
+def wait_for_a_checkpoint(root: Path, process: subprocess.Popen[str], log: Path, after: str = "") -> None:
+    """Wait for a checkpoint of a name above this one."""
     end = time.monotonic() + 120
-    while not list(root.rglob("step-*.manifest.json")):
+    while not any(path.name > after for path in root.rglob("step-*.manifest.json")):
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < end, log.read_text()
         time.sleep(0.05)
@@ -122,23 +124,57 @@ def test_a_rank_that_is_killed_is_started_again_with_all_others(whole: Path, tmp
     assert difference(whole, killed) == 0
 
 
-@needs_torchrun
-def test_the_nodes_that_are_left_go_on_without_a_lost_one(whole: Path, tmp_path: Path) -> None:
-    root = tmp_path / "run"
+def two_nodes(root: Path, *options: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
+    """Start a run on two nodes, and kill the second one with its rank behind a checkpoint; return the first one."""
     shared = {
         "NODES": "1:2", "DEVICES": "1", "PORT": str(free_port()),
         "PET_RDZV_CONF": "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3",
     }  # fmt: skip
-    first = start(root, "first", **shared)
+    first = start(root, "first", *options, **shared)
     wait_for_port(int(shared["PORT"]), 60)  # of the first node: it keeps the addresses of all
-    second = start(root, "second", **shared)
+    second = start(root, "second", *options, **shared)
     wait_for_a_checkpoint(root, first, log_of(root, "first"))
     (lost,) = Path(f"/proc/{second.pid}/task/{second.pid}/children").read_text().split()
     second.kill()
     os.kill(int(lost), signal.SIGKILL)
     second.wait()
+    return first, shared
+
+
+@needs_torchrun
+def test_the_nodes_that_are_left_go_on_without_a_lost_one(whole: Path, tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    first, _ = two_nodes(root)
     said = ended(first, log_of(root, "first"))
     assert "MEMBER: 1/2" in said
     assert "MEMBER: 1/1" in said
     assert "resuming from" in said
     assert difference(whole, root) < 1e-5
+
+
+@needs_torchrun
+def test_a_node_that_comes_back_joins_the_run(tmp_path: Path) -> None:
+    root, endless = tmp_path / "run", "--trainer.max_epochs=100000"
+    first, shared = two_nodes(root, endless)
+    log, end = log_of(root, "first"), time.monotonic() + 120
+    while "MEMBER: 1/1" not in log.read_text():
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.1)
+    alone = max(path.name for path in root.rglob("step-*.manifest.json"))
+    wait_for_a_checkpoint(root, first, log, alone)
+    back = start(root, "back", endless, **shared)
+    try:
+        while "MEMBER: 2/2" not in log_of(root, "back").read_text():
+            assert back.poll() is None, log_of(root, "back").read_text()
+            assert time.monotonic() < end + 120, log.read_text()
+            time.sleep(0.1)
+        together = max(path.name for path in root.rglob("step-*.manifest.json"))
+        wait_for_a_checkpoint(root, first, log, together)
+    finally:
+        for node in (first, back):
+            if node.poll() is None:
+                os.killpg(node.pid, signal.SIGTERM)
+            node.wait(60)
+    said = log.read_text()
+    assert [line[-3:] for line in said.splitlines() if "MEMBER" in line] == ["1/2", "1/1", "1/2"]
+    assert f"resuming from {next(root.rglob('checkpoints'))}" in said.split("MEMBER: 1/1")[1]
