@@ -16,6 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from gspo_lightning.policy.linear import PLAIN_LINEAR, product
+
 DEFAULT_CHUNK = 1024
 """Rows of hidden states per chunk. At V = 151,936 one chunk of float32 logits is 0.6 GiB."""
 BUFFER = {True: 1 << 17, False: 1 << 24}
@@ -80,8 +82,9 @@ class _HeadLogProbs(torch.autograd.Function):
             narrow, factor = hidden.to(dtype), weight.to(dtype)
             buffer = narrow.new_empty(chunk, len(weight))
             for rows in _slices(hidden, chunk):
-                logits = torch.mm(narrow[rows], factor.t(), out=buffer[: len(narrow[rows])])
+                logits = product(narrow[rows], factor, buffer)
                 _measure(logits, targets[rows], temperature, *(x[rows] for x in found))
+                del logits
         chosen, entropy, log_z = found
         ctx.save_for_backward(hidden, weight, targets, log_z, entropy)
         ctx.temperature, ctx.chunk, ctx.dtype = temperature, chunk, dtype
@@ -102,7 +105,7 @@ class _HeadLogProbs(torch.autograd.Function):
             buffer = narrow.new_empty(ctx.chunk, len(weight))
             for rows in _slices(hidden, ctx.chunk):
                 part = narrow[rows]
-                logits = torch.mm(part, factor.t(), out=buffer[: len(part)])
+                logits = product(part, factor, buffer)
                 wanted = (x if x is None else x[rows] for x in (d_chosen, d_entropy))
                 _differentiate(logits, logits, targets[rows], ctx.temperature, log_z[rows], entropy[rows], *wanted)
                 if d_hidden is not None:
@@ -111,6 +114,7 @@ class _HeadLogProbs(torch.autograd.Function):
                     d_weight.addmm_(logits.t(), part)
                 elif d_weight is not None:
                     d_weight.add_(logits.t() @ part)
+                del logits
         return d_hidden, None if d_weight is None else d_weight.to(weight.dtype), None, None, None, None
 
 
@@ -249,7 +253,7 @@ def _dtype(hidden: Tensor) -> torch.dtype:
 def _is_product(head: Callable[[Tensor], Tensor], hidden: Tensor, dtype: torch.dtype) -> bool:
     """True if the head is only a product with a weight, in ``dtype``, without hooks."""
     known = (nn.Parameter, Tensor, FakeTensor)  # Tensor: under FSDP
-    if type(head) is not nn.Linear or type(head.weight) not in known:
+    if type(head) not in PLAIN_LINEAR or type(head.weight) not in known:
         return False
     watched = head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or "forward" in vars(head)
     casts = dtype != hidden.dtype or torch.is_autocast_enabled(hidden.device.type)
