@@ -77,7 +77,8 @@ def _is_faster(x: Tensor, weight: Tensor) -> bool:
     """True if ``x @ weight.t()`` is a product of plain float32 tensors on a CPU, and large enough for oneDNN."""
     known = all(type(t) in (nn.Parameter, Tensor) and t.dtype == torch.float32 and t.is_cpu for t in (x, weight))
     fits = x.shape[-1] == weight.shape[1] and x.numel() * len(weight) >= FEWEST
-    return known and fits and bool(torch.backends.mkldnn.enabled) and not torch.is_autocast_enabled("cpu")
+    eager = bool(torch.backends.mkldnn.enabled) and not torch.is_autocast_enabled("cpu")
+    return known and fits and eager and not torch.compiler.is_compiling()  # Inductor knows packed weights only
 
 
 def product(form: type, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:

@@ -97,6 +97,13 @@ def test_small_products_are_multiplied_as_ever(calls: list[torch.Size], monkeypa
     assert len(calls) == 1
 
 
+def test_compiled_layers_are_left_to_the_compiler(calls: list[torch.Size]) -> None:
+    layer, x = as_onednn(nn.Linear(20, 12)), torch.randn(7, 20)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    assert torch.allclose(compiled(x), layer(x), atol=1e-6)
+    assert len(calls) == 1
+
+
 def test_pieces_of_the_head_have_the_same_bits_with_and_without_gradients(calls: list[torch.Size]) -> None:
     head = as_onednn(nn.Linear(48, 301, bias=False))
     hidden, targets = torch.randn(70, 48), torch.arange(70)
