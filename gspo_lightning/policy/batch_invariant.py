@@ -20,6 +20,7 @@ from transformers.activations import SiLUActivation
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.attention import windows
 from gspo_lightning.policy.attention.interface import IMPLEMENTATIONS
+from gspo_lightning.policy.linear import PLAIN_LINEAR
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.thread_state import without_autocast
 
@@ -133,7 +134,7 @@ def make_batch_invariant(policy: Policy) -> None:
             fix="use a dense Llama, Mistral, Qwen2 or Qwen3 model without windows, or batch_invariant: false",
         )
     for module in list(model.modules()):
-        if type(module) is nn.Linear:
+        if type(module) in PLAIN_LINEAR:
             module.__class__ = TiledLinear
         for child, activation in module.named_children():
             if isinstance(activation, _SILU):
@@ -156,5 +157,5 @@ def _why_not(policy: Policy) -> str | None:
     if any(not isinstance(layer.mlp.act_fn, _SILU) for layer in layers):
         return f"the activation {type(layers[0].mlp.act_fn).__name__}; only SiLU was made invariant"
     leaves = (m for m in policy.model.modules() if not list(m.children()) and getattr(m, "weight", None) is not None)
-    odd = {type(m).__name__ for m in leaves if m.weight.dim() == 2 and type(m) not in (nn.Linear, nn.Embedding)}
+    odd = {type(m).__name__ for m in leaves if m.weight.dim() == 2 and type(m) not in (*PLAIN_LINEAR, nn.Embedding)}
     return f"weights in {', '.join(sorted(odd))}" if odd else None

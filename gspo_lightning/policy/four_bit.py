@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from gspo_lightning.policy.freezing import vision_layers
+from gspo_lightning.policy.linear import PLAIN_LINEAR
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -31,7 +32,7 @@ def quantise(model: PreTrainedModel) -> None:
 
     head, vision = model.get_output_embeddings(), set(vision_layers(model))
     for name, layer in list(model.named_modules()):
-        if type(layer) is not nn.Linear or layer is head or name.split(".")[-1] in ROUTERS or name in vision:
+        if type(layer) not in PLAIN_LINEAR or layer is head or name.split(".")[-1] in ROUTERS or name in vision:
             continue
         weight = layer.weight
         packed = Linear4bit(1, 1, bias=False, compute_dtype=weight.dtype, quant_type="nf4")

@@ -16,6 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from gspo_lightning.policy.linear import PLAIN_LINEAR, product
+
 DEFAULT_CHUNK = 1024
 """Rows of hidden states per chunk. At V = 151,936 one chunk of float32 logits is 0.6 GiB."""
 BUFFER = {True: 1 << 17, False: 1 << 24}
@@ -73,18 +75,20 @@ class _HeadLogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int, dtype: torch.dtype,
+        form: type,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         found = _measured(hidden.to(dtype))
         with torch.autocast(hidden.device.type, enabled=False):
             narrow, factor = hidden.to(dtype), weight.to(dtype)
             buffer = narrow.new_empty(chunk, len(weight))
             for rows in _slices(hidden, chunk):
-                logits = torch.mm(narrow[rows], factor.t(), out=buffer[: len(narrow[rows])])
+                logits = product(form, narrow[rows], factor, buffer)
                 _measure(logits, targets[rows], temperature, *(x[rows] for x in found))
+                del logits
         chosen, entropy, log_z = found
         ctx.save_for_backward(hidden, weight, targets, log_z, entropy)
-        ctx.temperature, ctx.chunk, ctx.dtype = temperature, chunk, dtype
+        ctx.temperature, ctx.chunk, ctx.dtype, ctx.form = temperature, chunk, dtype, form
         ctx.set_materialize_grads(False)
         return chosen, entropy
 
@@ -92,7 +96,7 @@ class _HeadLogProbs(torch.autograd.Function):
     @once_differentiable
     def backward(
         ctx: Any, d_chosen: Tensor | None, d_entropy: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None, None]:
         hidden, weight, targets, log_z, entropy = ctx.saved_tensors
         d_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
         wide = torch.promote_types(weight.dtype, torch.float32)
@@ -102,7 +106,7 @@ class _HeadLogProbs(torch.autograd.Function):
             buffer = narrow.new_empty(ctx.chunk, len(weight))
             for rows in _slices(hidden, ctx.chunk):
                 part = narrow[rows]
-                logits = torch.mm(part, factor.t(), out=buffer[: len(part)])
+                logits = product(ctx.form, part, factor, buffer)
                 wanted = (x if x is None else x[rows] for x in (d_chosen, d_entropy))
                 _differentiate(logits, logits, targets[rows], ctx.temperature, log_z[rows], entropy[rows], *wanted)
                 if d_hidden is not None:
@@ -111,7 +115,8 @@ class _HeadLogProbs(torch.autograd.Function):
                     d_weight.addmm_(logits.t(), part)
                 elif d_weight is not None:
                     d_weight.add_(logits.t() @ part)
-        return d_hidden, None if d_weight is None else d_weight.to(weight.dtype), None, None, None, None
+                del logits
+        return d_hidden, None if d_weight is None else d_weight.to(weight.dtype), None, None, None, None, None
 
 
 def _measured(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -220,7 +225,8 @@ def token_logprobs(
 
     dtype = _dtype(hidden)
     if torch.is_grad_enabled() and hidden.shape[0] > chunk and _is_product(head, hidden, dtype):
-        first, second = _HeadLogProbs.apply(hidden, head.weight, targets, temperature, chunk, dtype)  # type: ignore
+        form = type(head)
+        first, second = _HeadLogProbs.apply(hidden, head.weight, targets, temperature, chunk, dtype, form)  # type: ignore
         return first, second
 
     def run(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
@@ -249,7 +255,7 @@ def _dtype(hidden: Tensor) -> torch.dtype:
 def _is_product(head: Callable[[Tensor], Tensor], hidden: Tensor, dtype: torch.dtype) -> bool:
     """True if the head is only a product with a weight, in ``dtype``, without hooks."""
     known = (nn.Parameter, Tensor, FakeTensor)  # Tensor: under FSDP
-    if type(head) is not nn.Linear or type(head.weight) not in known:
+    if not isinstance(head, PLAIN_LINEAR) or type(head) not in PLAIN_LINEAR or type(head.weight) not in known:
         return False
     watched = head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or "forward" in vars(head)
     casts = dtype != hidden.dtype or torch.is_autocast_enabled(hidden.device.type)

@@ -21,6 +21,7 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.policy.adapter_files import MARK, adapted_layers, adapter_config, adapter_folder, load_adapters
 from gspo_lightning.policy.four_bit import dequantise, quantise
 from gspo_lightning.policy.freezing import layers_left_out
+from gspo_lightning.policy.linear import PLAIN_LINEAR
 from gspo_lightning.policy.thread_state import without_autocast
 from gspo_lightning.randomness import initial_weights
 
@@ -190,20 +191,20 @@ def remove_adapters(model: nn.Module) -> None:
 
 def is_plain_linear(module: nn.Module) -> bool:
     """True if a module is a linear layer, or one with low-rank adapters that are no more than a product added to it."""
-    if type(module) is nn.Linear or not hasattr(module, "lora_A"):
-        return type(module) is nn.Linear
+    if type(module) in PLAIN_LINEAR or not hasattr(module, "lora_A"):
+        return type(module) in PLAIN_LINEAR
     from peft.tuners.lora import Linear
 
     plain: Any = module
     special = plain.merged or plain.lora_variant or any(plain.lora_bias.values()) if type(module) is Linear else True
     dropout = () if special else plain.lora_dropout.values()
-    return not special and type(plain.base_layer) is nn.Linear and all(type(d) is nn.Identity for d in dropout)
+    return not special and type(plain.base_layer) in PLAIN_LINEAR and all(type(d) is nn.Identity for d in dropout)
 
 
 def merged_weight(module: Any) -> torch.Tensor:
     """Return the weight of a plain linear layer; if it has adapters that are on, a new tensor with them added."""
     weight: torch.Tensor = module.weight
-    if type(module) is nn.Linear or module.disable_adapters:
+    if type(module) in PLAIN_LINEAR or module.disable_adapters:
         return weight
     for name in module.active_adapters:
         weight = weight + module.get_delta_weight(name)

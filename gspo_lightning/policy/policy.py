@@ -22,6 +22,7 @@ from gspo_lightning.policy.context_parallel import ContextGroup
 from gspo_lightning.policy.decoding import Decoding
 from gspo_lightning.policy.disable_dropout import DisabledDropout, disable_dropout, hold
 from gspo_lightning.policy.freezing import trains_vision
+from gspo_lightning.policy.linear import use_onednn
 from gspo_lightning.policy.logprobs import token_logprobs
 from gspo_lightning.policy.lora import has_adapters, merge_adapters, remove_adapters
 from gspo_lightning.policy.routing import Routing, TokenPlaces, gather_routes, routed
@@ -99,6 +100,7 @@ class Policy(nn.Module):
         self.routing: Routing | None = None
         """Routers of a mixture of experts, if they are measured, balanced or replayed."""
         self.disabled_dropout = disable_dropout(self.model) if disabled_dropout is None else disabled_dropout
+        use_onednn(self.model)
         self.image_processor = image_processor_of(tokenizer) if reads_pictures(model.config) else None
         """Picture processor, if the model reads pictures."""
 

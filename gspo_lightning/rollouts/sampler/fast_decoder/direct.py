@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear, rms_norm
 
 from gspo_lightning.policy.attention import GroupCache, windows
+from gspo_lightning.policy.linear import PLAIN_LINEAR
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.sampler.fast_decoder.layers import FAMILIES, linears, passed_over
 
@@ -62,7 +63,7 @@ class DirectDecoderLayers:
         known = len(layers) > 0 and all(type(layer).__name__ in FAMILIES for layer in layers)
         if policy.device.type == "cpu" or not known or policy.in_lockstep or windows(policy.backbone):
             return None
-        plain = all(type(module) is nn.Linear for module in linears(policy)) and not any(
+        plain = all(type(module) in PLAIN_LINEAR for module in linears(policy)) and not any(
             module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
             for module in passed_over(policy)
         )
