@@ -62,7 +62,8 @@ def main() -> int:
     casts = casts_per_step()
     tell(f"casts of weights per decode step: {casts:g}")
     kernels = kernels_of_a_run()
-    tell(f"attention kernels in the shortest run: {kernels.compiled}; calls without one: {kernels.eager}")
+    dtypes = ", ".join(sorted(str(dtype) for dtype in kernels.dtypes))
+    tell(f"attention kernels in the shortest run: {kernels.compiled}, for {dtypes}; calls without one: {kernels.eager}")
     found = {
         "kernels_compiled": kernels.compiled,
         "eager_attention": kernels.eager,

@@ -8,10 +8,13 @@ the device before a model is trained with them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import inspect
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, cast
 
 import torch
@@ -23,10 +26,11 @@ BLOCK = 128
 FEWEST = 2
 """Fewest blocks of a mask: ``torch.compile`` makes a separate kernel for a size of 1."""
 LIMIT = 16
-"""Largest number of kernels of one process; a run needs four (with and without gradients, inference mode).
+"""Largest number of kernels of one process; a run needs three (with and without gradients, inference mode).
 
 More raise an error: PyTorch would otherwise compute attention without a kernel, in memory quadratic in all tokens.
 """
+_uncompiled: ContextVar[bool] = ContextVar("uncompiled", default=False)
 
 
 def has_flex(device: torch.device) -> bool:
@@ -77,8 +81,21 @@ class FlexPlan:
         options: dict[str, Any] = {"block_mask": self.mask, "scale": scaling, "enable_gqa": True}
         # inputs are cast already, and a kernel is compiled for one state of autocast and of its cache
         with torch.autocast(query.device.type, enabled=False, cache_enabled=True):
-            out: Tensor = kernel(query.device.type)(*inputs, **options)
+            attention: Any = flex_attention if _uncompiled.get() else kernel(query.device.type)
+            out: Tensor = attention(*inputs, **options)
         return out.squeeze(0).transpose(0, 1)[: self.tokens]
+
+
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """Attend by the definition of the mask, in memory quadratic in all tokens: for a few of them, on any device."""
+    token = _uncompiled.set(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+            yield
+    finally:
+        _uncompiled.reset(token)
 
 
 @functools.cache
