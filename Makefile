@@ -9,6 +9,7 @@ DEFECTS ?=
 BENCH_ARGS ?=
 BENCH_REAL_ARGS ?=
 GPU_CHECK_ARGS ?=
+COMPILE_ARGS ?=
 VLLM_PYTHON ?=
 VLLM_HOME ?= $(HOME)/.cache/gspo_lightning
 TEST_PROCESSES ?= 3
@@ -21,8 +22,8 @@ SPELLED := $(wildcard *.md) .github docs gspo_lightning benchmarks configs examp
 USER_TESTS := $(SANDBOX_TESTS) tests/resume tests/commands/export tests/commands/init tests/runs/test_one_writer.py \
   tests/runs/test_checkpoints.py tests/runs/test_named_faults.py tests/rollouts/vllm/test_key.py
 
-.PHONY: help install sandbox bench-install bench bench-real test-gpu gpu-check device-check docs links quickstart real-model there \
-  test test-quick test-thorough test-durations test-long \
+.PHONY: help install sandbox bench-install bench bench-real test-gpu gpu-check device-check device-check-compile \
+  docs links quickstart real-model there test test-quick test-thorough test-durations test-long \
   test-sandbox test-user test-trl test-newest release test-wheel test-container test-vllm test-agents test-view test-real-model \
   audit mutants defects check format lint types doctest constraints lock clean
 
@@ -57,6 +58,7 @@ help:
 	@echo "make test-gpu              tests of runs on this machine's GPU instead of its CPU (two minutes on 16 cores)"
 	@echo "make gpu-check             the same questions on a CUDA device, in 25 minutes (docs/first_gpu_hour.md)"
 	@echo "make device-check          kernels, casts, syncs and bytes that a device would see, counted on a CPU in a minute"
+	@echo "make device-check-compile  attention compiled for an H100 without one; its environment (5 GB) is built once, in VLLM_HOME"
 	@echo "make check                 ruff, codespell, mypy --strict, doctests, pre-commit's configuration"
 	@echo "make format                let ruff format and fix"
 	@echo "make constraints           write the installed versions to constraints.txt"
@@ -111,6 +113,10 @@ gpu-check: there
 
 device-check: there
 	@python=$(BIN)/python; test -x $$python || python=$(PYTHON); $$python -m benchmarks.device_check
+
+device-check-compile:
+	@python=$$($(PYTHON) -m tools.cuda_environment "$(VLLM_HOME)" $(PIP_ARGS)) || exit 1; \
+	  $$python -m benchmarks.device_check --compile $(COMPILE_ARGS)
 
 # the site: warnings are errors, nothing is fetched
 docs: $(VENV)/.docs-installed

@@ -2,6 +2,7 @@
 
 Everything goes through a simulated device and gives the CPU's tokens and gradients, or the exit code is 1; the last
 line of stdout is one JSON object (docs/device.md). Needs what the package needs; adapters are left out without peft.
+``--compile`` compiles the attention kernels for an H100 instead (:mod:`benchmarks.compile_check`), which needs Triton.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -20,6 +22,7 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 import torch
 from transformers.utils import logging as transformers_logging
 
+from benchmarks import compile_check
 from benchmarks.simulated.agreement import difference, jobs
 from benchmarks.simulated.casts import casts_per_step
 from benchmarks.simulated.device import backend
@@ -32,9 +35,11 @@ __all__ = ["main"]
 RANKS = 4
 
 
-def main() -> int:
+def main(argv: Sequence[str] = ()) -> int:
     """Count; 1 if the simulated device gave something else than the CPU."""
     torch.set_num_threads(1)
+    if "--compile" in argv:
+        return compile_check.main([word for word in argv if word != "--compile"])
     warnings.simplefilter("ignore")
     transformers_logging.disable_progress_bar()
     start = time.monotonic()
@@ -62,7 +67,8 @@ def main() -> int:
     casts = casts_per_step()
     tell(f"casts of weights per decode step: {casts:g}")
     kernels = kernels_of_a_run()
-    tell(f"attention kernels in the shortest run: {kernels.compiled}; calls without one: {kernels.eager}")
+    dtypes = ", ".join(sorted(str(dtype) for dtype in kernels.dtypes))
+    tell(f"attention kernels in the shortest run: {kernels.compiled}, for {dtypes}; calls without one: {kernels.eager}")
     found = {
         "kernels_compiled": kernels.compiled,
         "eager_attention": kernels.eager,
@@ -82,4 +88,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

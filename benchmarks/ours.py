@@ -24,6 +24,7 @@ from gspo_lightning.old_policy.snapshots import CachedLogProbs
 from gspo_lightning.old_policy.teacher import Teacher
 from gspo_lightning.packing.deal import DEFAULT_DEAL, Deal
 from gspo_lightning.packing.rollout_batch import RolloutBatch
+from gspo_lightning.policy.autocast_weights import autocast_dtype
 from gspo_lightning.policy.checks import choose_layout
 from gspo_lightning.policy.model_settings import Layout
 from gspo_lightning.policy.policy import Policy
@@ -67,7 +68,10 @@ class Ours:
         sync: Callable[[], None] | None = None,
     ) -> None:
         self.policy = Policy(model, tokenizer)
-        choose_layout(self.policy, layout, int(workload.lengths.max()) + workload.prompt_tokens[1])
+        with context():
+            dtype = autocast_dtype(self.policy.device)
+        longest = int(workload.lengths.max()) + workload.prompt_tokens[1]
+        choose_layout(self.policy, layout, longest, dtype=dtype)
         self.workload, self.max_tokens, self.context = workload, max_tokens, context
         self.deal = deal
         self.prompts = workload.make_prompts(model.config.vocab_size)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from gspo_lightning.errors import UserError, first_line
 from gspo_lightning.pictures import Media, Picture
-from gspo_lightning.policy.attention import check_attention, windows
+from gspo_lightning.policy.attention import check_attention, uncompiled, windows
 from gspo_lightning.policy.model_settings import Layout
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.rope import follows_length, pin_rope
@@ -133,9 +133,12 @@ def _why_not_packed(asked: Probe, device: torch.device, dtype: torch.dtype) -> s
         return f"a sliding window of {short[0]} tokens and rows of up to {longest}"
     try:
         reason = None if device.type == "cpu" else why_no_kernel(policy, device, dtype)
-        reason = reason or asked.why_not_packed()
-        if reason is None and policy.image_processor is not None:
-            reason = PictureProbe(policy, policy.image_processor).why_not_packed(asked.limit)
+        # probes compute in the dtype of the weights: under autocast a kernel of that would be compiled for them alone
+        other = dtype != next(policy.parameters()).dtype
+        with uncompiled() if other else contextlib.nullcontext():
+            reason = reason or asked.why_not_packed()
+            if reason is None and policy.image_processor is not None:
+                reason = PictureProbe(policy, policy.image_processor).why_not_packed(asked.limit)
         return reason
     except Exception as error:  # any exception: a family's modules in an untested call
         return first_line(error)

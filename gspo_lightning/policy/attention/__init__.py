@@ -1,6 +1,7 @@
 """Attention for rows that share a prompt: computed once per prompt, without padding, on unmodified models."""
 
 from gspo_lightning.policy.attention.cache import GroupCache, closed_up
+from gspo_lightning.policy.attention.flex import uncompiled
 from gspo_lightning.policy.attention.interface import (
     Plan,
     UnsupportedAttentionError,
@@ -26,6 +27,7 @@ __all__ = [
     "check_attention",
     "closed_up",
     "layers_attended",
+    "uncompiled",
     "windows",
     "with_plan",
 ]

@@ -8,10 +8,13 @@ the device before a model is trained with them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import inspect
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, cast
 
 import torch
@@ -23,10 +26,11 @@ BLOCK = 128
 FEWEST = 2
 """Fewest blocks of a mask: ``torch.compile`` makes a separate kernel for a size of 1."""
 LIMIT = 16
-"""Largest number of kernels of one process; a run needs four (with and without gradients, inference mode).
+"""Largest number of kernels of one process; a run needs three (with and without gradients, inference mode).
 
 More raise an error: PyTorch would otherwise compute attention without a kernel, in memory quadratic in all tokens.
 """
+_uncompiled: ContextVar[bool] = ContextVar("uncompiled", default=False)
 
 
 def has_flex(device: torch.device) -> bool:
@@ -77,8 +81,37 @@ class FlexPlan:
         options: dict[str, Any] = {"block_mask": self.mask, "scale": scaling, "enable_gqa": True}
         # inputs are cast already, and a kernel is compiled for one state of autocast and of its cache
         with torch.autocast(query.device.type, enabled=False, cache_enabled=True):
-            out: Tensor = kernel(query.device.type)(*inputs, **options)
+            attention: Any = flex_attention if _uncompiled.get() else kernel(query.device.type)
+            out: Tensor = attention(*inputs, **options)
         return out.squeeze(0).transpose(0, 1)[: self.tokens]
+
+
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """Attend by the definition of the mask, in memory quadratic in all tokens: for a few of them, on any device."""
+    token = _uncompiled.set(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+            yield
+    finally:
+        _uncompiled.reset(token)
+
+
+def kernel_options(size: int, dtype: torch.dtype) -> dict[str, int]:
+    """Return options of FlexAttention's kernels for heads of a dimension; the rest is PyTorch's choice.
+
+    Chosen by what compiles for sm_90 with the fewest spills (``make device-check-compile``, torch 2.14.1). With the
+    default of 4 warps a thread spilled 3.8 to 28 kB in the float32 forward pass, up to 2.9 kB in its backward pass, and
+    3.1 kB in the bfloat16 backward pass for 256; with 8 warps at most 0.7, 0.4 and 0.3 kB, in no more shared memory.
+    Spills are not time, which has not been measured on a GPU.
+    Blocks of tokens must divide :data:`BLOCK`.
+    """
+    if dtype.itemsize < 4:
+        return {"bwd_num_warps": 8} if size > 128 else {}
+    if 64 < size < 128:  # PyTorch has no blocks for these; 8 warps with its default of 64 x 64 spilled 28 kB
+        return {"num_warps": 8, "fwd_BLOCK_M": 32, "fwd_BLOCK_N": 64}
+    return {"num_warps": 8}
 
 
 @functools.cache
@@ -95,7 +128,13 @@ def compiled(**options: Any) -> Callable[..., Any]:
     """
     if "recompile_limit" in inspect.signature(torch.compile).parameters:  # PyTorch 2.13; before, 8 for the process
         options = {"recompile_limit": LIMIT, "isolate_recompiles": True, **options}
-    return torch.compile(cast("Callable[..., Any]", flex_attention), dynamic=True, fullgraph=True, **options)
+    return torch.compile(_with_options, dynamic=True, fullgraph=True, **options)
+
+
+def _with_options(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+    """Call FlexAttention with kernel options that are constants: numbers from outside would become symbols."""
+    chosen: Any = kernel_options(query.shape[-1], query.dtype)
+    return flex_attention(query, key, value, kernel_options=chosen, **options)
 
 
 def _block_mask(
