@@ -45,11 +45,6 @@ class AsyncSave:
         self._thread = threading.Thread(target=work, name="checkpoint", daemon=True)  # a hung rank must not keep others
         self._thread.start()
 
-    @property
-    def done(self) -> bool:
-        """True if nothing is being written."""
-        return self._thread is None or not self._thread.is_alive()
-
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until the checkpoint is written; return False if it is not after ``seconds``.
 

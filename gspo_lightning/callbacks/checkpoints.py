@@ -72,8 +72,8 @@ class LastCheckpoint(Checkpoint):
         save_optimizer: False leaves out the state of the optimizer: with AdamW a checkpoint has a third of the size.
             A resumed run then begins with new moments and is another run. Not for sharded weights.
         async_save: write in a thread while training goes on, from a copy of weights and optimizer state in CPU memory.
-            Training waits for the first one, whose size says if there is room for the copy, and for the last one. Not
-            for FSDP1.
+            Training waits for the first one, whose size says if there is room for the copy, for the last one, and at
+            the end of the next iteration for one that is not complete yet. Not for FSDP1.
     """
 
     def __init__(
@@ -167,35 +167,29 @@ class LastCheckpoint(Checkpoint):
         self.finish_alone(trainer)
 
     def _save_if_due(self, trainer: Trainer, module: GSPOModule) -> None:
-        """Save at the end of an iteration that gets a checkpoint, and complete the one before; a collective."""
+        """Complete the checkpoint before, and save at the end of an iteration that gets one; a collective."""
         iterations, rest = divmod(trainer.global_step, module.data.settings.updates_per_iteration)
         if iterations == 0 or rest:
             return
-        written = self._writer is None or self._writer.done
-        written, wanted, waits = from_first_rank(
-            lambda: (written, self._wanted(iterations, trainer, module), not self._has_room(trainer))
+        self.finish(trainer)
+        wanted, waits = from_first_rank(
+            lambda: (self._wanted(iterations, trainer, module), not self._has_room(trainer))
         )
-        if written:
-            self.finish(trainer)
         if wanted:
             self.save(trainer, waits=waits)
 
     def _wanted(self, iterations: int, trainer: Trainer, module: GSPOModule) -> bool:
-        own, writing = [manifest for _, manifest in self._own()], self._unfinished
-        scores = [m.score for m in own if writing is None or m.step != writing.step]
-        scores += [writing.score] if writing else []
-        best = sorted((score for score in scores if score is not None), reverse=True)[: self.keep_best]
-        score, step = self._score(module), trainer.global_step
-        if step in self.protected or any(
-            one.wants(step) and not (writing and one.wants(writing.step)) for one in self.followers
-        ):
+        own = [manifest for _, manifest in self._own()]
+        best = sorted((m.score for m in own if m.score is not None), reverse=True)[: self.keep_best]
+        score = self._score(module)
+        if trainer.global_step in self.protected or any(one.wants(trainer.global_step) for one in self.followers):
             return True
         if score is not None and self.keep_best and (len(best) < self.keep_best or score > best[-1]):
             return True
         if self.every_n_iterations is not None:
             return iterations % self.every_n_iterations == 0
         old = time.monotonic() - self._saved_at >= 60 * self.every_n_minutes
-        return old or not (own or writing) or (bool(own) and own[0].bytes < SMALL)
+        return old or not own or own[0].bytes < SMALL
 
     def _has_room(self, trainer: Trainer) -> bool:
         """True if a checkpoint can be written in a thread: this machine has room for the copies of its ranks."""

@@ -46,7 +46,7 @@ def leaves(value: Any) -> Any:
 
 
 def hold(patch: pytest.MonkeyPatch) -> list[str]:
-    """A thread writes only when somebody waits for it: at the next checkpoint, an iteration later, or at an end.
+    """A thread writes only when somebody waits for it: an iteration later, or at an end.
 
     Returns the names of the threads that wrote.
     """
@@ -110,6 +110,37 @@ def test_it_writes_the_same_checkpoints_an_iteration_later(tmp_path: Path, monke
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two ranks that writes shards while training waits."""
     return fit_on_ranks(tmp_path_factory.mktemp("whole") / "run", *OF_SHARDS, keeping(), overlay="fsdp2")
+
+
+class Uploads:
+    """A follower: of every fourth update, as ``PushToHub``."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def wants(self, step: int) -> bool:
+        return step // 4 > (self.seen or [0])[-1] // 4
+
+    def saved(self, path: Path, step: int) -> None:
+        assert damage(path) is None
+        if self.wants(step):
+            self.seen.append(step)
+
+
+def test_followers_hear_of_it_when_it_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    follower, own = Uploads(), checkpoints.LastCheckpoint.on_train_start
+
+    def on_train_start(self: checkpoints.LastCheckpoint, *arguments: Any) -> None:
+        self.followers.append(follower)
+        own(self, *arguments)
+
+    monkeypatch.setattr(checkpoints.LastCheckpoint, "on_train_start", on_train_start)
+    monkeypatch.setattr(checkpoints, "SMALL", 0)
+    wrote = hold(monkeypatch)
+    run = runs.fit(tmp_path, *OPTIONS, "--trainer.max_epochs=7", keeping(async_save=True))
+    assert follower.seen == [4, 8, 12]
+    assert kept(run) == {2, 4, 8, 12, 14}
+    assert len(wrote) == 3
 
 
 def test_shards_of_two_ranks(tmp_path: Path, whole: Path) -> None:

@@ -145,18 +145,13 @@ def test_a_provoked_collapse_rings_within_five_iterations(
     assert max(value for _, value in scalars) >= 1
 
 
-@pytest.mark.parametrize("written", ["every iteration", "at first", "in a thread"])
+@pytest.mark.parametrize("large", [False, True], ids=["every iteration has a checkpoint", "only the first one has"])
 def test_a_rollback_goes_on_from_before_the_collapse(
-    taught: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], written: str
+    taught: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], large: bool
 ) -> None:
     inject(monkeypatch, unlearn)
-    large = written == "at first"
     monkeypatch.setattr(checkpoints, "SMALL", 0 if large else checkpoints.SMALL)
     options = [*SIZE, collapse(action="rollback"), "--trainer.max_epochs=8"]
-    if written == "in a thread":  # the one to go back to is not written yet
-        hold(monkeypatch)
-        options.append(keeping(async_save=True))
-        monkeypatch.setattr(checkpoints.LastCheckpoint, "_wanted", lambda self, number, *_: number in (1, AT))
     run = runs.fit(taught, *options, small=False)
     good = 2 if large else 2 * AT
     assert f"rolled back (1 of at most 2): weights and optimizer are those of step-{good:08d}.ckpt" in " ".join(
@@ -226,6 +221,17 @@ def test_a_skipped_nan_is_an_alarm_and_stop_leaves_the_last_checkpoint(
     assert Dump.read(run / alarm["dump"]).update == 3
     texts = runs.events(run).Tensors("alarms/text_summary")
     assert b"non_finite" in texts[-1].tensor_proto.string_val[0]
+
+
+def test_a_rollback_waits_for_a_checkpoint_that_a_thread_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    poison(monkeypatch, at=5)
+    hold(monkeypatch)
+    more = [keeping(async_save=True), "--trainer.max_epochs=4"]
+    runs.fit(tmp_path, *OPTIONS, "--model.on_nonfinite=skip", collapse(action="rollback"), *more)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "rolled back (1 of at most 2): weights and optimizer are those of step-00000004.ckpt" in said
 
 
 def test_rollbacks_are_bounded(

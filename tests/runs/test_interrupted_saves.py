@@ -58,14 +58,14 @@ def test_a_save_that_is_interrupted(
     owner, name, first = MOMENTS[moment]
     save, began = LastCheckpoint.save, 0
 
-    def second(self: LastCheckpoint, trainer: Any) -> Path:
+    def second(self: LastCheckpoint, trainer: Any, **options: Any) -> Path:
         nonlocal began
         began += trainer.global_step == 4
         if 0 < began <= presses and trainer.global_step == 4:
             with monkeypatch.context() as patch:
                 pressing(patch, owner, name, first)
-                return save(self, trainer)
-        return save(self, trainer)
+                return save(self, trainer, **options)
+        return save(self, trainer, **options)
 
     monkeypatch.setattr(LastCheckpoint, "save", second)
     run = runs.fit(tmp_path, *OPTIONS, code=130)
