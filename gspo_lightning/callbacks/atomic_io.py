@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         Args:
             checkpoint: tensors and primitives.
             path: the target file.
-            storage_options: ``{"score": float}`` for the manifest, ``{"optimizer": False}`` to leave out its state,
-                ``{"async_save": AsyncSave}`` to write it in a thread; or None.
+            storage_options: ``{"score": float, "ranks": int}`` for the manifest, ``{"optimizer": False}`` to leave out
+                its state, ``{"async_save": AsyncSave}`` to write it in a thread; or None.
 
         Raises:
             NonFiniteError: a weight or an optimizer state is not finite.
@@ -50,13 +51,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         if not options.get("optimizer", True):
             checkpoint = {**checkpoint, "optimizer_states": []}
         check_finite(checkpoint)
-        write = functools.partial(self._write, Path(path), options.get("score"))
+        write = functools.partial(self._write, Path(path), options)
         if (writer := options.get("async_save")) is None:
             write(checkpoint)
         else:
             writer.start(checkpoint, write)
 
-    def _write(self, target: Path, score: float | None, checkpoint: dict[str, Any]) -> None:
+    def _write(self, target: Path, options: Mapping[str, Any], checkpoint: dict[str, Any]) -> None:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with swapping(target.parent), contextlib.ExitStack() as stack:
@@ -64,7 +65,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                     _save(checkpoint, file)
                     stack.enter_context(uninterrupted())  # a swapped-in file must get its manifest
                 files, serial = {target.name: (file.bytes, file.sha256)}, next_serial(target.parent)
-                Manifest(files, int(checkpoint.get("global_step", 0)), serial, score).write(target)
+                step = int(checkpoint.get("global_step", 0))
+                Manifest(files, step, serial, options.get("score"), options.get("ranks")).write(target)
         except OSError as error:
             raise unwritable(target, error) from error
 

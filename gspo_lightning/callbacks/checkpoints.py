@@ -64,7 +64,8 @@ class LastCheckpoint(Checkpoint):
 
     Args:
         every_n_iterations: iterations between two checkpoints, whatever their size and age.
-        keep_last: number of newest checkpoints to keep; with 1 there is no fallback if a disk damages it.
+        keep_last: number of newest checkpoints to keep; with 1 there is no fallback if a disk damages it. The newest
+            from the end of an iteration is kept as well: only from there another number of ranks can go on.
         keep_best: number of checkpoints with the highest ``best_by`` to keep as well.
         best_by: a metric of an update or of an evaluation, such as ``reward/mean`` or ``val/accuracy``. The reward
             of an update is that of the rollouts it learnt from.
@@ -226,8 +227,11 @@ class LastCheckpoint(Checkpoint):
                     f"the run folder {self._folder.parent} is gone: it was deleted or moved during the run.\n"
                     f"  fix: restore it and resume with --ckpt_path last, or start again"
                 )
-        score = self._score(gspo_module(trainer.lightning_module))
+        module = gspo_module(trainer.lightning_module)
+        score, within = self._score(module), trainer.global_step % module.data.settings.updates_per_iteration > 0
         options: dict[str, Any] = {"score": score} | ({} if self.save_optimizer else {"optimizer": False})
+        if within:
+            options["ranks"] = trainer.world_size
         if not waits:
             options["async_save"] = self._writer
         trainer.save_checkpoint(path, weights_only=False, storage_options=options)
@@ -297,6 +301,7 @@ class LastCheckpoint(Checkpoint):
         }
         kept |= {path for path, m in there if m.step in self.protected}
         kept |= set([path for path, m in there if m.step in self.quiet][:1])
+        kept |= set([path for path, m in there if m.ranks is None][:1])  # for another number of ranks
         for path, _ in own:
             if path not in kept:
                 trainer.strategy.remove_checkpoint(path)

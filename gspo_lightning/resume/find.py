@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.resume.folders import METADATA, is_folder
-from gspo_lightning.resume.manifest import SUFFIX, damage, manifest_path, manifests
+from gspo_lightning.resume.manifest import SUFFIX, Manifest, damage, manifest_path, manifests
 from gspo_lightning.resume.reading import check_shards, read_tensors
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Found:
         return "; ".join([str(self.checkpoint), *(f"skipped {path.name} ({why})" for path, why in self.skipped)])
 
 
-def find_checkpoint(run: Path, field: str = "ckpt_path") -> Found | None:
+def find_checkpoint(run: Path, field: str = "ckpt_path", ranks: int | None = None) -> Found | None:
     """Return the newest intact checkpoint of a run; None if the run never finished writing one.
 
     A run that was killed between its first checkpoint and that one's manifest has one file, and no link to it yet.
@@ -45,6 +45,7 @@ def find_checkpoint(run: Path, field: str = "ckpt_path") -> Found | None:
     Args:
         run: the run folder.
         field: the run's name in messages.
+        ranks: skip those from the middle of an iteration of another number of ranks; None keeps them.
 
     Raises:
         UserError: it has checkpoints, but none is intact.
@@ -53,6 +54,8 @@ def find_checkpoint(run: Path, field: str = "ckpt_path") -> Found | None:
     skipped: list[tuple[Path, str]] = []
     for path in _candidates(folder):
         why = damage(path)
+        if why is None and ranks is not None and (written := Manifest.read(path).ranks) not in (None, ranks):
+            why = f"in the middle of an iteration of {written} ranks"
         if why is None:
             return Found(path, skipped)
         skipped.append((path, why))

@@ -29,14 +29,16 @@ def is_folder(checkpoint: Path) -> bool:
     return (checkpoint / METADATA).is_file()
 
 
-def save_folder(target: Path, checkpoint: dict[str, Any], write: Callable[[Path], None], score: float | None) -> None:
+def save_folder(
+    target: Path, checkpoint: dict[str, Any], write: Callable[[Path], None], options: Mapping[str, Any]
+) -> None:
     """Save on every rank; a kill at any moment leaves the previous checkpoint.
 
     Args:
         target: the folder, on storage that all ranks share.
         checkpoint: finite tensors and primitives; sharded tensors give this rank's part.
         write: writes this rank's files to a folder (a collective).
-        score: for the manifest.
+        options: with ``score`` and ``ranks`` for the manifest.
 
     Raises:
         InfrastructureError: a file cannot be written.
@@ -56,7 +58,8 @@ def save_folder(target: Path, checkpoint: dict[str, Any], write: Callable[[Path]
             with swapping(target.parent), uninterrupted():
                 replace_folder(unfinished, target)
                 whole = {name: value for part in parts for name, value in part.items()}
-                Manifest(whole, step, next_serial(target.parent), score).write(target)
+                serial = next_serial(target.parent)
+                Manifest(whole, step, serial, options.get("score"), options.get("ranks")).write(target)
 
 
 def write_shards(checkpoint: dict[str, Any], folder: Path, *, weights: str) -> None:

@@ -28,6 +28,8 @@ class Manifest:
     """Grows with every checkpoint of a folder; decides which is newest (clocks may go back)."""
     score: float | None = None
     """Value of the metric that ranks checkpoints."""
+    ranks: int | None = None
+    """In the middle of an iteration: the number of ranks that can go on from it; None: any."""
     format: int = field(default=1)
 
     @property
@@ -54,7 +56,8 @@ class Manifest:
         content: Any = json.loads(manifest_path(checkpoint).read_text(encoding="utf-8"))
         try:
             files = {str(name): (int(size), str(digest)) for name, (size, digest) in content["files"].items()}
-            return cls(files, int(content["step"]), int(content["serial"]), content["score"], int(content["format"]))
+            step, serial, form = (int(content[name]) for name in ("step", "serial", "format"))
+            return cls(files, step, serial, content["score"], content.get("ranks"), form)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a manifest: {error!r}") from error
 

@@ -111,7 +111,7 @@ class Resumption:
         while True:
             before = _names(run)
             try:
-                found = newest_of_run(run, field) if field else find_checkpoint(run)
+                found = newest_of_run(run, field) if field else find_checkpoint(run, ranks=_elastic_ranks())
                 resumption = None if found is None else cls._from(found.checkpoint, reward_model)
             except UserError:
                 if _names(run) == before:
@@ -199,6 +199,11 @@ def run_of(checkpoint: Path) -> Path | None:
     """Return the run folder of a checkpoint; None if it is in none."""
     folder = checkpoint.resolve().parent
     return folder.parent if folder.name == "checkpoints" else None
+
+
+def _elastic_ranks() -> int | None:
+    """Return the number of ranks that torchrun has started, which may change from restart to restart; else None."""
+    return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
 def _names(run: Path) -> list[str]:

@@ -78,8 +78,8 @@ class Sharding(Strategy):
         Args:
             checkpoint: tensors and primitives; sharded tensors give this rank's part.
             filepath: the folder, on storage that all ranks share.
-            storage_options: ``{"score": float}`` for the manifest, ``{"async_save": AsyncSave}`` to write it in a
-                thread; or None.
+            storage_options: ``{"score": float, "ranks": int}`` for the manifest, ``{"async_save": AsyncSave}`` to write
+                it in a thread; or None.
 
         Raises:
             NonFiniteError: a weight or an optimizer state is not finite.
@@ -91,7 +91,7 @@ class Sharding(Strategy):
 
         def write(checkpoint: dict[str, Any]) -> None:
             save = functools.partial(write_shards, checkpoint, weights=self.weights_key)
-            save_folder(path, checkpoint, save, options.get("score"))
+            save_folder(path, checkpoint, save, options)
 
         if (writer := options.get("async_save")) is None:
             write(checkpoint)

@@ -19,6 +19,7 @@ from gspo_lightning.errors import InfrastructureError, NonFiniteError
 from gspo_lightning.experience.collect import Experience
 from gspo_lightning.experience.iteration import Iteration
 from gspo_lightning.report.resumes import read_resumes
+from gspo_lightning.resume import find_checkpoint
 from tests.runs import runs
 from tests.runs.processes import Command
 
@@ -180,6 +181,22 @@ def test_policy_of_what_is_kept(tmp_path: Path) -> None:
     assert len(kept) == 3 - (rewards[10] in best)
     assert sorted(rewards[step] for step in kept)[-2:] == best  # two updates may have the same reward
     assert (run / "checkpoints" / "last.ckpt").resolve().name == "step-00000010.ckpt"
+
+
+def test_another_number_of_ranks_goes_on_from_the_end_of_an_iteration(tmp_path: Path) -> None:
+    """Interruptions in the middle of iterations leave the last checkpoint behind one, however few are kept."""
+    newest_only = '--trainer.callbacks=[{"class_path": "LastCheckpoint", "init_args": {"keep_last": 1}}]'
+    more = [*OPTIONS, newest_only, "--trainer.max_epochs=4", "--data.minibatches_per_rollout=4", "--ckpt_path=last"]
+    for trained in (1, 2):
+        with runs.interrupted(lambda loader, trained=trained: (loader.iteration, loader.trained) == (1, trained)):
+            run = runs.fit(tmp_path, *more, code=130)
+    assert kept(run) == {4, 6}
+    name = "step-%08d.ckpt"
+    for ranks, step in ((None, 6), (1, 6), (2, 4)):
+        found = find_checkpoint(run, ranks=ranks)
+        assert found is not None
+        assert found.checkpoint.name == name % step
+    assert [(path.name, why) for path, why in found.skipped] == [(name % 6, "in the middle of an iteration of 1 ranks")]
 
 
 def kept(run: Path) -> set[int]:

@@ -122,11 +122,11 @@ def test_a_folder_of_shards(within: str, tmp_path: Path, monkeypatch: pytest.Mon
 
         return writes
 
-    save_folder(target, {"global_step": 2}, write("old"), None)
+    save_folder(target, {"global_step": 2}, write("old"), {})
     if within == "the swap":
         pressing(monkeypatch, folders, "replace_folder", 1)
     with pytest.raises(KeyboardInterrupt):
-        save_folder(target, {"global_step": 2}, write("new", press=within == "torch"), None)
+        save_folder(target, {"global_step": 2}, write("new", press=within == "torch"), {})
     assert damage(target) is None
     assert (target / "meta.pt").read_text() == ("old" if within == "torch" else "new")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -154,15 +155,16 @@ def test_the_nodes_that_are_left_go_on_without_a_lost_one(whole: Path, tmp_path:
 
 @needs_torchrun
 def test_a_node_that_comes_back_joins_the_run(tmp_path: Path) -> None:
-    root, endless = tmp_path / "run", "--trainer.max_epochs=100000"
-    first, shared = two_nodes(root, endless)
+    """The ranks stop in the middle of an iteration, most likely, from where only as many ranks could go on."""
+    root, endless = tmp_path / "run", ["--trainer.max_epochs=100000", "--data.minibatches_per_rollout=4"]
+    first, shared = two_nodes(root, *endless)
     log, end = log_of(root, "first"), time.monotonic() + 120
     while "MEMBER: 1/1" not in log.read_text():
         assert time.monotonic() < end, log.read_text()
         time.sleep(0.1)
     alone = max(path.name for path in root.rglob("step-*.manifest.json"))
     wait_for_a_checkpoint(root, first, log, alone)
-    back = start(root, "back", endless, **shared)
+    back = start(root, "back", *endless, **shared)
     try:
         while "MEMBER: 2/2" not in log_of(root, "back").read_text():
             assert back.poll() is None, log_of(root, "back").read_text()
@@ -177,4 +179,7 @@ def test_a_node_that_comes_back_joins_the_run(tmp_path: Path) -> None:
             node.wait(60)
     said = log.read_text()
     assert [line[-3:] for line in said.splitlines() if "MEMBER" in line] == ["1/2", "1/1", "1/2"]
-    assert f"resuming from {next(root.rglob('checkpoints'))}" in said.split("MEMBER: 1/1")[1]
+    resumed = next(line for line in said.split("MEMBER: 1/1")[1].splitlines() if "resuming from" in line)
+    stopped = int(re.findall(r"Terminated after (\d+) updates", said)[0])
+    assert ("(in the middle of an iteration of 1 ranks)" in resumed) == (stopped % 4 > 0)
+    assert f"step-{stopped - stopped % 4:08d}.ckpt" in resumed
