@@ -120,7 +120,7 @@ def test_a_rank_that_is_killed_is_started_again_with_all_others(whole: Path, tmp
     wait_for_a_checkpoint(killed, process, log_of(killed))
     os.kill(rank_of(killed, 1), signal.SIGKILL)
     said = ended(process, log_of(killed))
-    assert "another rank has ended, killed" in said
+    assert "failed (exitcode: -9) local_rank: 1" in said
     assert "resuming from" in said
     assert difference(whole, killed) == 0
 
