@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -46,14 +46,6 @@ class Follower(Protocol):
 
     def saved(self, path: Path, step: int) -> None:
         """Take note of a checkpoint, which may be removed once this returns."""
-
-
-class _Unfinished(NamedTuple):
-    """A checkpoint that is not linked yet."""
-
-    path: Path
-    step: int
-    score: float | None
 
 
 class LastCheckpoint(Checkpoint):
@@ -112,7 +104,8 @@ class LastCheckpoint(Checkpoint):
         self._saved, self._saved_at = -1, 0.0
         self._there = False
         self._writer: AsyncSave | None = None
-        self._unfinished: _Unfinished | None = None
+        self._unfinished: tuple[Path, int] | None = None
+        """Path and step of a checkpoint that is not linked yet."""
         self._room: bool | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -194,8 +187,7 @@ class LastCheckpoint(Checkpoint):
 
     def _has_room(self, trainer: Trainer) -> bool:
         """True if a checkpoint can be written in a thread: this machine has room for the copies of its ranks."""
-        own = self._own()
-        if self._writer is None or not own or self._room is not None:
+        if self._writer is None or self._room is not None or not (own := self._own()):
             return bool(self._room)
         ranks = trainer.num_devices / trainer.world_size if sharding_of(trainer.strategy) is not None else 1
         size, free = own[0][1].bytes * ranks, free_memory(torch.device("cpu"))
@@ -228,15 +220,14 @@ class LastCheckpoint(Checkpoint):
                     f"  fix: restore it and resume with --ckpt_path last, or start again"
                 )
         module = gspo_module(trainer.lightning_module)
-        score, within = self._score(module), trainer.global_step % module.data.settings.updates_per_iteration > 0
-        options: dict[str, Any] = {"score": score} | ({} if self.save_optimizer else {"optimizer": False})
-        if within:
+        options: dict[str, Any] = {"score": self._score(module)} | ({} if self.save_optimizer else {"optimizer": False})
+        if trainer.global_step % module.data.settings.updates_per_iteration > 0:
             options["ranks"] = trainer.world_size
         if not waits:
             options["async_save"] = self._writer
         trainer.save_checkpoint(path, weights_only=False, storage_options=options)
         self._saved, self._saved_at = trainer.global_step, time.monotonic()
-        self._unfinished = _Unfinished(path, trainer.global_step, score)
+        self._unfinished = path, trainer.global_step
         if waits:
             self.finish(trainer)
         return path
@@ -271,11 +262,12 @@ class LastCheckpoint(Checkpoint):
     def _complete(self, trainer: Trainer) -> None:
         saved, self._unfinished = self._unfinished, None
         if saved is not None and trainer.is_global_zero:
-            link_last(saved.path)
+            path, step = saved
+            link_last(path)
             for follower in self.followers:
-                follower.saved(saved.path, saved.step)
+                follower.saved(path, step)
             self._prune(trainer)
-            self._tell(trainer.loggers, saved.path)
+            self._tell(trainer.loggers, path)
 
     def _tell(self, loggers: Iterable[Any], path: Path) -> None:
         """Tell loggers of the newest and the best checkpoint, as Lightning does; with ``log_model`` they keep them."""
