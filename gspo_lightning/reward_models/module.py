@@ -35,7 +35,7 @@ from gspo_lightning.reward_models.pair_batches import PairBatch, alone_and_padde
 from gspo_lightning.reward_models.weights import check_frozen, trained_only
 from gspo_lightning.strategies.layers import compute_dtype
 from gspo_lightning.strategies.sharding import clip_gradients, total_norm
-from gspo_lightning.update.optimizers import fuse, settings_of_optimizer
+from gspo_lightning.update.optimizers import fuse, settings_of_optimizer, undecayed
 from gspo_lightning.update.schedules import schedule
 
 
@@ -70,7 +70,7 @@ class RewardModule(LightningModule):
     Args:
         name_or_path: hub id or local folder in transformers format, or a built-in tiny model (``tiny-qwen3``,
             ``tiny-qwen3-moe``). A causal model gets a head that starts at zero; a reward model keeps its own.
-        optimizer: built from the trainable parameters.
+        optimizer: built from the trainable parameters. Its weight decay is 0 unless it is set.
         lr_scheduler: stepped once per optimizer step; None keeps the learning rate constant.
         center_rewards_coefficient: weight of the squared sum of a pair's rewards in the loss, which keeps their mean
             near 0 (arXiv 2312.09244 uses 0.01); 0 leaves it out.
@@ -152,7 +152,7 @@ class RewardModule(LightningModule):
     def configure_optimizers(self) -> Any:
         """Return the optimizer over the trainable parameters, with its schedule."""
         with settings_of_optimizer():
-            made = self.build_optimizer([p for p in self.model.parameters() if p.requires_grad])
+            made = undecayed(self.build_optimizer)([p for p in self.model.parameters() if p.requires_grad])
         fuse(made)
         if self.build_scheduler is None:
             return made

@@ -27,7 +27,7 @@ from gspo_lightning.strategies.sharding_strategy import sharding_of
 from gspo_lightning.types import MicroBatch
 from gspo_lightning.update.learning_rates import warn_if_rate_is_high
 from gspo_lightning.update.nonfinite import check_weights
-from gspo_lightning.update.optimizers import fuse, settings_of_optimizer, warn_if_weights_stand_still
+from gspo_lightning.update.optimizers import fuse, settings_of_optimizer, undecayed, warn_if_weights_stand_still
 from gspo_lightning.update.schedules import schedule
 
 
@@ -126,7 +126,7 @@ def build_optimizers(
         UserError: an optimizer or a schedule that cannot work here.
     """
     with settings_of_optimizer():
-        made = optimizer([p for p in policy.parameters() if p.requires_grad])
+        made = undecayed(optimizer)([p for p in policy.parameters() if p.requires_grad])
     check_optimizer(made, policy)
     if not scaled:
         fuse(made)

@@ -65,7 +65,7 @@ class GSPOModule(PolicyModule):
         old_policy: how the frozen snapshot is kept.
         old_logprobs: ``auto`` takes those of the rollout source if their measured noise is below a tenth of the clip
             range, and else recomputes them in the training layout; ``source`` and ``recompute`` force one of the two.
-        optimizer: built from the policy's trainable parameters.
+        optimizer: built from the policy's trainable parameters. Its weight decay is 0 unless it is set.
         lr_scheduler: stepped once per update of the policy (``ReduceLROnPlateau`` of ``lightning.pytorch.cli``: once
             per iteration, or per evaluation if it monitors one); None keeps the learning rate constant.
         critic: learns the values that ``data.advantages: GAE`` needs; None: advantages come from groups alone.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import FrameType
 
 import torch
@@ -15,8 +17,31 @@ from gspo_lightning.errors import UserError, first_line, frames_of, place_of
 
 log = logging.getLogger(__name__)
 
+Build = Callable[..., torch.optim.Optimizer]
+"""Makes an optimizer from parameters: a class, or a function that knows the settings."""
 FUSED = (torch.optim.Adam, torch.optim.AdamW)
 """Exactly these classes, not their subclasses."""
+
+
+def decays(build: object) -> bool:
+    """True for a class of optimizers that has a weight decay; most have one of their own by default (AdamW: 0.01).
+
+    >>> decays(torch.optim.AdamW), decays(torch.optim.LBFGS), decays(print)
+    (True, False, False)
+    """
+    if not (isinstance(build, type) and issubclass(build, torch.optim.Optimizer)):
+        return False
+    return "weight_decay" in inspect.signature(build).parameters
+
+
+def undecayed(build: Build) -> Build:
+    """Return what makes the optimizer, with a weight decay of 0 for a bare class, which says nothing about it.
+
+    >>> weight = nn.Parameter(torch.ones(1))
+    >>> undecayed(torch.optim.AdamW)([weight]).defaults["weight_decay"]
+    0.0
+    """
+    return partial(build, weight_decay=0.0) if decays(build) else build
 
 
 @contextlib.contextmanager

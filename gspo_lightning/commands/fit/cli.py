@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
@@ -16,6 +17,7 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 import torch
+from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -39,6 +41,7 @@ from gspo_lightning.resume.hub import is_on_hub
 from gspo_lightning.strategies.checks import check_strategy
 from gspo_lightning.training.checks import check_precision
 from gspo_lightning.training.module import GSPOModule
+from gspo_lightning.update.optimizers import decays
 
 
 def shown_metrics(module: GSPOModule) -> dict[str, float]:
@@ -131,6 +134,7 @@ class Parser(LightningArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.start = Path.cwd()
+        self._dumps = False
 
     def parse_string(self, content: str, path: str | os.PathLike[str] = "", *args: Any, **kwargs: Any) -> Any:
         """Resolve paths from ``start``: jsonargparse changes to the folder of the config file while it parses."""
@@ -139,19 +143,46 @@ class Parser(LightningArgumentParser):
 
     def dump(self, *args: Any, **kwargs: Any) -> str:
         """Dump without validating again what was just parsed: that takes a tenth of a short run's time."""
-        return str(super().dump(*args, **{"skip_validation": True, **kwargs}))
+        self._dumps = True
+        try:
+            return str(super().dump(*args, **{"skip_validation": True, **kwargs}))
+        finally:
+            self._dumps = False
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Save without validating again, as in :meth:`dump`."""
         super().save(*args, **{"skip_validation": True, **kwargs})
 
+    def get_defaults(self, *args: Any, **kwargs: Any) -> Namespace:
+        """Return all defaults; of a component only its class, so that another class starts from its own arguments.
+
+        jsonargparse would add the arguments of the default class here, before it reads the settings, and carry those
+        over to a class that the settings choose: AdamW's weight decay to Adam. It adds the arguments of the class that
+        is left at the end in any case. A dump without defaults (``--print_config=skip_default``) compares with all.
+        """
+        defaults: Namespace = super().get_defaults(*args, **kwargs)
+        for action in () if self._dumps else self._actions:
+            if _is_class(action.default):
+                defaults[action.dest] = Namespace(copy.deepcopy(dict(action.default)))
+        return defaults
+
     def add_class_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
-        """Add arguments without Lightning's ``sub_configs``, which reads any path as YAML, and a table as a string."""
+        """Add arguments without Lightning's ``sub_configs``, which reads any path as YAML, and a table as a string.
+
+        An optimizer decays no weights by default, whatever its class: decay moves the policy where no reward does.
+        """
         added: list[str] = super().add_class_arguments(*args, **{**kwargs, "sub_configs": False})
         for action in self._actions:
             if (hint := getattr(action, "_typehint", None)) is not None:
                 action._typehint = whole_numbers_first(hint)
+        if decays(args[0]):
+            self.set_defaults(weight_decay=0.0)
         return added
+
+
+def _is_class(default: Any) -> bool:
+    """True if the default of a setting is a component: the path of a class."""
+    return isinstance(default, Mapping | Namespace) and "class_path" in default
 
 
 def whole_numbers_first(hint: Any) -> Any:
