@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gspo_lightning.errors import say_renamed
 from gspo_lightning.pictures import Media, read_media, written_media
+from gspo_lightning.tolerance import at_least
 
 Message = Mapping[str, Any]
 """A chat message in OpenAI's shape: ``{"role": "user", "content": "..."}``, with ``tool_calls`` or ``tool_call_id``."""
@@ -206,12 +207,12 @@ class Rollout:
         return next((self.reward_parts.get(name) for name in names if self.applies(name)), None)
 
     def correct(self, reward: str) -> bool:
-        """True if the verdict of this reward is at least 1, as ``val/accuracy`` counts; a missing one is no success.
+        """True if the verdict of this reward is at least 1 (but for rounding), as ``val/accuracy`` counts; None is not.
 
         If it is not among the parts (a function that was passed to :class:`GSPOTrainer`), the whole reward decides.
         """
         value = self.verdict(reward) if reward in self.reward_parts else self.reward
-        return value is not None and value >= 1.0
+        return value is not None and bool(at_least(value, 1.0))
 
     @property
     def truncated(self) -> bool:

@@ -28,6 +28,7 @@ ROOT_FILES = {
     "addresses",
     "bodies",
     "escape",
+    "tolerance",
 }
 """All the Python files that lie beside the rooms; whatever else there is has a room."""
 FLOORS = [
@@ -74,6 +75,7 @@ FLOORS = [
     "addresses",
     "escape",
     "parsing",
+    "tolerance",
     "errors",
 ]
 """From the top floor down. A room may import the rooms below it; a new room is put where it belongs."""

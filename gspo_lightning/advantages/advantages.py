@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.tolerance import ROUNDING, SINGLE, equal, is_residue
 
 
 class Advantages(ABC):
@@ -35,7 +36,8 @@ class Advantages(ABC):
         present = _check(rewards, group_ids)
         advantages = torch.zeros_like(rewards, dtype=torch.float64)
         if bool(present.any()):
-            found = self.compute(rewards[present].double(), Groups.of(group_ids[present]))
+            groups = Groups.of(group_ids[present], _rounding(rewards.dtype))
+            found = self.compute(rewards[present].double(), groups)
             _check_result(self, found, int(present.sum()))
             advantages[present] = found.double()
         return advantages.to(rewards.dtype)
@@ -52,36 +54,44 @@ class Advantages(ABC):
 
 @dataclass(slots=True)
 class Groups:
-    """Groups of samples: ``index`` [M] is the group number of each sample, ``sizes`` [P] float64 the group sizes."""
+    """Groups of samples: ``index`` [M] is the group number of each sample, ``sizes`` [P] float64 the group sizes.
+
+    ``rounding`` is the share of a group's largest absolute reward up to which a difference is none.
+    """
 
     index: Tensor
     sizes: Tensor
+    rounding: float = ROUNDING
 
     @classmethod
-    def of(cls, group_ids: Tensor) -> Groups:
+    def of(cls, group_ids: Tensor, rounding: float = ROUNDING) -> Groups:
         """Number the groups by their ids, and count their samples."""
         _, index, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
-        return cls(index, sizes.double())
+        return cls(index, sizes.double(), rounding)
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the mean of each group, [P]."""
         return torch.zeros_like(self.sizes).index_add(0, self.index, values) / self.sizes
 
     def dead(self, values: Tensor) -> Tensor:
-        """Return whether all values of a group are equal, [P] bool (one value is always dead)."""
-        low = torch.full_like(self.sizes, math.inf).scatter_reduce(0, self.index, values, "amin")
-        high = torch.full_like(self.sizes, -math.inf).scatter_reduce(0, self.index, values, "amax")
-        return low == high
+        """Return whether all values of a group are equal but for rounding, [P] bool (one value is always dead)."""
+        return _no_spread(values, self.index, len(self.sizes), self.rounding)
 
     def alive(self, rewards: Tensor, advantages: Tensor) -> Tensor:
-        """Return ``advantages`` [M] with exact zeros in dead groups, where a statistic may divide by zero."""
-        return torch.where(self.dead(rewards)[self.index], 0.0, advantages)
+        """Return ``advantages`` [M] with exact zeros in dead groups, where a statistic may divide by zero.
+
+        A reward at the mean of its group has the advantage 0, too, and no sign that rounding gave it.
+        """
+        mean = self.mean(rewards)[self.index]
+        largest = torch.zeros_like(self.sizes).scatter_reduce(0, self.index, rewards.abs(), "amax")[self.index]
+        return torch.where(self.dead(rewards)[self.index] | is_residue(rewards - mean, largest), 0.0, advantages)
 
 
 def dead_groups(rewards: Tensor, group_ids: Tensor) -> Tensor:
     """Return which groups give a group-relative method no signal: [P] bool, in ascending order of the group ids.
 
-    A group is dead if fewer than two of its samples are present or all that are present have equal rewards.
+    A group is dead if fewer than two of its samples are present or all that are present have equal rewards. A spread
+    of at most 1e-9 of the group's largest absolute reward is rounding (1e-6 for float32), and the rewards are equal.
 
     Args:
         rewards: [N] float, NaN = missing.
@@ -89,14 +99,33 @@ def dead_groups(rewards: Tensor, group_ids: Tensor) -> Tensor:
 
     >>> dead_groups(torch.tensor([1.0, 1.0, 0.0, 1.0, float("nan")]), torch.tensor([7, 7, 3, 3, 9]))
     tensor([False,  True,  True])
+    >>> dead_groups(torch.tensor([0.1 + 0.2, 0.3], dtype=torch.float64), torch.tensor([0, 0]))
+    tensor([True])
     """
     present = _check(rewards, group_ids)
     ids, index = torch.unique(group_ids, return_inverse=True)
-    low = torch.full(ids.shape, math.inf, dtype=rewards.dtype, device=rewards.device)
+    return _no_spread(rewards[present].double(), index[present], len(ids), _rounding(rewards.dtype))
+
+
+def _no_spread(values: Tensor, index: Tensor, count: int, rounding: float) -> Tensor:
+    """Return which of ``count`` groups have no spread but rounding, [count] bool; a group without values has none.
+
+    Args:
+        values: [M] float64.
+        index: [M] int64, the group of each value.
+        count: number of groups.
+        rounding: share of the largest absolute value up to which a spread is none.
+    """
+    low = torch.full((count,), math.inf, dtype=values.dtype, device=values.device)
     high = torch.full_like(low, -math.inf)
-    low = low.scatter_reduce(0, index[present], rewards[present], "amin")
-    high = high.scatter_reduce(0, index[present], rewards[present], "amax")
-    return low >= high  # +inf >= -inf where nothing is present
+    low = low.scatter_reduce(0, index, values, "amin")
+    high = high.scatter_reduce(0, index, values, "amax")
+    return (low >= high) | equal(low, high, relative=rounding)  # +inf >= -inf where nothing is present
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """Return the share of the largest absolute reward up to which a difference is none, by what is known of it."""
+    return ROUNDING if dtype == torch.float64 else SINGLE
 
 
 def try_advantages(advantages: Advantages, group_size: int) -> None:

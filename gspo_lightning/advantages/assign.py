@@ -19,6 +19,7 @@ from gspo_lightning.advantages.within_groups import GroupMean
 from gspo_lightning.distributed import all_names, all_sum, gather_rows, largest, rank_and_world
 from gspo_lightning.errors import UserError
 from gspo_lightning.rewards.by_record import applying_weight
+from gspo_lightning.tolerance import equal
 from gspo_lightning.types import Rollout
 
 
@@ -97,13 +98,13 @@ def _compare(
     ids = torch.arange(len(groups) * world).repeat_interleave(len(groups[0]))
     in_groups = advantages.min_group_size > 1
     if shaping.combine == "weighted_sum":
-        total = advantages(rewards[0] - cut - kl, ids)
+        total = advantages(shaping.judged(columns)[0] - kl, ids)
     else:
-        total = torch.zeros(columns.shape[1], dtype=torch.float64)
         weights = {name: shaping.weight(name) for name in names}
-        for name, column in zip(names, rewards, strict=True):
-            total += weights[name] * advantages(column, ids)
-        total = _standardised(total * _shares(weights, rewards), ~kl.isnan())
+        terms = torch.zeros(len(names) + 1, columns.shape[1], dtype=torch.float64)
+        for row, name, column in zip(range(len(names)), names, rewards, strict=True):
+            terms[row] = weights[name] * advantages(column, ids)
+        total = _standardised(terms * _shares(weights, rewards), ~kl.isnan())
         among = ids if in_groups else torch.zeros_like(ids)
         total -= GroupMean()(cut, among) + GroupMean()(kl, among)
     dead = torch.stack([dead_groups(column, ids) for column in shaping.judged(columns)]).all(dim=0)
@@ -147,9 +148,13 @@ def _assign_turns(
                 rollout.token_advantages[turns] = value * rollout.response_mask[turns]
 
 
-def _standardised(values: Tensor, present: Tensor) -> Tensor:
-    """Return values with mean 0 and standard deviation 1 over the samples that take part; the others stay 0."""
+def _standardised(terms: Tensor, present: Tensor) -> Tensor:
+    """Return sums of terms [K, N] with mean 0 and standard deviation 1 over the samples that take part; others stay 0.
+
+    All are 0 if the sums differ by rounding only, relative to the largest term: terms may cancel.
+    """
+    values = terms.sum(dim=0)
     known = values[present]
-    if known.numel() < 2 or bool((known == known[0]).all()):
+    if known.numel() < 2 or bool(equal(known.min(), known.max(), terms[:, present].abs().max())):
         return torch.zeros_like(values)
-    return torch.where(present, (values - known.mean()) / (known.std() + 1e-6), 0.0)
+    return torch.where(present, (values - known.mean()) / (known.std(dim=0) + 1e-6), 0.0)

@@ -47,7 +47,7 @@ class GAE(Advantages):
         alpha: above 0, lam is max(0, 1 - 1 / (alpha * tokens of the response)) (VAPO, arXiv 2504.05118; its value is
             0.05, which makes lam 0 up to 20 tokens). None: lam is the same for all.
         whiten: subtract the mean and divide by the standard deviation over all tokens of the rollout batch, on all
-            ranks.
+            ranks. Advantages that differ by rounding only, by at most 1e-6 of the largest reward or value, are all 0.
         bootstrap_truncated: bootstrap a response that was cut at a limit: what follows is worth the value of the state
             before its last token, the last known value. Otherwise the response ends there, like any other, and nothing
             follows.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor
 
 from gspo_lightning.advantages.gae import GAE
 from gspo_lightning.advantages.shaping import Shaping
-from gspo_lightning.distributed import all_sum, rank_and_world
+from gspo_lightning.distributed import all_max, all_sum, rank_and_world
 from gspo_lightning.metrics.critic import measure_critic
+from gspo_lightning.tolerance import SINGLE, equal
 from gspo_lightning.types import Rollout
 
 log = logging.getLogger(__name__)
@@ -44,7 +46,11 @@ def assign_token_advantages(
     found = gae.estimate(rewards, values, mask, torch.tensor([r.truncated for r in rollouts]))
     _warn_of_floor(gae, found.floored, mask, device)
     metrics = measure_critic(values, found.returns, found.advantages, mask, device)
-    advantages = whitened(found.advantages, mask, device) if gae.whiten else found.advantages
+    advantages = found.advantages
+    if only_rounding(advantages, rewards, values, mask, around_zero=not gae.whiten, device=device):
+        advantages = torch.zeros_like(advantages)
+    elif gae.whiten:
+        advantages = whitened(advantages, mask, device)
     for i, rollout in enumerate(rollouts):
         own = advantages[i, : len(rollout.token_ids)]
         rollout.token_advantages = own.float()
@@ -87,6 +93,32 @@ def _paid_early(rollout: Rollout, shaping: Shaping) -> Iterator[tuple[int, float
     for name, steps in rollout.steps.items():
         for end, score in steps:
             yield end, shaping.weight_for(rollout, name) * score / len(steps)
+
+
+def only_rounding(
+    advantages: Tensor, rewards: Tensor, values: Tensor, mask: Tensor, *, around_zero: bool, device: torch.device
+) -> bool:
+    """True if the advantages of all ranks differ by rounding only, so that they say nothing: all of them count as 0.
+
+    A critic's values have the precision of float32. Advantages are differences of them and of rewards.
+
+    Args:
+        advantages: [N, T] float64.
+        rewards: [N, T] float64, earned by each token.
+        values: [N, T] float64, of the state before each token.
+        mask: [N, T] bool, the tokens that count.
+        around_zero: True if the advantages are used as they are: then they also must not differ from 0.
+        device: for the collective.
+    """
+    known = advantages[mask]
+    low = float(known.min()) if len(known) else math.inf
+    high = float(known.max()) if len(known) else -math.inf
+    if around_zero:
+        low = min(low, 0.0)
+        high = max(high, 0.0)
+    largest = float(torch.maximum(rewards.abs(), values.abs())[mask].max()) if len(known) else 0.0
+    extremes = all_max(torch.tensor([-low, high, largest], dtype=torch.float64, device=device)).tolist()
+    return bool(equal(-extremes[0], extremes[1], extremes[2], SINGLE))
 
 
 def whitened(values: Tensor, mask: Tensor, device: torch.device) -> Tensor:

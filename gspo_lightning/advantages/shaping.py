@@ -2,7 +2,8 @@
 
 The raw reward of a rollout is never overwritten. One mask serves the statistics, the loss and its denominator: a sample
 takes part in all three or in none. A group is dead, and its advantages are exactly 0, if its rewards (less the
-truncation penalty) are equal, whatever its KL to the reference.
+truncation penalty) are equal, whatever its KL to the reference. Rewards that differ by rounding only are equal
+(:mod:`gspo_lightning.tolerance`).
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gspo_lightning.advantages.advantages import dead_groups
 from gspo_lightning.advantages.steps import equal_steps
 from gspo_lightning.errors import UserError
 from gspo_lightning.rewards.by_record import applying_weight
+from gspo_lightning.rewards.scores import summed
+from gspo_lightning.tolerance import is_residue
 from gspo_lightning.types import Rollout
 
 TruncatedResponses = Literal["keep", "mask", "penalise"]
@@ -73,7 +77,9 @@ class Shaping:
         if not rollout.steps or rollout.reward is None:
             return rollout.reward
         parts = {name: part for name, part in rollout.reward_parts.items() if name not in rollout.steps}
-        return self.share(rollout) * sum(self.weight(name) * part for name, part in parts.items() if part is not None)
+        return self.share(rollout) * summed(
+            self.weight(name) * part for name, part in parts.items() if part is not None
+        )
 
     def later_columns(self, rollouts: Sequence[Rollout], names: Sequence[str], turn: int) -> Tensor:
         """Return :meth:`columns` as seen from the beginning of a turn (counted from 0): without what was earned before.
@@ -85,9 +91,10 @@ class Shaping:
         earned = torch.tensor([sum(r.turn_rewards[:turn]) for r in rollouts], dtype=torch.float64)
         if self.combine == "weighted_sum":
             shares = torch.tensor([self.share(r) for r in rollouts], dtype=torch.float64)
-            columns[0] -= shares * self.weight(self.turn_reward) * earned
+            columns[0] = _less(columns[0], shares * self.weight(self.turn_reward) * earned)
         elif self.turn_reward in names:
-            columns[names.index(self.turn_reward)] -= earned
+            row = names.index(self.turn_reward)
+            columns[row] = _less(columns[row], earned)
         reached = torch.tensor([len(r.turn_ends) > turn for r in rollouts])
         return torch.where(reached, columns, float("nan"))
 
@@ -95,10 +102,9 @@ class Shaping:
         """Return the rows of :meth:`columns` that decide whether a group is dead: one of them must differ within it.
 
         KL is not among them: if the policy is the reference, it differs by rounding alone, and a spread of rounding
-        must not
-        count as a spread of rewards.
+        must not count as a spread of rewards.
         """
-        return columns[:1] - columns[1] if self.combine == "weighted_sum" else columns[:-1]
+        return _less(columns[:1], columns[1]) if self.combine == "weighted_sum" else columns[:-1]
 
     def compared(self, rollouts: Sequence[Rollout]) -> list[str]:
         """Return the rewards that are compared one by one: those configured, or else those of the rollouts."""
@@ -118,6 +124,12 @@ class Shaping:
         return applying_weight(self.weights, {name: rollout.applies(name) for name in rollout.reward_parts})
 
 
+def _less(values: Tensor, part: Tensor) -> Tensor:
+    """Return values less a part of them; what rounding leaves of a difference of equal numbers is 0."""
+    left = values - part
+    return torch.where(is_residue(left, torch.maximum(values.abs(), part.abs())), 0.0, left)
+
+
 def mask_truncated(rollouts: Iterable[Rollout], shaping: Shaping) -> None:
     """Mark truncated responses as masked in place, if they are to be masked."""
     for rollout in rollouts:
@@ -126,5 +138,6 @@ def mask_truncated(rollouts: Iterable[Rollout], shaping: Shaping) -> None:
 
 def is_dead(group: Sequence[Rollout], shaping: Shaping) -> bool:
     """True if a group gives no signal: rewards, less the truncation penalty, are equal over its present samples."""
-    rows = (row[~row.isnan()] for row in shaping.judged(shaping.columns(group, shaping.compared(group))))
-    return all(bool((present == present[:1]).all()) for present in rows) and equal_steps(group)
+    rows = shaping.judged(shaping.columns(group, shaping.compared(group)))
+    together = torch.zeros(len(group), dtype=torch.int64)
+    return all(bool(dead_groups(row, together)) for row in rows) and equal_steps(group)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gspo_lightning.advantages.advantages import Advantages
 from gspo_lightning.distributed import all_names, gather_rows, largest, rank_and_world
+from gspo_lightning.tolerance import equal
 from gspo_lightning.types import Rollout
 
 
@@ -24,9 +25,12 @@ def step_rewards(rollouts: Sequence[Rollout]) -> list[str]:
 
 
 def equal_steps(group: Sequence[Rollout]) -> bool:
-    """True if all steps of a group have the same score, for every reward."""
-    names = {name for rollout in group for name in rollout.steps}
-    return all(len({score for r in _present(group) for _, score in r.steps.get(name, ())}) < 2 for name in names)
+    """True if all steps of a group have the same score but for rounding, for every reward."""
+    for name in {name for rollout in group for name in rollout.steps}:
+        scores = [score for rollout in _present(group) for _, score in rollout.steps.get(name, ())]
+        if scores and not equal(min(scores), max(scores)):
+            return False
+    return True
 
 
 def add_steps(

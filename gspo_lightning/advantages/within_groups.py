@@ -2,7 +2,10 @@
 
 ``rewards`` [N] is NaN for a *missing* sample, which takes no part in any statistic and gets advantage 0.
 ``group_ids`` [N] int64 is equal for samples of the same prompt; groups may have different sizes and any order.
-Dead groups (all rewards equal) are found by equality, never by a floating-point spread, and get exactly 0.
+Dead groups get exactly 0. Their rewards are equal, or differ by rounding only: by at most 1e-9 of the group's largest
+absolute reward (1e-6 for float32 rewards). They are found by lowest and highest reward, never by a standard deviation:
+``std()`` of equal values need not be 0. ``BatchNormalised`` applies the same rule to the whole batch. ``Raw`` compares
+nothing, and so has no dead groups.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing_extensions import override
 
 from gspo_lightning.advantages.advantages import Advantages, Groups
 from gspo_lightning.errors import UserError
+from gspo_lightning.tolerance import equal
 
 
 class GroupNormalised(Advantages):
@@ -98,7 +102,7 @@ class BatchNormalised(Advantages):
 
     @override
     def compute(self, rewards: Tensor, groups: Groups) -> Tensor:
-        return GroupNormalised(self.eps).compute(rewards, Groups.of(torch.zeros_like(groups.index)))
+        return GroupNormalised(self.eps).compute(rewards, Groups.of(torch.zeros_like(groups.index), groups.rounding))
 
     def __repr__(self) -> str:
         return f"BatchNormalised(eps={self.eps!r})"
@@ -117,6 +121,9 @@ class MaxRL(Advantages):
 
     @override
     def compute(self, rewards: Tensor, groups: Groups) -> Tensor:
+        largest = torch.zeros_like(groups.sizes).scatter_reduce(0, groups.index, rewards.abs(), "amax")
+        rounded = equal(rewards, 0.0, largest[groups.index], groups.rounding)  # what terms that cancel leave
+        rewards = torch.where(rounded, 0.0, rewards)
         if bool((rewards < 0).any()):
             raise UserError(
                 "rewards",

@@ -8,6 +8,7 @@ from typing import Any
 
 from gspo_lightning.packing.rollout_batch import RolloutBatch
 from gspo_lightning.packing.rows import Row, rows_of
+from gspo_lightning.tolerance import equal
 from gspo_lightning.types import Rollout
 
 FULL_UPDATES, THIN_ITERATIONS = 2_000, 10
@@ -59,7 +60,8 @@ def _order(rollout: Rollout) -> bytes:
 
 
 def _live(group: Sequence[Rollout]) -> bool:
-    return len({rollout.reward for rollout in group if rollout.reward is not None}) > 1
+    rewards = [rollout.reward for rollout in group if rollout.reward is not None]
+    return bool(rewards) and not equal(min(rewards), max(rewards))
 
 
 def _described(row: Row, update: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from gspo_lightning.inspect.request import until
 from gspo_lightning.registry import component, parameters
 from gspo_lightning.rewards import Reward, RewardRunner, Sample, SampleScore
 from gspo_lightning.suites.judging import unread
+from gspo_lightning.tolerance import at_least
 
 
 @scorer(metrics=[accuracy(), stderr()])
@@ -90,5 +91,5 @@ def _score(reward: Reward, verdict: SampleScore) -> Score:
     about = {"reward": verdict.reward, "status": str(verdict.status)}
     if verdict.reward is None:
         return Score.unscored(reason="scoring_failed", explanation=verdict.detail, metadata=about)
-    value = CORRECT if verdict.reward >= 1.0 else NOANSWER if unread(reward, verdict) else INCORRECT
+    value = CORRECT if at_least(verdict.reward, 1.0) else NOANSWER if unread(reward, verdict) else INCORRECT
     return Score(value=value, explanation=verdict.detail or None, metadata=about)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from gspo_lightning.distributed import all_names, all_sum, largest
+from gspo_lightning.tolerance import equal
 from gspo_lightning.types import Rollout
 
 
@@ -18,7 +19,7 @@ def measure_rollouts(
     sums: list[float] = []
     for name in (None, *parts):
         known = [v for r in rollouts if (v := r.reward if name is None else r.reward_parts.get(name)) is not None]
-        sums += [sum(known), sum(v * v for v in known), len(known)]
+        sums += [sum(known), len(known)]
     judges = all_names(name for r in rollouts for name in r.reward_agreements)
     for name in judges:
         said = [r.reward_agreements[name] for r in rollouts if name in r.reward_agreements]
@@ -48,17 +49,28 @@ def measure_rollouts(
     scalars = {tag: total[len(sums) + i] / responses for i, tag in enumerate(counts)}
     if seconds is not None:
         scalars["throughput/generated_tokens_per_s"] = total[len(sums)] / max(seconds, 1e-9)
-    scalars["reward/missing"] = 1 - total[2] / responses
+    scalars["reward/missing"] = 1 - total[1] / responses
     for i, tag in enumerate(["reward/mean", *(f"reward/parts/{p}" for p in parts)]):
-        value, square, known_count = total[3 * i : 3 * i + 3]
+        value, known_count = total[2 * i : 2 * i + 2]
         scalars[tag] = value / max(known_count, 1)
         if tag == "reward/mean":
-            scalars["reward/std"] = max(square / max(known_count, 1) - scalars[tag] ** 2, 0.0) ** 0.5
+            scalars["reward/std"] = _deviation(rollouts, scalars[tag], known_count, device)
     shares = [*(f"reward/agreement/{name}" for name in judges), *(f"reward/logged/{name}" for name in logged), *tools]
     for i, tag in enumerate(shares):
-        value, known_count = total[3 * (1 + len(parts)) + 2 * i :][:2]
+        value, known_count = total[2 * (1 + len(parts)) + 2 * i :][:2]
         scalars[tag] = value / max(known_count, 1)
     return scalars
+
+
+def _deviation(rollouts: Sequence[Rollout], mean: float, count: float, device: torch.device) -> float:
+    """Return the standard deviation of rewards around their mean over all ranks; 0 if rewards are equal.
+
+    The mean square less the square of the mean would leave rounding of the size of 1e-8 times the mean.
+    """
+    squares = sum((r.reward - mean) ** 2 for r in rollouts if r.reward is not None)
+    total = float(all_sum(torch.tensor(squares, dtype=torch.float64, device=device)))
+    deviation = (total / max(count, 1)) ** 0.5
+    return 0.0 if equal(mean, mean + deviation) else deviation
 
 
 def _distinct(rollouts: Sequence[Rollout]) -> list[bool]:

@@ -13,6 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from gspo_lightning.tolerance import at_least, equal
+
 Shown = Literal["accuracy", "mean reward"]
 ACCURACY, REWARD = "val/accuracy", "val/reward"
 
@@ -26,9 +28,11 @@ def shown_by(evaluations: Iterable[Mapping[str, float]], *, named: bool) -> Show
 
     >>> shown_by([{"val/accuracy": 0.0, "val/lowest_score": -2.0, "val/highest_score": 0.5}], named=False)
     'mean reward'
+    >>> shown_by([{"val/lowest_score": 0.3 - 0.1 - 0.2, "val/highest_score": 1.0}], named=False)  # -2.8e-17
+    'accuracy'
     """
     known = [(one.get("val/lowest_score", 0.0), one.get("val/highest_score", 1.0)) for one in evaluations]
-    fractions = all(low >= 0.0 and high <= 1.0 for low, high in known)
+    fractions = all((low >= 0.0 or equal(low, 0.0, 1.0)) and at_least(-high, -1.0) for low, high in known)
     return "accuracy" if named or fractions else "mean reward"
 
 

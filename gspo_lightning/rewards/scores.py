@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import SupportsFloat, SupportsIndex
 
 from gspo_lightning.errors import UserError, is_finite
 from gspo_lightning.rewards.types import Sample, Score, ScoreStatus
+from gspo_lightning.tolerance import is_residue
 
 NONE = "the reward returned None"
 """Detail of a *missing* score when the reward returned None."""
+
+
+def summed(terms: Iterable[float]) -> float:
+    """Return the sum of weighted rewards; 0 for terms that cancel, and not what rounding leaves of them.
+
+    >>> summed([0.3, -0.1, -0.1, -0.1]), summed([0.1, 0.2]), summed([])
+    (0.0, 0.30000000000000004, 0.0)
+    """
+    values = list(terms)
+    total = float(sum(values))
+    return 0.0 if is_residue(total, max(map(abs, values), default=0.0)) else total
 
 
 def to_score(value: object, reward: str, sample_id: str) -> Score:

@@ -15,6 +15,7 @@ from gspo_lightning.rewards.math.unboxed_answer import committed
 from gspo_lightning.suites.problems import Problem
 from gspo_lightning.suites.suite import Suite
 from gspo_lightning.suites.verdicts import Answer, Verdict
+from gspo_lightning.tolerance import at_least
 
 RIGHT = "="
 """Vote of every right answer, however it is written."""
@@ -123,7 +124,7 @@ def unread(reward: Reward, score: SampleScore) -> bool:
 
 
 def _verdict(suite: Suite, problem: Problem, answer: Answer, score: SampleScore) -> Verdict:
-    right = score.reward is not None and score.reward >= 1.0
+    right = score.reward is not None and bool(at_least(score.reward, 1.0))
     voted = vote(answer.completion, right=right) if "maj" in suite.metrics else None
     return Verdict(
         suite=suite.name,

@@ -18,6 +18,7 @@ from gspo_lightning.statistics.samples import g_pass_at_k, majority, mg_pass_at_
 from gspo_lightning.suites.problems import Problem
 from gspo_lightning.suites.suite import Suite
 from gspo_lightning.suites.verdicts import Verdict
+from gspo_lightning.tolerance import at_least
 
 _SHARES = (0.5, 0.75, 1.0)
 """Thresholds tau of G-Pass@k."""
@@ -73,7 +74,7 @@ def measure(suite: Suite, problems: Sequence[Problem], graded: Mapping[str, Sequ
         raise UserError(f"suite {suite.name}", "not one problem has an answer that could be judged")
     counts = [len(rows[p.id]) for p in there]
     least, most = min(counts), max(counts)
-    right = [[float(one.value >= 1.0) for one in rows[p.id]] for p in there]
+    right = [[float(at_least(one.value, 1.0)) for one in rows[p.id]] for p in there]
     found: dict[str, Found] = {}
     if "avg" in suite.metrics:
         found[f"avg@{most}"] = _averaged(right)

@@ -13,6 +13,7 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.parsing import load_json
 from gspo_lightning.resume.files import sync_folder
 from gspo_lightning.temp_files import sweep, temp_path
+from gspo_lightning.tolerance import at_least
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Verdict:
     @property
     def right(self) -> bool:
         """True for a value of at least 1."""
-        return self.value is not None and self.value >= 1.0
+        return self.value is not None and bool(at_least(self.value, 1.0))
 
 
 _NAMES = tuple(field.name for field in fields(Verdict) if field.default is MISSING)

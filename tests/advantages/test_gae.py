@@ -173,6 +173,30 @@ def test_rows_that_take_no_part_change_nothing() -> None:
     assert masked.token_advantages.tolist() == [0] * 4
 
 
+@pytest.mark.parametrize("whiten", [True, False])
+def test_a_critic_that_is_right_leaves_nothing_to_learn(whiten: bool) -> None:
+    """Its values are float32, so the reward .3 less the value .3 is 1.2e-8, and whitening would make that 1."""
+    rollouts = [row(reward, [1, 1], [0.3, 0.3]) for reward in (0.3, 0.1 + 0.2, 0.3 + 1e-8)]
+    assign_token_advantages([rollouts], GAE(whiten=whiten), Shaping(), CPU)
+    assert [found(r) for r in rollouts] == [[0.0, 0.0]] * 3
+    rollouts.append(row(0.301, [1, 1], [0.3, 0.3]))
+    assign_token_advantages([rollouts], GAE(whiten=whiten), Shaping(), CPU)
+    assert found(rollouts[3])[1] > (1.0 if whiten else 9e-4)
+
+
+@pytest.mark.parametrize("whiten", [True, False])
+def test_equal_advantages_are_whitened_to_0_and_else_stay(whiten: bool) -> None:
+    rollouts = [row(reward, [1]) for reward in (0.3, 0.1 + 0.2)]
+    assign_token_advantages([rollouts], GAE(whiten=whiten), Shaping(), CPU)
+    assert [found(r) for r in rollouts] == [[0.0 if whiten else pytest.approx(0.3)]] * 2
+
+
+def found(rollout: Rollout) -> list[float]:
+    assert rollout.token_advantages is not None
+    values: list[float] = rollout.token_advantages.tolist()
+    return values
+
+
 def test_whitening_by_hand() -> None:
     mask = torch.tensor([[True, True], [True, False]])
     found = whitened(torch.tensor([[1.0, 2.0], [6.0, 99.0]]).double(), mask, CPU)

@@ -80,10 +80,42 @@ def test_weights_of_zero_leave_a_part_out() -> None:
 
 @pytest.mark.parametrize(
     ("rewards", "dead"),
-    [([1.0, 1.0], True), ([0.1 + 0.2, 0.3], False), ([None, 1.0], True), ([None, None], True), ([0.0, 1.0], False)],
+    [([1.0, 1.0], True), ([0.1 + 0.2, 0.3], True), ([None, 1.0], True), ([None, None], True), ([0.0, 1.0], False)],
 )
 def test_dead_is_equality_of_what_takes_part(rewards: list[float | None], dead: bool) -> None:
     assert is_dead([rollout(r) for r in rewards], Shaping()) is dead
+
+
+def test_differences_that_cancel_are_dead_too() -> None:
+    """A penalty, or what earlier turns earned, is taken from rewards of the same size: what is left is rounding."""
+    total = 0.1 + 0.2
+    cut = [rollout(total, truncated=True), rollout(0.0)]
+    shaping = Shaping(truncated="penalise", truncation_penalty=0.3)
+    assert is_dead(cut, shaping)
+    assert assign_advantages([cut], GroupNormalised(), shaping, CPU) == [True]
+    assert advantages(cut) == [0.0, 0.0]
+    turns = [rollout(total), rollout(0.0), rollout(1.0)]
+    for r, earned in zip(turns, (0.3, 0.0, 0.0), strict=True):
+        r.turn_ends, r.turn_rewards = (1, 2), (earned, 0.0)
+    by_turn = Shaping(turn_reward="r")
+    assert by_turn.later_columns(turns[:2], ["r"], 1)[0].tolist() == [0.0, 0.0]
+
+
+def test_rewards_normalised_separately_that_cancel_are_no_signal() -> None:
+    """The second reward is the first one turned round: 1 and 0.3 here, the rounding of both is not the same."""
+    group = [rollout(0.0, a=a, b=b) for a, b in ((0.0, 0.3), (1.0, 0.1 + 0.2 - 0.3), (1.0, 0.0))]
+    shaping = Shaping(combine="normalised_separately")
+    assert assign_advantages([group], GroupNormalised(eps=0.0), shaping, CPU) == [False]
+    assert advantages(group) == [0.0] * 3
+
+
+def test_a_step_whose_score_differs_by_rounding_is_no_other_step() -> None:
+    group = [rollout(0.3), rollout(0.3)]
+    for r, score in zip(group, (0.3, 0.1 + 0.2), strict=True):
+        r.steps = {"r": ((1, score), (2, 0.3))}
+    assert is_dead(group, Shaping())
+    group[1].steps = {"r": ((1, 0.4), (2, 0.3))}
+    assert not is_dead(group, Shaping())
 
 
 def penalised(kl: Sequence[float], coef: float, cut: Sequence[bool] = (False,) * 4) -> list[Rollout]:

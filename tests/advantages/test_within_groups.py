@@ -84,12 +84,47 @@ def test_a_dead_batch_gets_exactly_zero() -> None:
     assert of(BatchNormalised(), [0.1], [0]) == [0.0]
 
 
-def test_a_tiny_spread_is_not_dead() -> None:
-    low, high = of(GroupMean(), [1.0, 1.0 + 1e-12], [0, 0])
-    assert low < 0 < high
-    assert dead_groups(torch.tensor([1.0, 1.0 + 1e-12]).double(), torch.tensor([0, 0])).tolist() == [True]
-    exact = torch.tensor([1.0, 1.0 + 1e-12], dtype=torch.float64)
-    assert dead_groups(exact, torch.tensor([0, 0])).tolist() == [False]
+@pytest.mark.parametrize(
+    ("low", "high", "dtype", "dead"),
+    [
+        (0.3, 0.1 + 0.2, torch.float64, True),
+        (-0.3, -0.1 - 0.2, torch.float64, True),
+        (1000.0, 1000.0 * (1 + 0.9e-9), torch.float64, True),
+        (1000.0, 1000.0 * (1 + 1.1e-9), torch.float64, False),
+        (0.0, 1e-300, torch.float64, False),  # relative to the largest reward of the group, however small
+        (1.0, 1.0 + 0.9e-6, torch.float32, True),
+        (1.0, 1.0 + 1.2e-6, torch.float32, False),
+    ],
+)
+def test_a_spread_of_rounding_is_none(low: float, high: float, dtype: torch.dtype, dead: bool) -> None:
+    groups = [0, 0, 0, 1, 1]
+    rewards = [low, high, low, 0.0, 1.0]
+    assert dead_groups(torch.tensor(rewards, dtype=dtype), torch.tensor(groups)).tolist() == [dead, False]
+    for advantages in GROUP_RELATIVE:
+        if low >= 0 or not isinstance(advantages, MaxRL):
+            found = of(advantages, rewards, groups, dtype)
+            assert (found[:3] == [0.0] * 3) is dead, advantages
+            assert found[3] < 0 < found[4]
+    assert (of(BatchNormalised(), rewards[:3], [0, 1, 2], dtype) == [0.0] * 3) is dead
+
+
+def test_equal_rewards_of_float32_are_dead_whatever_their_standard_deviation() -> None:
+    """In PyTorch ``std()`` of equal float32 values is often above 0."""
+    equal = torch.full((7,), 0.3)
+    for advantages in (*GROUP_RELATIVE, BatchNormalised()):
+        assert advantages(equal, torch.zeros(7, dtype=torch.int64)).tolist() == [0.0] * 7
+
+
+@pytest.mark.parametrize("advantages", [*GROUP_RELATIVE, BatchNormalised()])
+def test_a_reward_at_the_mean_has_no_sign(advantages: Advantages) -> None:
+    low, middle, high = of(advantages, [0.1, 0.2, 0.3], [0, 0, 0])
+    assert low < 0 == middle < high
+
+
+def test_what_terms_that_cancel_leave_is_not_negative() -> None:
+    left = 0.3 - 0.1 - 0.2
+    assert left < 0
+    assert of(MaxRL(), [left, 1.0], [0, 0]) == [-1.0, 1.0]
 
 
 def test_dead_groups_per_group_in_order_of_the_ids() -> None:

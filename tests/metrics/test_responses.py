@@ -42,6 +42,19 @@ def test_repetition_agrees_with_sets_of_tuples_on_random_tokens() -> None:
         assert repetition(ids) == pytest.approx(1 - len(set(grams)) / 297, abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("rewards", "deviation"), [([0.3] * 7, 0.0), ([0.1 + 0.2, 0.3], 0.0), ([1e6, 1e6 + 1, 1e6 + 2, 1e6 + 1], 0.5**0.5)]
+)
+def test_the_standard_deviation_of_rewards_is_no_rounding(rewards: list[float], deviation: float) -> None:
+    found = measure_rollouts([rollout([1], reward=reward) for reward in rewards], CPU)
+    assert found["reward/std"] == pytest.approx(deviation, rel=1e-9, abs=0)
+
+
+def test_a_sum_that_misses_1_by_rounding_is_correct() -> None:
+    assert rollout([1], reward=0.7 + 0.2 + 0.1).correct("total")
+    assert not rollout([1], reward=0.999999).correct("total")
+
+
 def test_distributions_and_their_scalars_by_hand() -> None:
     found = measure_distributions(
         [

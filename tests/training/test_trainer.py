@@ -222,6 +222,23 @@ def test_equal_rewards_leave_the_weights_alone(model: PreTrainedModel, tokenizer
     assert same(weights(model), before)
 
 
+def test_rewards_that_differ_by_rounding_leave_the_weights_alone(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    earned: set[float] = set()
+
+    def reward_function(query: str, response: str) -> float:
+        reward = 0.1 + 0.2 if sum(map(ord, response)) % 2 else 0.3
+        earned.add(reward)
+        return reward
+
+    before = weights(model)
+    statistics = GSPOTrainer(model, tokenizer, SHORT).train_step(QUERIES, reward_function)
+    assert len(earned) == 2
+    assert (statistics["reward/dead_groups"], statistics["reward/std"]) == (1.0, 0.0)
+    assert same(weights(model), before)
+
+
 def test_on_policy_gradient_is_that_of_reinforce(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     """-mean_i A_i / n_i sum_t log pi(y_it), computed row by row from the model's own logits; responses only."""
     reference = copy.deepcopy(model).eval()

@@ -12,6 +12,7 @@ from gspo_lightning.commands.data.terminal import add_files, reading
 from gspo_lightning.corpus.files import Identifiers, Inputs, Record
 from gspo_lightning.corpus.output import Outputs
 from gspo_lightning.errors import UserError
+from gspo_lightning.tolerance import at_least
 
 DESCRIPTION = "Keep prompts whose pass rate lies in a range, both ends included; gspo data difficulty writes it."
 COLUMN, UNKNOWN = "pass_rate", "no pass rate"
@@ -42,14 +43,19 @@ def run(options: argparse.Namespace) -> None:
                 identifiers.add(record)
                 rates.append(_rate(inputs, record))
                 step(record)
-        counts = Counter(_reason(rate, low) for rate in rates if not low <= rate <= high)
+        counts = Counter(_reason(rate, low) for rate in rates if not _within(rate, low, high))
         return Found(
-            lambda i: low <= rates[i] <= high,
+            lambda i: _within(rates[i], low, high),
             lambda i: {"reason": _reason(rates[i], low), COLUMN: rates[i] if rates[i] >= 0 else None},
             {name: counts[name] for name in ("too hard", "too easy", UNKNOWN)},
         )
 
     drop("filter", options, find)
+
+
+def _within(rate: float, low: float, high: float) -> bool:
+    """True if a rate lies in the range, or outside of it by rounding only."""
+    return bool(at_least(rate, low) and at_least(-rate, -high))
 
 
 def _reason(rate: float, low: float) -> str:

@@ -15,6 +15,7 @@ from gspo_lightning.corpus.files import FORMATS, Identifiers, Inputs, Record, pr
 from gspo_lightning.corpus.output import common_schema, whole_line
 from gspo_lightning.errors import UserError, is_finite
 from gspo_lightning.statistics.intervals import beta_interval
+from gspo_lightning.tolerance import at_least
 
 COLUMNS = ("pass_rate", "pass_rate_low", "pass_rate_high", "pass_samples")
 
@@ -109,7 +110,7 @@ def recorded_pass_counts(
     for prompt, value in _rollouts(paths, reward):
         if value is not None:
             one = counts.setdefault(_key(prompt), [0, 0])
-            one[0] += value >= 1
+            one[0] += at_least(value, 1.0)
             one[1] += 1
     found: list[PassCount | None] = []
     identifiers = Identifiers(inputs)

@@ -26,6 +26,7 @@ from gspo_lightning.suites.metrics import RESULTS, Found, Graded, as_json, measu
 from gspo_lightning.suites.problems import Problem, data_file, read_problems
 from gspo_lightning.suites.suite import Suite, load_suite
 from gspo_lightning.suites.verdicts import VerdictFile, read_verdicts
+from gspo_lightning.tolerance import at_least
 
 log = logging.getLogger(__name__)
 SAMPLES = "samples.jsonl"
@@ -282,7 +283,7 @@ def _count(plan: Plan, task: Task, graded: Mapping[str, Sequence[Graded]]) -> tu
             f"{min(counts)} to {max(counts)} answers a problem: avg@ takes all, pass@ and maj@ k = {min(counts)}"
         )
     if "rating" in suite.metrics:
-        accepted = {i: (sum(one.value >= 1 for one in rows), len(rows)) for i, rows in graded.items() if rows}
+        accepted = {i: (sum(at_least(one.value, 1.0) for one in rows), len(rows)) for i, rows in graded.items() if rows}
         estimate, more = contest_rating(task.problems, accepted, _contests(plan, suite))
         found["rating"] = Found(estimate)
         said += more

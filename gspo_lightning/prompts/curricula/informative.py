@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.prompts.curricula.curriculum import Curriculum, Seen, first_of
+from gspo_lightning.tolerance import equal
 
 
 class Informative(Curriculum):
@@ -41,7 +42,7 @@ class Informative(Curriculum):
         super().begin(seen)
         known = seen.difficulty[~np.isnan(seen.difficulty)]
         low, high = (known.min(), known.max()) if len(known) else (0.0, 0.0)
-        guess = 1 - (seen.difficulty - low) / (high - low) if high > low else np.full(len(seen), 0.5)
+        guess = 1 - (seen.difficulty - low) / (high - low) if not equal(low, high) else np.full(len(seen), 0.5)
         self._mean = np.clip(np.where(np.isnan(guess), 0.5, guess), 0.1, 0.9)
         self.per_prompt = {name: np.zeros(len(seen)) for name in ("right", "wrong", "since")}
 

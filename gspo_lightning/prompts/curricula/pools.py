@@ -11,6 +11,7 @@ from typing_extensions import override
 from gspo_lightning.errors import UserError
 from gspo_lightning.prompts.curricula.curriculum import Curriculum, Seen, first_of
 from gspo_lightning.prompts.weighted import largest_remainder
+from gspo_lightning.tolerance import at_least, equal
 
 EASY, MEDIUM, HARD = "easy", "medium", "hard"
 _NEXT = {EASY: (MEDIUM, HARD), MEDIUM: (HARD, EASY), HARD: (MEDIUM, EASY)}
@@ -51,14 +52,14 @@ class DifficultyPools(Curriculum):
         super().begin(seen)
         known = seen.difficulty[~np.isnan(seen.difficulty)]
         low, high = (known.min(), known.max()) if len(known) else (0.0, 0.0)
-        guess = (seen.difficulty - low) / (high - low) if high > low else np.full(len(seen), 0.5)
+        guess = (seen.difficulty - low) / (high - low) if not equal(low, high) else np.full(len(seen), 0.5)
         self._guess = np.where(np.isnan(guess), 0.5, guess)
 
     def pool(self, seen: Seen) -> dict[str, NDArray[np.bool_]]:
         """Return pool -> mask [n] of the prompts in it now."""
         new = np.isnan(seen.rate)
-        easy = np.where(new, self._guess < 1 / 3, seen.rate >= self.easy)
-        hard = np.where(new, self._guess > 2 / 3, seen.rate <= self.hard)
+        easy = np.where(new, self._guess < 1 / 3, at_least(seen.rate, self.easy))
+        hard = np.where(new, self._guess > 2 / 3, at_least(-seen.rate, -self.hard))
         return {EASY: easy, MEDIUM: ~easy & ~hard, HARD: hard}
 
     @override

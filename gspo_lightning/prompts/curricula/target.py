@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.prompts.curricula.curriculum import Curriculum, Seen, first_of
+from gspo_lightning.tolerance import equal
 
 
 class TargetRate(Curriculum):
@@ -57,6 +58,7 @@ class TargetRate(Curriculum):
     @override
     def choose(self, seen: Seen, free: NDArray[np.bool_], count: int, draws: NDArray[np.float64]) -> NDArray[np.int64]:
         away = np.abs(seen.difficulty - self.values["difficulty"])
+        away = np.where(equal(seen.difficulty, self.values["difficulty"]), 0.0, away)
         away = np.where(np.isnan(away), np.inf, away)
         near = np.zeros(len(seen), dtype=bool)
         near[first_of((away, seen.asked, draws), free, max(count, round(self.width * count)))] = True

@@ -17,6 +17,7 @@ from reasoning_gym.factory import DATASETS
 
 from gspo_lightning.rewards.gym.families import EXACT, FORMS, unknown_family
 from gspo_lightning.rewards.logic.final import layers
+from gspo_lightning.tolerance import at_least
 
 Source = Any
 """A data set of reasoning-gym."""
@@ -99,7 +100,7 @@ def _right(source: Source, family: str, text: str, entry: Entry) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return float(source.score_answer(text, entry)) >= 1.0
+            return bool(at_least(float(source.score_answer(text, entry)), 1.0))
         except MemoryError:
             raise
         except Exception:  # third-party code on model text: any exception means not accepted

@@ -15,6 +15,7 @@ from gspo_lightning.registry import import_plugins, plugin_files
 from gspo_lightning.rewards.by_record import ByRecord, Judges, RewardChoice, applying_weight
 from gspo_lightning.rewards.canned import FEW, canned, conversation_columns, silent, unreadable
 from gspo_lightning.rewards.reward import Reward
+from gspo_lightning.rewards.scores import summed
 from gspo_lightning.rewards.signature import BUILT_IN
 from gspo_lightning.rewards.types import Sample, SampleScore, Score, ScoreStatus
 from gspo_lightning.rewards.workers.agreement import agreements, check_agreements
@@ -352,7 +353,7 @@ class RewardRunner:
         applies = {name: part.status is not ScoreStatus.NOT_APPLICABLE for name, part in parts.items()}
         weighted = {name: weight for name, weight in self.weights.items() if weight != 0}
         counted = [(weight, parts[name].reward) for name, weight in weighted.items() if applies[name]]
-        total = sum(weight * value for weight, value in counted if value is not None)
+        total = summed(weight * value for weight, value in counted if value is not None)
         missing = any(value is None for _, value in counted) or bool(weighted and not counted)
         total *= applying_weight(self.weights, applies)
         return SampleScore(None if missing else total, parts, agreements(self.judges, singles, parts))

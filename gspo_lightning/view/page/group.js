@@ -212,7 +212,7 @@ async function group(query) {
   if (!rows.length) { main.replaceChildren(warning("This group is not recorded.")); return; }
   rows.sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity) || a.sample - b.sample || (a.row || 0) - (b.row || 0));
   const colouring = COLOURINGS[query.colour] ? query.colour : "log_ratio", scale = scaleOf(rows, colouring);
-  const rewards = rows.map((row) => row.reward).filter(isNumber), top = Math.max(...rewards), dead = new Set(rewards).size < 2;
+  const rewards = rows.map((row) => row.reward).filter(isNumber), top = Math.max(...rewards), dead = rewards.length < 2 || equalRewards(Math.min(...rewards), top);
   const best = dead ? null : rows.find((row) => row.reward === top), samples = new Set(rows.map((row) => row.sample)).size;
   const summary = dead ? "dead group: all rewards are equal, nothing is learned from it" : `rewards ${short(Math.min(...rewards))} to ${short(top)}`;
   main.replaceChildren(...[
@@ -221,7 +221,7 @@ async function group(query) {
       h("a", { href: address("prompt", { run: number, prompt_id: query.prompt_id }) }, "this prompt over time"), " · ",
       h("a", { href: address("rollouts", { run: number, iteration: query.iteration }) }, "this iteration")),
     promptCard(number, rows[0]), groupFigure(rows), colouringBar(colouring, scale),
-    h("div", { class: "cards" }, rows.map((row) => rolloutCard(row, colouring, scale, best, !dead && row.reward === top))),
+    h("div", { class: "cards" }, rows.map((row) => rolloutCard(row, colouring, scale, best, !dead && isNumber(row.reward) && equalRewards(row.reward, top)))),
   ].filter(Boolean));
   const at = query.at && main.querySelector(`[data-sample="${CSS.escape(query.at)}"]`);
   if (at) { at.classList.add("chosen"); if (at.getBoundingClientRect().bottom > innerHeight) at.scrollIntoView({ block: "center" }); }

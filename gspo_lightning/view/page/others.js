@@ -7,13 +7,13 @@ const FATES = { became_right: "became right", became_wrong: "became wrong", stay
 
 function fateOf(before, after) {
   if (!before || !after || !isNumber(before.reward) || !isNumber(after.reward)) return "";
-  const right = after.reward >= 1;
-  return before.reward >= 1 === right ? (right ? "stayed_right" : "stayed_wrong") : right ? "became_right" : "became_wrong";
+  const right = solved(after.reward);
+  return solved(before.reward) === right ? (right ? "stayed_right" : "stayed_wrong") : right ? "became_right" : "became_wrong";
 }
 
 function heldOutCell(row) {
   if (!row) return h("td", {}, "–");
-  const right = row.reward >= 1, mark = right ? "✓ " : row.reward > 0 ? "" : "✗ ";
+  const right = solved(row.reward), mark = right ? "✓ " : row.reward > 0 ? "" : "✗ ";
   return h("td", {}, long(row.completion),
     h("div", { class: right ? "ok" : row.reward > 0 ? "quiet" : "wrong" },
       `${mark}reward ${rewardText(row.reward)}, ${short(row.tokens)} tokens`));

@@ -74,6 +74,9 @@ function signed(value, digits) {
 }
 
 const rewardText = (value) => (value === null || value === undefined ? "missing" : isNumber(value) ? short(value) : asText(value));
+// Rewards that differ by rounding only are equal: the rule of gspo_lightning/tolerance.py
+const equalRewards = (low, high) => high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high));
+const solved = (reward) => isNumber(reward) && (reward >= 1 || equalRewards(reward, 1));
 const rewardClass = (value) => (!isNumber(value) ? "reward" : value > 0 ? "reward good" : "reward poor");
 
 // The end of a prompt, where its question stands: as the server cuts it

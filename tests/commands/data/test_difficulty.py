@@ -22,7 +22,7 @@ PROMPTS = 80
 def test_recorded_rollouts_are_counted_by_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = [{"id": i, "prompt": prompt, "x": [1, {"y": 2.50}]} for i, prompt in enumerate(["a", "b", "c", "d"])]
     source = write(tmp_path / "a.jsonl", records)
-    rows = [("a", 1.0), ("a", 0.5), ("b", 1.0), ("b", 1.0), ("b", None), ("c", None)]
+    rows = [("a", 1.0), ("a", 0.5), ("b", 1.0), ("b", 0.7 + 0.2 + 0.1), ("b", None), ("c", None)]
     folder = tmp_path / "rollouts"
     folder.mkdir()
     for n, part in enumerate((rows[:3], rows[3:])):

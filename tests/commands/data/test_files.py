@@ -147,6 +147,17 @@ def test_filter_takes_both_ends_in(tmp_path: Path, suffix: str) -> None:
     assert [d["reason"] for d in dropped] == ["too hard", "too easy", "no pass rate"]
 
 
+def test_filter_does_not_drop_for_rounding(tmp_path: Path) -> None:
+    """Rates of other programs are means of floats: three answers worth .1 have .10000000000000002."""
+    records = [{"prompt": f"{i}", "pass_rate": rate} for i, rate in enumerate([sum([0.1] * 3) / 3, 0.7 + 0.2, 0.901])]
+    assert [r["pass_rate"] for r in records] == [0.10000000000000002, 0.8999999999999999, 0.901]
+    source = write(tmp_path / "a.jsonl", records)
+    data("filter", "--input", source, "--output", tmp_path / "b.jsonl", "--pass_rate", 0, 0.1)
+    assert read(tmp_path / "b.jsonl") == records[:1]
+    data("filter", "--input", source, "--output", tmp_path / "c.jsonl", "--pass_rate", 0.9, 0.9)
+    assert read(tmp_path / "c.jsonl") == records[1:2]
+
+
 @FORMATS
 def test_mix_keeps_quotas_and_the_order_of_each_file(tmp_path: Path, suffix: str) -> None:
     a = write(tmp_path / f"a{suffix}", [{"prompt": f"a{i}"} for i in range(30)])

@@ -58,6 +58,16 @@ def test_pools_go_by_the_latest_group_and_before_it_by_the_column() -> None:
     assert {found[3]} < {7, 8}
 
 
+def test_rounding_moves_no_prompt_between_pools() -> None:
+    """Three answers worth .2 have the mean .20000000000000004, three worth .7 the mean .6999999999999998."""
+    pools = DifficultyPools(easy=0.7, hard=0.2)
+    seen = Seen(np.array([0.3, 0.1 + 0.2, np.nan]))
+    pools.begin(seen)
+    assert [np.flatnonzero(mask).tolist() for mask in pools.pool(seen).values()] == [[], [0, 1, 2], []]
+    seen.rate[:] = sum([0.2] * 3) / 3, (0.7 + 0.7 + 0.7) / 3, 0.5
+    assert [np.flatnonzero(mask).tolist() for mask in pools.pool(seen).values()] == [[1], [2], [0]]
+
+
 def test_a_pool_that_is_empty_is_filled_from_the_next() -> None:
     pools = DifficultyPools(quotas={"easy": 1, "hard": 1})
     seen = begun(pools, [NAN] * 6)  # all medium
