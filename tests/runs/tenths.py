@@ -9,7 +9,7 @@ def _even(completion: str) -> bool:
     return sum(map(ord, completion)) % 2 == 0
 
 
-class Even(Reward):
+class EvenSum(Reward):
     """For about half of all responses, also of an untaught model."""
 
     def score(self, completion: str) -> float:
@@ -17,7 +17,7 @@ class Even(Reward):
         return float(_even(completion))
 
 
-class Odd(Reward):
+class OddSum(Reward):
     """For the other half."""
 
     def score(self, completion: str) -> float:

@@ -12,7 +12,7 @@ from tests.runs import runs
 
 TENTHS = [
     "--model.cold_start=null", f"--plugins={Path(__file__).with_name('tenths.py')}",
-    '--data.rewards={"one": "Even", "two": "Even", "three": "Odd"}',
+    '--data.rewards={"one": "EvenSum", "two": "EvenSum", "three": "OddSum"}',
     '--data.reward_weights={"one": 0.1, "two": 0.2, "three": 0.3}',
     "--trainer.max_epochs=1", "--data.minibatches_per_rollout=1", "--data.resample_dead_groups=2",
     "--model.optimizer.eps=1e-15",  # a step of full size for any gradient, however small
