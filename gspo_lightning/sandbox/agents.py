@@ -54,7 +54,10 @@ class AgentSandbox:
         layers = layers_of(kind) - {"memory"}  # of address space, which is no memory: the resident size is watched
         self._namespaces = kind is Kind.BUBBLEWRAP
         self._socket = socket if self._namespaces else ""
-        python = replace(python, agent=(*paths, *[self._socket] * bool(self._socket)))
+        python = replace(python, agent=tuple(paths))
+        readable = python.readable
+        if self._socket:  # for the forwarder: the command does not see it
+            python = replace(python, agent=(*paths, self._socket))
         self._driver = Driver(kind, python, layers)
         self._stop_read, self._stop_write = os.pipe()
         self._open, self._lock = True, threading.Lock()
@@ -63,7 +66,7 @@ class AgentSandbox:
             "namespaces": self._namespaces,
             "layers": sorted(layers),
             "limits": limits.frame(),
-            "readable": [*python.readable, str(INSIDE), *DEVICES],
+            "readable": [*readable, str(INSIDE), *DEVICES],
             "user": program_user(kind, layers) if self._namespaces else None,
             "ports": [port] if kind is Kind.LANDLOCK else [],
             "directory": self._driver.directory,

@@ -177,15 +177,13 @@ def _bubblewrap(python: Interpreter, layers: Collection[str], *users: str) -> li
     words += [*users, "--cap-add", "CAP_SYS_ADMIN", "--as-pid-1", "--die-with-parent", "--new-session"]
     words += ["--hostname", "sandbox"]
     words += ["--unshare-net"] * ("network" in layers) + ["--clearenv"] * ("environment" in layers)
-    inside = "/sandbox" if "files" in layers else "/mnt"
     if "files" in layers:
         words += ["--perms", "0755", "--dir", "/dev"]
-        for path in python.readable:
-            for folder in reversed(
-                Path(path).parents[:-1]
-            ):  # folders that bubblewrap makes itself are open to their owner only
+        for path in (*python.readable, str(INSIDE)):
+            place = _place(path)
+            for folder in reversed(place.parents[:-1]):  # bubblewrap's own folders are open to their owner only
                 words += ["--perms", "0755", "--dir", str(folder)]
-            words += ["--ro-bind", path, path]
+            words += ["--ro-bind", path, str(place)]
         for path in _LIBRARIES:
             if os.path.islink(path) and not _below(path, python.prefix):
                 words += ["--symlink", os.readlink(path), path]
@@ -196,8 +194,13 @@ def _bubblewrap(python: Interpreter, layers: Collection[str], *users: str) -> li
             words += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
     else:
         words += ["--ro-bind", "/", "/"]
-    words += ["--ro-bind", str(INSIDE), inside, "--proc", "/proc", "--remount-ro", "/", "--chdir", "/", "--"]
-    return [*words, *python.command, inside, "0"]
+    words += ["--proc", "/proc", "--remount-ro", "/", "--chdir", "/", "--"]
+    return [*words, *python.command, str(INSIDE), "0"]
+
+
+def _place(path: str) -> Path:
+    """Return where a path of the machine is mounted inside, where /dev/shm is a link to /tmp."""
+    return Path("/tmp", Path(path).relative_to("/dev/shm")) if _below(path, "/dev/shm") else Path(path)
 
 
 def _below(path: str, folder: str) -> bool:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter, OrderedDict, deque, namedtuple
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -295,9 +296,47 @@ def test_a_probe_that_does_not_hold_is_a_reason_not_to_choose() -> None:
     assert trial.reason == "reads: it worked"
 
 
-@pytest.mark.skipif(os.environ.get("GSPO_TESTS_EXPECT") != "bubblewrap", reason="only make test-sandbox installs it")
-def test_bubblewrap_is_really_used_where_it_was_installed() -> None:
-    assert choose().kind is Kind.BUBBLEWRAP
+@pytest.mark.parametrize("kind", [Kind.BUBBLEWRAP, Kind.LANDLOCK])
+def test_the_isolation_that_a_target_is_for_is_really_used(kind: Kind) -> None:
+    if os.environ.get("GSPO_TESTS_EXPECT") != kind:
+        pytest.skip("only make test-sandbox installs bubblewrap, and only .ci/run hides it")
+    assert choose().kind is kind
+
+
+LATE = """
+import made
+
+def late():
+    from made import part
+    with open("notes", "w") as file:
+        file.write("mine")
+    try:
+        open(part.__file__, "a")
+    except OSError:
+        return [part.value, open("notes").read()]
+"""
+
+
+@pytest.mark.parametrize("parent", ["/var/tmp", "/tmp", "/dev/shm"])
+@pytest.mark.parametrize("kind", [Kind.BUBBLEWRAP, Kind.LANDLOCK])
+def test_packages_may_lie_where_the_sandbox_has_its_own_files(kind: Kind, parent: str) -> None:
+    """Parts that are imported late, too, when the working directory has taken the place of /tmp."""
+    try:
+        python = choose(kind.value).python
+    except UserError:
+        pytest.skip(f"{kind} does not work here")
+    with tempfile.TemporaryDirectory(prefix="gspo-package-", dir=parent) as folder:
+        package = Path(folder, "made")
+        package.mkdir()
+        for path, text in ((package / "__init__.py", ""), (package / "part.py", "value = 7\n")):
+            path.write_text(text)
+            path.chmod(0o644)
+        for path in (Path(folder), package):
+            path.chmod(0o755)
+        python = replace(python, packages=(("made", (str(package),)),))
+        with Sandbox(kind, python, LATE, Limits()) as box:
+            outcome = box.run({"entry": "late", "arguments": []})
+    assert (outcome.end, outcome.value) == (End.FINISHED, [7, "mine"]), outcome
 
 
 def test_a_test_that_sleeps_is_marked_for_a_second_try() -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import threading
@@ -28,6 +29,8 @@ from gspo_lightning.sandbox.inside import landlock
 from gspo_lightning.sandbox.launch import NOBODY
 
 _INSTALL = "install bubblewrap (make sandbox, or apt-get install bubblewrap), or use Linux 6.7 or newer"
+_MOST_LINKS = 40
+"""Links that Linux follows in one name."""
 _NO_PATH = "/usr/local/bin:/usr/bin:/bin"
 _SHARED = frozenset(map(Path, ("/", "/usr", "/usr/local", "/bin", "/home", "/root", "/tmp", "/var", "/opt", "/etc")))
 """Folders that are never given to an agent as the folder of a file."""
@@ -89,12 +92,17 @@ class CommandAgent(Agent):
         if found.kind is Kind.LANDLOCK and landlock.abi() < landlock.AGENTS_ABI:
             what = f"of Landlock is version {landlock.abi()} here, which cannot restrict connections to a port"
             raise UserError("CommandAgent.isolation", what, fix=_INSTALL)
-        ended = await self._in_thread(found, (), {}, "", port=PORT)
+        try:
+            ended = await self._in_thread(found, (), {}, "", port=PORT)
+        except InfrastructureError:
+            for path in self.command.paths:
+                closed = _closed_folder(path, found.kind)
+                if closed:
+                    raise _unreadable(path, closed, found.kind) from None
+            raise
         if ended.status:
-            who = f"user {NOBODY} (nobody)" if os.geteuid() == 0 else "the sandbox"
-            what = f"names {ended.stderr or 'files'}, which {who} cannot read"
-            fix = "give others the right to read it (chmod -R a+rX), or move it where they have it"
-            raise UserError("CommandAgent.command", what, fix=fix)
+            path, _, closed = ended.stderr.partition("\0")
+            raise _unreadable(path or "files", closed, found.kind)
         self._isolation = found
 
     async def run(self, record: Mapping[str, Any], address: Address) -> Outcome:
@@ -161,7 +169,7 @@ class CommandAgent(Agent):
                     here = dict.fromkeys(("HOME", "TMPDIR"), box.folder)
                     result = box.run(
                         words, env | here | self.environment | dict(told), self.command.folder or box.folder, stdin,
-                        self.command.paths,
+                        self.command.needs,
                     )  # fmt: skip
                 finally:
                     box.close()
@@ -185,10 +193,14 @@ class CommandAgent(Agent):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command with absolute names: its words, what it may read, the folder it runs in, and the search path."""
+    """A command with absolute names: its words, what it may read, the folder it runs in, and the search path.
+
+    ``needs`` are the paths that are read at its start: those that it may read, its program and the files that it names.
+    """
 
     words: tuple[str, ...]
     paths: tuple[str, ...]
+    needs: tuple[str, ...]
     folder: str
     search: str
 
@@ -218,7 +230,8 @@ class Command:
         words = (program, *(path or word for path, word in zip(named, command[1:], strict=True)))
         search = dict.fromkeys([os.path.dirname(program), *_NO_PATH.split(":")])
         shown = tuple(path for path in dict.fromkeys([*environment, *folders]) if os.path.exists(path))
-        return cls(words, shown, folders[0] if files else "", ":".join(search))
+        needs = tuple(dict.fromkeys([*shown, program, *files]))
+        return cls(words, shown, needs, folders[0] if files else "", ":".join(search))
 
 
 def _check_folder(folder: str) -> None:
@@ -244,7 +257,7 @@ def _shebang(program: str) -> list[str]:
 def _environment_of(program: str) -> list[str]:
     """Return what a program needs: its (virtual) environment, and the installation that it links to."""
     found = []
-    for name in (program, os.path.realpath(program)):
+    for name in _links(program):
         folder, prefix = os.path.dirname(name), os.path.dirname(os.path.dirname(name))
         if os.path.basename(folder) != "bin":
             found.append(name)
@@ -252,6 +265,43 @@ def _environment_of(program: str) -> list[str]:
             libraries = [os.path.join(prefix, "lib")] * (prefix not in ("/", "/usr"))  # those are always there
             found += [folder, *libraries] if _is_wide(prefix) else [prefix]
     return found
+
+
+def _links(program: str) -> list[str]:
+    """Return a program and what it leads to, link by link: in an empty root each of them must be there."""
+    names = [program]
+    while os.path.islink(names[-1]) and len(names) < _MOST_LINKS:
+        folder = os.path.dirname(names[-1])
+        names.append(os.path.normpath(os.path.join(folder, os.readlink(names[-1]))))
+    return list(dict.fromkeys([*names, os.path.realpath(program)]))
+
+
+def _closed_folder(path: str, kind: Kind) -> str:
+    """Return the topmost folder above a path that a sandbox of root may not enter, or "".
+
+    With Landlock that sandbox is started by nobody; with bubblewrap by root, but in a user namespace where root has no
+    rights to the files of other users.
+    """
+    if os.geteuid() != 0:
+        return ""
+    users = {NOBODY, 0} if kind is Kind.BUBBLEWRAP else {NOBODY}
+    for folder in reversed(Path(os.path.realpath(path)).parents):
+        found = folder.stat()
+        in_group = stat.S_IXGRP if found.st_gid in users else stat.S_IXOTH
+        if not found.st_mode & (stat.S_IXUSR if found.st_uid in users else in_group):
+            return str(folder)
+    return ""
+
+
+def _unreadable(path: str, closed: str, kind: Kind) -> UserError:
+    """Return the error for a path that the sandbox cannot read, with the folder that is closed to it."""
+    root = os.geteuid() == 0
+    what = f"names {path}, which {f'user {NOBODY} (nobody)' if root else 'the sandbox'} cannot read"
+    fix = f"give others the right to read it (chmod -R a+rX {closed or path}), or move it where they have it"
+    if closed not in ("", path):
+        what += f": {closed} is closed to others"
+        fix += ", or install bubblewrap, which shows only the files" if kind is Kind.LANDLOCK else ""
+    return UserError("CommandAgent.command", what, fix=fix)
 
 
 def _is_wide(folder: str) -> bool:

@@ -29,12 +29,13 @@ def run(test: Mapping[str, Any]) -> int:
 
     Args:
         test: ``run`` is the command, ``env`` its environment, ``cwd`` its folder. Without a command, the answer is
-            whether all paths of ``needs`` can be read. ``first``: this is the first process of a namespace, which
-            signals do not end, so the command gets a process of its own.
+            whether all paths of ``needs`` can be read: the path that cannot, and what is closed. ``first``: this is
+            the first process of a namespace, which signals do not end, so the command gets a process of its own.
     """
     for path in test["needs"]:
-        if not os.access(path, os.R_OK | (os.X_OK if os.path.isdir(path) else 0)):
-            os.write(2, path.encode("utf-8", "surrogateescape"))
+        closed = _closed(path)
+        if closed:
+            os.write(2, f"{path}\0{closed}".encode("utf-8", "surrogateescape"))
             return 126
     if not test["run"]:
         return 0
@@ -49,6 +50,18 @@ def run(test: Mapping[str, Any]) -> int:
     except OSError as error:
         os.write(2, f"{test['run'][0]}: {error}".encode("utf-8", "surrogateescape"))
     return 127
+
+
+def _closed(path: str) -> str:
+    """Return the topmost folder that keeps this process from reading a path, or the path itself; "" if it can read."""
+    real = os.path.realpath(path)
+    parts = real.split("/")
+    for number in range(2, len(parts)):
+        folder = "/".join(parts[:number])
+        if os.path.isdir(folder) and not os.access(folder, os.X_OK):
+            return folder
+    readable = os.access(path, os.R_OK | (os.X_OK if os.path.isdir(path) else 0))
+    return "" if readable else real
 
 
 def _wait_for(main: int) -> int:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _MEBIBYTE = 1 << 20
 _STACK_MB = 64
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _SIGKILL = 1, 4, 9
+_COVERED = ("/tmp/", "/dev/shm/")
+"""Folders that the working directory takes the place of: the second is a link to the first in a root of bubblewrap."""
 
 
 def confine(setup: Mapping[str, Any], directory: str) -> None:
@@ -27,7 +29,7 @@ def confine(setup: Mapping[str, Any], directory: str) -> None:
     with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")  # short of memory, the kernel ends the program first
     if setup["namespaces"]:
-        _private_mounts(setup["limits"], layers)
+        _private_mounts(setup["limits"], layers, setup["readable"])
     else:
         system.prctl(_PR_SET_PDEATHSIG, _SIGKILL)
         os.setsid()
@@ -48,18 +50,36 @@ def confine(setup: Mapping[str, Any], directory: str) -> None:
         seccomp.apply(setup.get("filter") or seccomp.own_filter(alone=True))
 
 
-def _private_mounts(limits: Mapping[str, Any], layers: Collection[str]) -> None:
+def _private_mounts(limits: Mapping[str, Any], layers: Collection[str], readable: Collection[str]) -> None:
     """Mount a working directory of bounded size that ends with this process, and a /proc that shows this process only.
 
-    That /proc is read-only: otherwise a process could undo that it is the first to end when memory is short.
+    That /proc is read-only: otherwise a process could undo that it is the first to end when memory is short. Readable
+    paths that the working directory would hide are shown in it, read-only as before.
     """
     system.unshare(system.CLONE_NEWNS | system.CLONE_NEWIPC)
     safe = system.MS_NOSUID | system.MS_NODEV
     if "disk" in layers:
         size = f"size={limits['disk_mb']}m,nr_inodes={limits['files']},mode=1777"
+        hidden = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in readable if path.startswith(_COVERED)}
         system.mount("tmpfs", "/tmp", safe, size)
+        for path, original in hidden.items():
+            _show(path, original)
     if "processes" in layers:
         system.mount("proc", "/proc", safe | system.MS_NOEXEC | system.MS_RDONLY)
+
+
+def _show(path: str, original: int) -> None:
+    """Bind an open file or folder to its path, which is hidden now; the folders above it belong to the driver."""
+    os.umask(0o022)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    source = f"/proc/self/fd/{original}"
+    if not os.path.lexists(path):
+        if os.path.isdir(source):
+            os.mkdir(path)
+        else:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o644))
+    system.bind(source, path)
+    os.close(original)
 
 
 def limit(limits: Mapping[str, Any], layers: Collection[str]) -> None:

@@ -8,6 +8,7 @@ import struct
 
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID = 0x00020000, 0x08000000, 0x20000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+_MS_BIND, _MS_REC = 4096, 16384
 
 _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
 _CAPABILITIES_VERSION_3 = 0x20080522
@@ -45,6 +46,11 @@ def unshare(flags: int) -> None:
 def mount(kind: str, target: str, flags: int, options: str = "") -> None:
     """Mount a virtual file system."""
     call("mount", kind.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode())
+
+
+def bind(source: str, target: str) -> None:
+    """Show a file or folder, with all that is mounted below it, in another place; what is read-only stays so."""
+    call("mount", source.encode(), os.fsencode(target), None, ctypes.c_ulong(_MS_BIND | _MS_REC), None)
 
 
 def no_new_privileges() -> None:

@@ -35,6 +35,7 @@ from tests.support import model_families
 KINDS = ("bubblewrap", "landlock")
 PYTHON = {"bubblewrap": "python", "landlock": "/usr/bin/python3"}
 """With Landlock an agent of root runs as nobody, who may not be able to read this interpreter."""
+ORDINARY = 4242
 ASK = """
 import json, os, sys, time, urllib.request
 
@@ -89,8 +90,14 @@ class Place:
         return asyncio.run(work())
 
 
+@pytest.fixture
+def parent() -> str:
+    """Where the agent's folder is made."""
+    return "/var/tmp"
+
+
 @pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, parent: str) -> Iterator[Place]:
     kind = request.param
     try:
         choose(kind)
@@ -98,7 +105,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
         pytest.skip(f"{kind} does not work here: make sandbox; gspo doctor")
     if kind == "landlock" and landlock.abi() < landlock.AGENTS_ABI:
         pytest.skip("agents need Landlock of version 4")
-    folder = Path(tempfile.mkdtemp(prefix="gspo-agent-", dir="/var/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="gspo-agent-", dir=parent))
     folder.chmod(0o755)
     (folder / "agent").mkdir(mode=0o755)
     told: list[Any] = []
@@ -139,8 +146,36 @@ print(json.dumps({"reward": 0.25}))
     assert "GSPO_TEST_SECRET" not in env
 
 
+COVERED = ("/tmp", "/dev/shm")
+"""Folders that bubblewrap's sandbox has files of its own in, which covered those of the agent."""
+
+
+@pytest.mark.parametrize("parent", ["/var/tmp", *COVERED])
+def test_agent_and_interpreter_may_lie_anywhere(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter is that of a virtual environment, by a link to a link to an installation, as uv lays them."""
+    base = Path(os.path.realpath(sys.executable if place.kind == "bubblewrap" else "/usr/bin/python3"))
+    environment, installed = place.folder / "venv", place.folder / "installed"
+    (environment / "bin").mkdir(parents=True)
+    installed.symlink_to(base.parents[1])
+    (environment / "bin" / "python").symlink_to(installed / "bin" / base.name)
+    (environment / "pyvenv.cfg").write_text(f"home = {installed / 'bin'}\n")
+    for path in (environment, environment / "bin", environment / "pyvenv.cfg"):
+        path.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(environment / "bin" / "python"))
+    monkeypatch.setitem(PYTHON, place.kind, "python")
+    place.run("""
+with open(os.environ["HOME"] + "/notes", "w") as file:
+    file.write("mine")
+ask({"prefix": sys.prefix, "file": __file__, "own": os.listdir(".")})
+assert os.path.samefile(os.path.dirname(__file__), ".")
+""")
+    (found,) = place.told
+    agent = place.folder / "agent"
+    assert found == {"prefix": str(environment), "file": str(agent / "agent.py"), "own": ["agent.py"]}
+
+
 HOSTILE = """
-import ctypes, socket, subprocess
+import ctypes, glob, socket, subprocess
 from pathlib import Path
 target = json.load(sys.stdin)
 
@@ -172,7 +207,7 @@ tries = {
     "read passwords": lambda: open("/etc/shadow").read(),
     "change itself": lambda: open(__file__, "a").write("#"),
     "change the interpreter": lambda: open(os.__file__, "a").write("#"),
-    "write": lambda: open(target["secret"], "w").write("x"),
+    "write": lambda: open(target["secret"], "r+").write("x"),
     "another port": lambda: connect(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", target["tcp"])),
     "another port, fast": lambda: open_fast(target["tcp"]),
     "another protocol": lambda: connect(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", target["tcp"]), 262),
@@ -184,6 +219,12 @@ tries = {
     "become root": lambda: os.setuid(0),
     "trace": lambda: call(101, 0x4206, target["pid"], 0, 0),  # PTRACE_SEIZE
     "namespaces": lambda: call(272, 0x10000000),
+    "add to its folder": lambda: open(os.path.dirname(__file__) + "/more", "x"),
+    "uncover its folder": lambda: call(166, os.path.dirname(__file__).encode(), 2),  # MNT_DETACH
+    "mount": lambda: call(165, b"tmpfs", os.path.dirname(__file__).encode(), b"tmpfs", 0, None),
+    "the gateway's own socket": lambda: connect(
+        socket.AF_UNIX, socket.SOCK_STREAM, next(iter(glob.glob("/tmp/gspo-sandbox-*/gateway")), "/nowhere")
+    ),
 }
 found = {}
 for name, attempt in tries.items():
@@ -235,13 +276,13 @@ def worked(found: dict[str, str], kind: str) -> list[str]:
     return [name for name, said in found.items() if said == "it worked"]
 
 
+@pytest.mark.parametrize("parent", ["/var/tmp", *COVERED])
 def test_a_hostile_agent_reaches_nothing_but_the_gateway(place: Place, targets: dict[str, Any]) -> None:
     place.run(HOSTILE, targets)
     (found,) = place.told
     assert worked(found, place.kind) == []
 
 
-ORDINARY = 4242
 OUTSIDE = """
 import json, os, sys
 from gspo_lightning.sandbox.agents import AgentSandbox
@@ -257,6 +298,7 @@ print(ended.stdout or ended)
 """
 
 
+@pytest.mark.parametrize("parent", ["/var/tmp", "/tmp"])
 @pytest.mark.parametrize("isolated", [True, False], ids=["sandbox", "limits only"])
 def test_a_hostile_agent_of_an_ordinary_user_is_stopped_too(
     place: Place, targets: dict[str, Any], isolated: bool
@@ -431,14 +473,36 @@ def test_an_agent_of_another_language_runs(place: Place) -> None:
     assert asyncio.run(work()) == {"reward": 0.5}
 
 
-def test_a_file_that_the_sandbox_cannot_read_is_named_before_the_first_rollout(place: Place) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("an ordinary user runs agents as himself")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user runs agents as himself")
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["agent", "agent/agent.py"])
+def test_a_file_that_the_sandbox_cannot_read_is_named_before_the_first_rollout(place: Place, name: str) -> None:
     agent = place.agent("")
-    (place.folder / "agent").chmod(0o700)
-    with pytest.raises(UserError, match=r"which user 65534 \(nobody\) cannot read") as error:
+    closed = place.folder / name
+    closed.chmod(0o700 if closed.is_dir() else 0o600)
+    with pytest.raises(UserError, match=rf"names {closed}, which user 65534 \(nobody\) cannot read\n") as error:
         asyncio.run(agent.open())
-    assert "chmod" in str(error.value)
+    assert f"(chmod -R a+rX {closed})" in str(error.value)
+
+
+@needs_root
+@pytest.mark.parametrize("owner", [0, ORDINARY])
+def test_the_folder_that_is_closed_is_named(place: Place, owner: int) -> None:
+    """One of root keeps nothing from bubblewrap, as with model-written programs, but is closed to Landlock's user."""
+    closed = place.folder / "closed"
+    closed.mkdir(mode=0o700)
+    (closed / "agent").mkdir(mode=0o755)
+    os.chown(closed, owner, owner)
+    inner = Place(place.kind, closed, place.port, place.told)
+    if place.kind == "bubblewrap" and owner == 0:
+        assert inner.run("print('{\"reward\": 1}')") == {"reward": 1}
+        return
+    with pytest.raises(UserError, match=f"names {closed}/agent, which .* cannot read: {closed} is closed") as error:
+        asyncio.run(inner.agent("").open())
+    assert f"(chmod -R a+rX {closed})" in str(error.value)
+    assert ("install bubblewrap" in str(error.value)) == (place.kind == "landlock")
 
 
 def test_an_older_landlock_is_refused_with_what_to_install(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
