@@ -17,14 +17,17 @@ BIN := $(VENV)/bin
 NEWEST := build/newest
 EXTRAS := dev,data,lora,gguf,logic,instructions,eval,agents
 COMPILED := PYTHONDONTWRITEBYTECODE=# of the tests' processes: where that is set, each compiles all it imports again
-SANDBOX_TESTS := tests/sandbox tests/rewards/code
+SANDBOX_TESTS := tests/sandbox tests/rewards/code tests/rollouts/agents tests/runs/test_agent_kills.py \
+  tests/runs/test_code_run.py tests/environments/test_tools.py tests/prompts/tasks/test_code.py \
+  tests/prompts/test_data_configs.py tests/suites/test_records.py tests/commands/data/test_report.py \
+  tests/commands/evaluate/test_programs.py tests/commands/evaluate/test_recorded.py tests/commands/test_score.py
 SPELLED := $(wildcard *.md) .github docs gspo_lightning benchmarks configs examples experiments plugins tools # tests misspell on purpose
 USER_TESTS := $(SANDBOX_TESTS) tests/resume tests/commands/export tests/commands/init tests/runs/test_one_writer.py \
   tests/runs/test_checkpoints.py tests/runs/test_named_faults.py tests/rollouts/vllm/test_key.py
 
 .PHONY: help install sandbox bench-install bench bench-real test-gpu gpu-check device-check device-check-compile \
   docs links quickstart real-model there test test-quick test-thorough test-durations test-long \
-  test-sandbox test-user test-trl test-newest release test-wheel test-container test-vllm test-agents test-view test-real-model \
+  test-sandbox test-landlock test-user test-trl test-newest release test-wheel test-container test-vllm test-agents test-view test-real-model \
   audit mutants defects check format lint types doctest constraints lock clean
 
 help:
@@ -35,7 +38,8 @@ help:
 	@echo "make test-thorough         what make test leaves out of its files (tests/thorough.json): as long again"
 	@echo "make test-durations        CPU time of the last GSPO_TEST_CPU=cpu.json make test: 15 % more than before is an error"
 	@echo "make test-long             the long forms: kills, damage, fuzzing, a soak, more seeds (30 CPU minutes)"
-	@echo "make test-sandbox          programs in bubblewrap, which is installed first; make test takes it or Landlock"
+	@echo "make test-sandbox          programs and agents in bubblewrap, which is installed first; make test takes it or Landlock"
+	@echo "make test-landlock         the same tests by Landlock, on a machine without bubblewrap (.ci/run sandbox hides it)"
 	@echo "make test-user             tests of programs, files and permissions as an ordinary user, where root calls"
 	@echo "make test-trl              the comparisons with TRL, which is installed first; make test skips them without it"
 	@echo "make test-agents           agents with six real clients; their environment is built once, in VLLM_HOME"
@@ -156,6 +160,9 @@ test-long: install  # tests one by one
 # with GSPO_TESTS_EXPECT, what was installed and does not work is a failure and not a skip
 test-sandbox: install sandbox
 	GSPO_TESTS_EXPECT=bubblewrap $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(SANDBOX_TESTS)
+
+test-landlock: install  # where bubblewrap is hidden: .ci/run sandbox
+	GSPO_TESTS_EXPECT=landlock $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(SANDBOX_TESTS)
 
 test-user: install  # root's rights hide what a user meets: closed folders, namespaces, signals
 	$(BIN)/python -m tools.ordinary_user -m pytest -n $(TEST_PROCESSES) --dist loadfile -p no:cacheprovider $(USER_TESTS)

@@ -89,10 +89,27 @@ def test_every_target_that_is_made_exists(file: Path) -> None:
 
 def test_the_script_makes_what_has_no_other_step() -> None:
     assert made(script()) == {
-        "quickstart", "test", "test-thorough", "lint", "types", "docs", "test-sandbox", "test-user", "test-trl",
-        "bench", "release", "test-wheel", "test-container", "real-model", "test-real-model", "test-vllm", "test-agents",
-        "test-view",
+        "quickstart", "test", "test-thorough", "lint", "types", "docs", "install", "sandbox", "test-sandbox",
+        "test-landlock", "test-user", "test-trl", "bench", "release", "test-wheel", "test-container", "real-model",
+        "test-real-model", "test-vllm", "test-agents", "test-view",
     }  # fmt: skip
+
+
+def test_tests_of_programs_and_agents_run_with_and_without_bubblewrap_as_root() -> None:
+    """Files that use the sandbox, or a reward, tool or agent that does."""
+    makefile = (ROOT / "Makefile").read_text()
+    (listed,) = re.findall(r"^SANDBOX_TESTS := ((?:.*\\\n)*.*)$", makefile, flags=re.MULTILINE)
+    places = [ROOT / word for word in listed.replace("\\", "").split()]
+    runs_programs = re.compile(r"gspo_lightning\.sandbox|\b(CommandAgent|CodeExecutor|PythonTool)\(|numpy_for_programs")
+    files = {file for file in (ROOT / "tests").rglob("test_*.py") if runs_programs.search(file.read_text())}
+    only_named = {ROOT / "tests" / "commands" / "doctor" / "test_doctor.py", Path(__file__)}
+    missing = {file for file in files - only_named if not any(file.is_relative_to(place) for place in places)}
+    assert missing == set()
+    assert all(place.exists() for place in places)
+    step = script().partition("\nsandbox() {")[2].partition("\n}")[0]
+    assert '  test "$(id -u)" = 0 || root=sudo\n' in step
+    assert '  $root env PATH="$PATH" make test-sandbox\n' in step
+    assert '  $root env PATH="${newcomers%:}" make test-landlock' in step
 
 
 def test_one_check_waits_for_every_job() -> None:
