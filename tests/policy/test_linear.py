@@ -157,6 +157,8 @@ def test_a_run_learns_what_it_learns_without(
     policy = load_policy(ModelSettings("tiny-qwen3", lora=lora))
     assert {type(m) for m in policy.modules() if isinstance(m, nn.Linear)} >= {OneDNNLinear}
     monkeypatch.setattr(linear, "prefers_onednn", lambda: False)
+    multiplied = len(calls)
     plain = runs.fit(tmp_path / "plain", *options)
-    assert 0 < runs.largest_difference(runs.weights(fast), runs.weights(plain)) < 1e-5
+    assert len(calls) == multiplied
+    assert runs.largest_difference(runs.weights(fast), runs.weights(plain)) < 1e-5
     assert runs.weights(fast).keys() == runs.weights(plain).keys()
