@@ -77,7 +77,9 @@ def test_states_are_those_of_their_rows(family: str, compact_at: float) -> None:
             wanted = (policy.model(ids, use_cache=False).logits[0] / 0.7).log_softmax(-1)
         wanted = wanted[-len(rollout.token_ids) - 1 : -1].gather(1, rollout.token_ids.unsqueeze(1)).squeeze(1)
         assert len(wanted) == 3 + 4 * rollout.sample
-        torch.testing.assert_close(rollout.logprobs, wanted, rtol=0, atol=1e-4)
+        # a state of a context with another first token is .46 nats off or more; float32 sums in another order, step by
+        # step and in pieces, are 1.2e-4 apart on a processor without vector instructions
+        torch.testing.assert_close(rollout.logprobs, wanted, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize(
