@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins.precision import FSDPPrecision, Precision
 from lightning.pytorch.strategies import FSDPStrategy as LightningFSDP
 from lightning.pytorch.strategies import ModelParallelStrategy
@@ -34,9 +35,11 @@ from gspo_lightning.errors import UserError, check_number
 from gspo_lightning.policy.context_parallel import ContextGroup
 from gspo_lightning.policy.expert_parallel import expert_modules, keep_experts
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.resume import is_folder
 from gspo_lightning.strategies.checks import check_context, check_experts
 from gspo_lightning.strategies.layers import ShardedPrecision, compute_dtype, decoder_layers
 from gspo_lightning.strategies.loading import receive_weights, whole_state
+from gspo_lightning.strategies.optimizer_state import empty_state, has_state, load_shards, load_whole
 from gspo_lightning.strategies.sharding import Gathering
 from gspo_lightning.strategies.sharding_strategy import Sharding
 
@@ -87,6 +90,17 @@ class FSDPStrategy(Sharding, LightningFSDP):
         super().setup(trainer)
         assert isinstance(self.lightning_module, LightningModule)
         self.lightning_module._device = self.root_device
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """Load weights, and the state of optimizers that had some: torch cannot read a checkpoint without any."""
+        path = Path(self.broadcast(checkpoint_path))
+        if not is_folder(path) or all(has_state(path, f"optimizer_{i}") for i in range(len(self.optimizers))):
+            return super().load_checkpoint(path, weights_only)
+        with self.no_optimizers() as optimizers:
+            checkpoint = super().load_checkpoint(path, weights_only)
+        for number, optimizer in enumerate(optimizers):
+            load_shards(path, f"optimizer_{number}", self.module, optimizer)
+        return checkpoint
 
     def shard(self, policy: Policy, offload: bool = False) -> Policy:
         """Shard the policy layer by layer; returns a wrapper around it."""
@@ -253,3 +267,25 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
         with fail_together():
             if self.is_global_zero:
                 self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return this rank's part of an optimizer's state; torch would make a missing one by a step, which counts."""
+        inner = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+        if inner.state:
+            return super().optimizer_state(inner)
+        if self._save_distributed_checkpoint:
+            return empty_state(self.module, inner)
+        return inner.state_dict() if self.is_global_zero else {}
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """Load weights and optimizers from shards, or from the file of one process, without a step."""
+        path = Path(self.broadcast(checkpoint_path))
+        with self.no_optimizers() as optimizers:
+            checkpoint = super().load_checkpoint(path, weights_only)
+        if is_folder(path):
+            for number, optimizer in enumerate(optimizers):
+                load_shards(path, f"optimizer_{number}", self.module, optimizer)
+        elif saved := checkpoint.get("optimizer_states"):  # none with LastCheckpoint.save_optimizer: false
+            for state, optimizer in zip(saved, optimizers, strict=True):
+                load_whole(state, optimizer)
+        return checkpoint

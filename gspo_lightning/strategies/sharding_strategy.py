@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from gspo_lightning.distributed import fail_together
 from gspo_lightning.policy.policy import Policy
@@ -51,6 +52,22 @@ class Sharding(Strategy):
         for logger in module.loggers:
             sizes = {f"parallel/{name}": float(size) for name, size in self.mesh_sizes.items()}
             logger.log_metrics(sizes, step=module.global_step)
+
+    @property
+    def module(self) -> nn.Module:
+        """The trained module whose parameters are sharded."""
+        assert self.model is not None
+        return self.model
+
+    @contextmanager
+    def no_optimizers(self) -> Iterator[list[Optimizer]]:
+        """Yield the optimizers; inside, Lightning loads weights only."""
+        optimizers: list[Optimizer] = self.optimizers  # type: ignore[has-type]
+        self.optimizers = []
+        try:
+            yield optimizers
+        finally:
+            self.optimizers = optimizers
 
     @abstractmethod
     def shard(self, policy: Policy, offload: bool = False) -> Policy:

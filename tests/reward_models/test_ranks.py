@@ -18,6 +18,23 @@ OPTIONS = [
 ]  # fmt: skip
 STRATEGIES = {"ddp": "ddp", "fsdp2": '{"class_path": "gspo_lightning.strategies.FSDP2Strategy"}'}
 
+SAVES = '--trainer.callbacks+={"class_path": "tests.runs.saving.SaveAnywhere"}'
+
+
+def test_a_run_does_not_depend_on_when_it_saves(tmp_path: Path) -> None:
+    """Also before the first step, which alone is not dampened, and between the micro-batches of a step."""
+    train, val = (runs.write(tmp_path / f"{i}.jsonl", runs.planted(9, seed=i)) for i in range(2))
+    options = [f"--data.val={val}", *OPTIONS, "--model.optimizer.dampening=0.5", "--data.micro_batch_size=1"]
+    one = runs.fit_reward(tmp_path / "one", train, *options)
+    more = ["--trainer.devices=2", f"--trainer.strategy={STRATEGIES['fsdp2']}", SAVES]
+    argv = runs.command(tmp_path / "two", train, *options, *more)
+    assert Command(argv, ranks=2, log=tmp_path / "log").start().wait() == [0, 0], (tmp_path / "log").read_text()
+    two = runs.newest(tmp_path / "two")
+    assert (two / "checkpoints" / "moment-031.ckpt").exists()  # the last of 32; two are kept
+    models = [AutoModelForSequenceClassification.from_pretrained(run / "model").state_dict() for run in (one, two)]
+    for name, weight in models[0].items():
+        torch.testing.assert_close(models[1][name], weight, atol=1e-6, rtol=1e-4)
+
 
 @pytest.mark.long
 @pytest.mark.parametrize("strategy", STRATEGIES)
