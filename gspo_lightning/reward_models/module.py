@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.strategies import ModelParallelStrategy
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -33,7 +33,9 @@ from gspo_lightning.reward_models.held_out import HeldOut, judge
 from gspo_lightning.reward_models.model import layers_of, load_reward_model
 from gspo_lightning.reward_models.pair_batches import PairBatch, alone_and_padded
 from gspo_lightning.reward_models.weights import check_frozen, trained_only
+from gspo_lightning.strategies.checks import check_optimizer
 from gspo_lightning.strategies.layers import compute_dtype
+from gspo_lightning.strategies.optimizer_trial import try_steps
 from gspo_lightning.strategies.sharding import clip_gradients, total_norm
 from gspo_lightning.update.optimizers import fuse, settings_of_optimizer, undecayed
 from gspo_lightning.update.schedules import schedule
@@ -151,9 +153,16 @@ class RewardModule(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Return the optimizer over the trainable parameters, with its schedule."""
+
+        def build(weights: list[nn.Parameter]) -> torch.optim.Optimizer:
+            optimizer = undecayed(self.build_optimizer)(weights)
+            fuse(optimizer)
+            return optimizer
+
         with settings_of_optimizer():
-            made = undecayed(self.build_optimizer)([p for p in self.model.parameters() if p.requires_grad])
-        fuse(made)
+            made = build([p for p in self.model.parameters() if p.requires_grad])
+        check_optimizer(made, self.model)
+        try_steps(build, self.model)
         if self.build_scheduler is None:
             return made
         config = schedule(self.build_scheduler(made))

@@ -6,9 +6,6 @@ import torch
 from lightning.pytorch.strategies import FSDPStrategy as LightningFSDP
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
-from torch.distributed.fsdp import (
-    FullyShardedDataParallel,
-)
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.expert_parallel import expert_modules
@@ -101,21 +98,11 @@ def check_experts(module: nn.Module, ranks: int) -> None:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, policy: nn.Module) -> None:
-    """Refuse optimizers that cannot work on shards.
-
-    These are bitsandbytes, whose 8-bit state belongs to blocks of whole tensors, and with FSDP1 an optimizer without
-    state, because torch would not find the expected state when it resumes.
+    """Refuse optimizers of bitsandbytes on shards: their 8-bit state belongs to blocks of whole tensors.
 
     Raises:
         UserError: the policy is sharded and the optimizer is one of these.
     """
-    stateless = isinstance(optimizer, torch.optim.SGD) and not any(g["momentum"] for g in optimizer.param_groups)
-    if stateless and isinstance(policy, FullyShardedDataParallel):
-        raise UserError(
-            "model.optimizer",
-            "SGD without momentum keeps no state, and a checkpoint of FSDPStrategy without any cannot be resumed",
-            fix="use torch.optim.AdamW or a momentum above 0, or FSDP2Strategy (--config fsdp2)",
-        )
     if is_sharded(policy) and type(optimizer).__module__.startswith("bitsandbytes"):
         raise UserError(
             "model.optimizer",

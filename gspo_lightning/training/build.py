@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.critic import ValueModel
@@ -23,6 +23,7 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import Replay, routers_of
 from gspo_lightning.strategies.checks import check_optimizer
 from gspo_lightning.strategies.loading import made_by_first_rank
+from gspo_lightning.strategies.optimizer_trial import try_steps
 from gspo_lightning.strategies.sharding_strategy import sharding_of
 from gspo_lightning.types import MicroBatch
 from gspo_lightning.update.learning_rates import warn_if_rate_is_high
@@ -125,12 +126,18 @@ def build_optimizers(
     Raises:
         UserError: an optimizer or a schedule that cannot work here.
     """
+
+    def build(weights: list[nn.Parameter]) -> torch.optim.Optimizer:
+        made = undecayed(optimizer)(weights)
+        if not scaled:
+            fuse(made)
+        return made
+
     with settings_of_optimizer():
-        made = undecayed(optimizer)([p for p in policy.parameters() if p.requires_grad])
+        made = build([p for p in policy.parameters() if p.requires_grad])
     check_optimizer(made, policy)
-    if not scaled:
-        fuse(made)
-    elif getattr(made, "_step_supports_amp_scaling", False):
+    try_steps(build, policy)
+    if scaled and getattr(made, "_step_supports_amp_scaling", False):
         raise UserError(
             "model.optimizer.fused",
             "is true, but a fused step divides the gradients of 16-mixed only after they were measured and clipped",
