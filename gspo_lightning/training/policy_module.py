@@ -28,6 +28,7 @@ from gspo_lightning.rollouts.recording.records import record
 from gspo_lightning.rollouts.source import RolloutSource
 from gspo_lightning.rollouts.verify import verify_decoding
 from gspo_lightning.strategies.sharding import gathered
+from gspo_lightning.strategies.slurm import check_tasks
 from gspo_lightning.training.cold_start import FIELD, ColdStart, prompt_format_of
 from gspo_lightning.training.data import PromptDataModule
 from gspo_lightning.types import Prompt
@@ -110,6 +111,7 @@ class PolicyModule(LightningModule):
         Raises:
             UserError: settings that do not go together, prompts that cannot be read ...
         """
+        check_tasks(trainer)
         data.prepare(stage, self.tokenizer, context_length(self.settings), trainer.world_size)
         self._check_adapters()
         if self.cold_start is not None and self.makes_start(data):

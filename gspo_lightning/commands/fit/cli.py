@@ -39,6 +39,7 @@ from gspo_lightning.resume import Resumption, Writer, write_text
 from gspo_lightning.resume.changes import versions
 from gspo_lightning.resume.hub import is_on_hub
 from gspo_lightning.strategies.checks import check_strategy
+from gspo_lightning.strategies.slurm import explained
 from gspo_lightning.training.checks import check_precision
 from gspo_lightning.training.module import GSPOModule
 from gspo_lightning.update.optimizers import decays
@@ -320,8 +321,10 @@ class TrainingCLI(LightningCLI):
             kwargs["num_sanity_val_steps"] = 0  # else Lightning would repeat the evaluation of a complete iteration
         try:
             trainer = super().instantiate_trainer(**kwargs)
-        except (MisconfigurationException, TypeError, ValueError, ImportError) as error:
-            if isinstance(error, UserError):
+        except (MisconfigurationException, TypeError, ValueError, ImportError, RuntimeError) as error:
+            if (refusal := explained(error)) is not None:
+                raise refusal from error
+            if isinstance(error, UserError | RuntimeError):
                 raise
             raise UserError("trainer", " ".join(str(error).split())) from error  # Lightning's message names the field
         agree_first(trainer, self.resumption, self.writer if fit else None)

@@ -28,6 +28,7 @@ from gspo_lightning.resume.changes import versions
 from gspo_lightning.resume.exports import check_replaceable
 from gspo_lightning.reward_models import PreferenceDataModule, RewardModule
 from gspo_lightning.strategies.checks import check_strategy
+from gspo_lightning.strategies.slurm import check_tasks, explained
 from gspo_lightning.training.checks import check_device
 
 DEFAULTS: dict[str, Any] = {
@@ -114,8 +115,10 @@ class RewardCLI(LightningCLI):
         kwargs["plugins"] = [*listed(chosen.get("plugins")), AtomicCheckpointIO()]
         try:
             trainer = super().instantiate_trainer(**kwargs)
-        except (MisconfigurationException, TypeError, ValueError, ImportError) as error:
-            if isinstance(error, UserError):
+        except (MisconfigurationException, TypeError, ValueError, ImportError, RuntimeError) as error:
+            if (refusal := explained(error)) is not None:
+                raise refusal from error
+            if isinstance(error, UserError | RuntimeError):
                 raise
             raise UserError("trainer", " ".join(str(error).split())) from error  # Lightning's message names the field
         agree_first(trainer, self.resumption, self.writer)
@@ -124,6 +127,7 @@ class RewardCLI(LightningCLI):
     def train(self) -> None:
         """Read the pairs, train, and write results, figure and model to the run folder."""
         module, data, trainer = self.model, self.datamodule, self.trainer
+        check_tasks(trainer)
         check_device(str(trainer.precision), module.settings.dtype, trainer.strategy.root_device)
         module.prepare(data)
         module.provenance = self.resumption.check_prompts(data.fingerprints(), commits_read())
