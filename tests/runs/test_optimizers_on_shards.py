@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.optim import _muon
 
+from gspo_lightning.distributed import local
 from gspo_lightning.errors import UserError
+from gspo_lightning.strategies.optimizer_state import load_shards
 from gspo_lightning.strategies.optimizer_trial import try_steps
 from tests import ROOT
 from tests.runs import runs
@@ -104,6 +108,38 @@ def test_what_is_refused_is_what_goes_wrong(kind: str) -> None:
             elif case != ("Muon", ""):
                 assert isinstance(outcome, float), (case, outcome)
                 assert outcome < 1e-5, case
+
+
+def resumed(rank: int, folder: str) -> dict[tuple[str, str], bool]:
+    """Case -> True if two steps, a checkpoint of shards and two steps are four steps under FSDP2, bit for bit."""
+    found = {}
+    for number, (case, options) in enumerate(CASES.items()):
+        if case in REFUSED["fsdp2"]:
+            continue
+        kind = getattr(torch.optim, case[0])
+        models = [network("fsdp2") for _ in range(2)]
+        first, second = (kind(list(model.parameters()), lr=1e-2, **options) for model in models)
+        for step in range(4):
+            if step == 2:
+                path = Path(folder, str(number))
+                state = get_optimizer_state_dict(models[0], first)
+                save({"optimizer_0": state}, checkpoint_id=path)
+                models[1].load_state_dict(models[0].state_dict())
+                load_shards(path, "optimizer_0", models[1], second)
+            for model, optimizer in zip(models[: 1 + step // 2], (first, second), strict=False):
+                for parameter in model.parameters():
+                    parameter.grad = (parameter.detach() + step).sin()
+                optimizer.step()
+        pairs = zip(models[0].parameters(), models[1].parameters(), strict=True)
+        found[case] = all(torch.equal(local(a.detach()), local(b.detach())) for a, b in pairs)
+    return found
+
+
+def test_what_is_allowed_resumes_from_shards(tmp_path: Path) -> None:
+    for found in two_ranks(resumed, str(tmp_path)):
+        assert isinstance(found, dict), found
+        assert len(found) == len(CASES) - len(REFUSED["fsdp2"])
+        assert {case for case, equal in found.items() if not equal} == set()
 
 
 def muon_in_float32(rank: int) -> float:
