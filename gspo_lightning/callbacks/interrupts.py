@@ -108,7 +108,10 @@ class Interrupts(Callback):
         if not any(last.parent.glob("*.ckpt")):
             _say(f"{text}There is no checkpoint yet.")
             return
-        _say(f"{text}Resume with: gspo fit --config {self._folder / 'config.yaml'} --ckpt_path {last}")
+        run = self._folder.absolute()  # the command works in any folder
+        _say(
+            f"{text}Resume with: gspo fit --config {run / 'config.yaml'} --ckpt_path {run / 'checkpoints' / last.name}"
+        )
 
     def _listen(self) -> None:
         if threading.current_thread() is threading.main_thread() and not self._previous:

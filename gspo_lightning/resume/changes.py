@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 import platform
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +46,8 @@ ADDED: Mapping[str, Any] = {
 }
 """Settings that older checkpoints lack -> the value that matches their behaviour."""
 PACKAGES = ("gspo_lightning", "torch", "lightning", "transformers", "torchmetrics", "jsonargparse", "tensorboard")
+_PLUGIN = re.compile(r"gspo_plugin_(\w+)_[0-9a-f]{8}\.(.+)")
+"""Name of a class of a plug-in outside of the working directory (:func:`gspo_lightning.registry.import_plugins`)."""
 _installed = functools.cache(installed_version)
 
 
@@ -70,8 +74,14 @@ class Change:
         return f"{self.name}: {_short(self.before)} -> {_short(self.now)}"
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], folders: tuple[str, str] | None = None) -> list[Change]:
     """Return every setting whose value differs, by dotted name.
+
+    Args:
+        before: settings of a run.
+        now: settings of this command.
+        folders: their working directories, in which relative paths are one file if they lead to it; None compares
+            paths as they are written.
 
     >>> [str(c) for c in changes({"data": {"group_size": 8, "val": None}}, {"data": {"group_size": 4, "val": None}})]
     ['data.group_size: 8 -> 4']
@@ -79,7 +89,41 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     a, b = dict(_flat(before)), dict(_flat(now))
     a |= {name: value for name, value in ADDED.items() if name in b and name not in a}
     names = [*a, *(name for name in b if name not in a)]
-    return [Change(name, a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)]
+    return [Change(name, a.get(name), b.get(name)) for name in names if not _same(a.get(name), b.get(name), folders)]
+
+
+def _same(before: Any, now: Any, folders: tuple[str, str] | None) -> bool:
+    """True if two values mean the same: they are equal, or name one file or one class of a plug-in."""
+    if before == now:
+        return True
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        return before.keys() == now.keys() and all(_same(before[name], now[name], folders) for name in before)
+    if isinstance(before, list) and isinstance(now, list):
+        return len(before) == len(now) and all(_same(a, b, folders) for a, b in zip(before, now, strict=True))
+    if not isinstance(before, str) or not isinstance(now, str):
+        return False
+    return _same_file(before, now, folders) or _same_plugin_class(before, now)
+
+
+def _same_file(before: str, now: str, folders: tuple[str, str] | None) -> bool:
+    if folders is None or not ("/" in before or "/" in now) or "\0" in before + now:
+        return False
+    return os.path.realpath(os.path.join(folders[0], before)) == os.path.realpath(os.path.join(folders[1], now))
+
+
+def _same_plugin_class(before: str, now: str) -> bool:
+    """True for names of one class: a plug-in's module is named by its place, which the working directory decides.
+
+    >>> _same_plugin_class("plugins.curve.Mine", "gspo_plugin_curve_0a1b2c3d.Mine")
+    True
+    """
+    hashed = [_PLUGIN.fullmatch(name) for name in (before, now)]
+    if not any(hashed):
+        return False
+    short = [
+        name if match is None else f"{match[1]}.{match[2]}" for name, match in zip((before, now), hashed, strict=True)
+    ]
+    return f".{max(short, key=len)}".endswith(f".{min(short, key=len)}")
 
 
 def forbidden(found: Iterable[Change]) -> list[Change]:

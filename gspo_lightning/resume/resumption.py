@@ -18,6 +18,7 @@ from gspo_lightning.resume.changes import changes, forbidden
 from gspo_lightning.resume.files import sha256
 from gspo_lightning.resume.find import find_checkpoint, newest_of_run, newest_run, read_checkpoint
 from gspo_lightning.resume.hub import cached_runs, downloaded_run, is_on_hub
+from gspo_lightning.resume.manifest import Manifest
 from gspo_lightning.resume.writer import Writer
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 REWARD_MODEL = "gspo_reward_model"
 """Key under which a checkpoint names its reward model; a policy's checkpoint lacks it."""
 Provenance = dict[str, Any]
-"""Origin of a checkpoint: ``{"config", "versions", "data", "datasets", "plugins"}``."""
+"""Origin of a checkpoint: ``{"config", "folder", "versions", "data", "datasets", "plugins"}``."""
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Resumption:
     """Starting point of a run, as given by ``--ckpt_path``."""
 
     path: str | None = None
-    """The checkpoint to load; None starts from the beginning."""
+    """The checkpoint to load, absolute and without links; None starts from the beginning."""
     run: Path | None = None
     """The run folder to continue in; None makes a new one."""
     first_step: int = 0
@@ -123,11 +124,26 @@ class Resumption:
 
     @classmethod
     def _from(cls, path: Path, reward_model: bool) -> Self:
+        path = path.resolve()  # ranks may be given the same file by different words
         content = read_checkpoint(path)
         if (REWARD_MODEL in content) != reward_model:
             has, wanted = ("policy", "gspo fit-reward") if reward_model else ("reward model", "gspo fit")
             raise UserError("ckpt_path", f"{path} holds a {has}", fix=f"give a checkpoint of {wanted}")
         return cls(str(path), run_of(path), int(content["global_step"]) + 1, dict(content.get("gspo_run", {})))
+
+    @property
+    def content_id(self) -> str | None:
+        """Checksum of the checkpoint: equal on machines that reach its folder by different paths; None without one.
+
+        A checkpoint without a manifest is known by its path.
+        """
+        if self.path is None:
+            return None
+        try:
+            files = sorted(Manifest.read(Path(self.path)).files.items())
+        except (OSError, ValueError):
+            return self.path
+        return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
     def check_config(self, config: Mapping[str, Any], versions: Mapping[str, str], plugins: Iterable[str]) -> None:
         """Store this run's config, log its differences from the checkpoint's, and refuse a changed meaning.
@@ -137,10 +153,16 @@ class Resumption:
         """
         plain = json.loads(json.dumps(dict(config), default=str))
         self.allowed = bool(plain.get("allow_changed_config"))
-        self.now = {"config": plain, "versions": dict(versions), "plugins": plugin_fingerprints(plugins)}
+        self.now = {
+            "config": plain,
+            "folder": os.getcwd(),  # in which the config's relative paths were found
+            "versions": dict(versions),
+            "plugins": plugin_fingerprints(plugins),
+        }
         if not self.before:
             return
-        found = changes(self.before.get("config", {}), plain)
+        started_in = self.before.get("folder")
+        found = changes(self.before.get("config", {}), plain, None if started_in is None else (started_in, os.getcwd()))
         found += changes({"plugins": self.before.get("plugins", {})}, {"plugins": self.now["plugins"]})
         serious = forbidden(found)
         if serious and not self.allowed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -84,3 +85,39 @@ def test_a_setting_that_is_younger_than_a_checkpoint_has_changed_if_it_means_som
     assert changes(before, now) == []
     now["data"]["pictures"]["urls"] = True  # type: ignore[index]
     assert [str(c) for c in changes(before, now)] == ["data.pictures.urls: False -> True"]
+
+
+def test_a_path_is_the_file_that_it_leads_to(tmp_path: Path) -> None:
+    for folder in ("project/data", "elsewhere"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "link").symlink_to("project")
+    folders = (str(tmp_path / "project"), str(tmp_path / "elsewhere"))
+    before = {"data": {"train": "data/x.jsonl", "val": ["data/a.jsonl", "data/b.jsonl"], "task": {"name": "x"}}}
+    now = {
+        "data": {
+            "train": str(tmp_path / "link" / "data" / "x.jsonl"),
+            "val": ["../project/data/a.jsonl", "../link/data/b.jsonl"],
+            "task": {"name": "x"},
+        }
+    }
+    assert changes(before, now, folders) == []
+    assert len(changes(before, now)) == 2  # of a run that does not say where it was started
+    now["data"]["val"] = ["../project/data/b.jsonl", "../link/data/b.jsonl"]
+    assert [change.name for change in changes(before, now, folders)] == ["data.val"]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "same"),
+    [
+        ("plugins.curve.Mine", "gspo_plugin_curve_0a1b2c3d.Mine", True),
+        ("gspo_plugin_curve_0a1b2c3d.Mine", "curve.Mine", True),
+        ("gspo_plugin_curve_0a1b2c3d.Mine", "gspo_plugin_curve_ffffffff.Mine", True),
+        ("gspo_plugin_curve_0a1b2c3d.Mine", "gspo_plugin_curve_ffffffff.Other", False),
+        ("gspo_plugin_curve_0a1b2c3d.Mine", "plugins.other.Mine", False),
+        ("gspo_plugin_urve_0a1b2c3d.Mine", "plugins.curve.Mine", False),
+        ("plugins.curve.Mine", "other.curve.Mine", False),
+    ],
+)
+def test_a_class_of_a_plug_in_is_known_wherever_its_file_is(before: str, now: str, same: bool) -> None:
+    """Its module is named by its place; what the file holds is compared by its checksum."""
+    assert (changes({"a": before}, {"a": now}) == []) == same

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from lightning.pytorch.strategies.launchers import subprocess_script
 
 from tests.runs import runs
-from tests.runs.processes import SERVER, Command
+from tests.runs.processes import SERVER, Command, _child
 
-__all__ = ["WORLD", "fit_on_ranks", "two_ranks"]
+__all__ = ["WORLD", "fit_on_ranks", "launched", "two_ranks"]
 
 WORLD = 2
 
@@ -62,3 +68,54 @@ def fit_on_ranks(
     assert set(codes) == {0}, log.read_text()
     (run,) = (root / config.stem).iterdir()
     return run
+
+
+def launched(
+    argv: Sequence[str], folder: Path, log: Path, prepare: Callable[[], None] | None = None
+) -> tuple[list[int | None], list[str]]:
+    """``gspo`` on two ranks, of which the first hands its arguments to the second, as Lightning's launcher does.
+
+    Both ranks are forked from the tests' server: an interpreter started anew would only add its imports.
+
+    Args:
+        argv: arguments of the command, with ``--trainer.devices=2``.
+        folder: working directory.
+        log: what both ranks say.
+        prepare: called in the first rank before the command; must be importable.
+
+    Returns:
+        The exit codes, and the arguments of the second rank.
+    """
+    handed = log.with_suffix(".handed")
+    handed.unlink(missing_ok=True)
+    first = Command(argv, log=log, prepare=partial(_hand_on, str(folder), str(handed), prepare)).start()
+    while not handed.is_file():
+        if not first.processes[0].is_alive():  # it ended before it had started another rank
+            return first.wait(), []
+        time.sleep(0.01)
+    content = json.loads(handed.read_text())
+    second = SERVER.Process(
+        target=_child, args=(content["argv"], content["variables"], "", str(log), partial(os.chdir, folder))
+    )
+    second.start()
+    first.processes.append(second)
+    return first.wait(240), content["argv"]
+
+
+def _hand_on(folder: str, handed: str, prepare: Callable[[], None] | None) -> None:
+    """In the first rank: write the second one's arguments to a file instead of starting it."""
+    os.chdir(folder)
+    if prepare is not None:
+        prepare()
+
+    def start(command: list[str], env: dict[str, str], cwd: str | None) -> SimpleNamespace:
+        assert cwd is None
+        names = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")
+        variables = {name: env[name] for name in names}
+        unfinished = Path(f"{handed}.unfinished")
+        unfinished.write_text(json.dumps({"argv": sys.argv[1:], "variables": variables}))
+        unfinished.rename(handed)
+        assert command[-len(sys.argv[1:]) :] == sys.argv[1:]
+        return SimpleNamespace(poll=lambda: None, pid=None, send_signal=lambda _: None)
+
+    subprocess_script.subprocess = SimpleNamespace(Popen=start)

@@ -28,7 +28,7 @@ from gspo_lightning.commands.fit.callbacks import callbacks_of, listed
 from gspo_lightning.commands.fit.configs import located
 from gspo_lightning.commands.fit.defaults import DEFAULTS
 from gspo_lightning.commands.fit.explain import refuse_mappings
-from gspo_lightning.commands.fit.one_writer import agree_first, kept_open
+from gspo_lightning.commands.fit.one_writer import agree_first, hand_to_ranks, kept_open
 from gspo_lightning.commands.fit.run_folder import check_writable, loggers_of, runs_of
 from gspo_lightning.commands.fit.torchrun import follow_torchrun
 from gspo_lightning.errors import UserError
@@ -37,7 +37,6 @@ from gspo_lightning.policy.threads import few_threads, width_of
 from gspo_lightning.prompts.hub_revisions import begin, commits_read
 from gspo_lightning.resume import Resumption, Writer, write_text
 from gspo_lightning.resume.changes import versions
-from gspo_lightning.resume.hub import is_on_hub
 from gspo_lightning.strategies.checks import check_strategy
 from gspo_lightning.strategies.slurm import explained
 from gspo_lightning.training.checks import check_precision
@@ -261,8 +260,7 @@ class TrainingCLI(LightningCLI):
         self.resumption = Resumption.of(given, runs_of(config), writer=self.writer if fit else None)
         begin(self.resumption.before.get("datasets", {}))
         config.ckpt_path = path = self.resumption.path
-        if given and path is not None and (given == "last" or is_on_hub(given)):
-            sys.argv.append(f"--ckpt_path={path}")  # the ranks started by this process take the same
+        hand_to_ranks(self.resumption)
         if fit:
             check_writable(self.resumption.run or runs_of(config))
             plugins = [config.plugins] if isinstance(config.plugins, str) else list(config.plugins or [])

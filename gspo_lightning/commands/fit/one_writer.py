@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -31,18 +32,35 @@ def agree_first(trainer: Trainer, resumption: Resumption, writer: Writer | None)
         with fail_together():
             if writer is not None and rank_and_world()[0] == 0:
                 _settle(writer, trainer, unnamed)
-        found = all_gather_objects((resumption.path, None if unnamed is None else unnamed._version))
-        paths = sorted({str(path or "none") for path, _ in found})
-        if len(paths) > 1:
-            raise UserError(
-                "ckpt_path",
-                f"the ranks found different checkpoints: {', '.join(paths)}",
-                fix="name one by its path: the run was being written while they looked",
-            )
+        agree_on_checkpoint(resumption)
+        versions = all_gather_objects(None if unnamed is None else unnamed._version)
         if unnamed is not None:
-            unnamed._version = found[0][1]
+            unnamed._version = versions[0]
 
     trainer.strategy.setup_environment = then_agree
+
+
+def agree_on_checkpoint(resumption: Resumption) -> None:
+    """Refuse ranks that would start from different checkpoints; the path may differ, as where nodes mount a folder.
+
+    Raises:
+        UserError: their content differs.
+    """
+    checkpoints = all_gather_objects((resumption.content_id, resumption.path))
+    if len({content for content, _ in checkpoints}) == 1:
+        return
+    paths = sorted({str(path or "none") for _, path in checkpoints})
+    raise UserError(
+        "ckpt_path",
+        f"the ranks found different checkpoints: {', '.join(paths)}",
+        fix="name one by its path: the run was being written while they looked",
+    )
+
+
+def hand_to_ranks(resumption: Resumption) -> None:
+    """Make the ranks that this process starts with its own arguments take the same checkpoint."""
+    if resumption.path is not None:
+        sys.argv.append(f"--ckpt_path={resumption.path}")
 
 
 def _settle(writer: Writer, trainer: Trainer, unnamed: TensorBoardLogger | None) -> None:

@@ -16,7 +16,7 @@ from gspo_lightning.commands.fit.callbacks import SavedConfig, listed
 from gspo_lightning.commands.fit.cli import Parser
 from gspo_lightning.commands.fit.defaults import DEFAULT_ROOT
 from gspo_lightning.commands.fit.fields import Fields
-from gspo_lightning.commands.fit.one_writer import agree_first
+from gspo_lightning.commands.fit.one_writer import agree_first, hand_to_ranks
 from gspo_lightning.commands.fit.run_folder import check_writable, loggers_of, runs_of
 from gspo_lightning.commands.fit_reward.callbacks import callbacks_of
 from gspo_lightning.commands.fit_reward.finish import MODEL, finish
@@ -100,6 +100,7 @@ class RewardCLI(LightningCLI):
         if not config.ckpt_path:
             check_writable(runs_of(config))
         self.resumption = Resumption.of(config.ckpt_path, runs_of(config), writer=self.writer, reward_model=True)
+        hand_to_ranks(self.resumption)
         begin(self.resumption.before.get("datasets", {}))
         check_writable(self.resumption.run or runs_of(config))
         if self.resumption.run is not None:
