@@ -21,7 +21,7 @@ class ColdStartCurve(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the curve once per run folder, on the first rank."""
         module = gspo_module(pl_module)
-        if module.cold_start is None or module.weights_from_checkpoint or not trainer.is_global_zero:
+        if module.cold_start is None or module.weights_from is not None or not trainer.is_global_zero:
             return
         known = scalars_of(trainer.loggers)
         if known is not None and _LOSS in known.series():  # killed before its first checkpoint, and begun again

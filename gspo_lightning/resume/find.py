@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def find_checkpoint(run: Path, field: str = "ckpt_path", ranks: int | None = Non
     """
     folder = run / "checkpoints"
     skipped: list[tuple[Path, str]] = []
-    for path in _candidates(folder):
+    for path in candidates(folder):
         why = damage(path)
         if why is None and ranks is not None and (written := Manifest.read(path).ranks) not in (None, ranks):
             why = f"in the middle of an iteration of {written} ranks"
@@ -100,8 +101,11 @@ def checkpoint_at(path: Path, field: str) -> Path:
     return found.checkpoint
 
 
-def _candidates(folder: Path) -> list[Path]:
-    """Return checkpoints, the newest first; those without a readable manifest are ordered by step."""
+def candidates(folder: Path) -> list[Path]:
+    """Return the checkpoints of a folder, the newest first and unverified.
+
+    Those without a readable manifest are ordered by step.
+    """
     known = manifests(folder)
     paths = [path for path, _ in known]
     orphans = {p for p in folder.glob("*.ckpt") if p.name != LAST and p not in paths}
@@ -115,16 +119,25 @@ def _candidates(folder: Path) -> list[Path]:
     return paths
 
 
-def newest_run(folder: Path) -> Path | None:
+def runs_in(folder: Path) -> list[Path]:
+    """Return the run folders ``version_N`` of a folder, the newest first."""
+    runs = [p for p in folder.glob("version_*") if p.is_dir() and p.name.removeprefix("version_").isdigit()]
+    return sorted(runs, key=lambda p: int(p.name.removeprefix("version_")), reverse=True)
+
+
+def newest_run(folder: Path, runs: Sequence[Path] | None = None) -> Path | None:
     """Return the run folder that ``last`` continues; None if there is no run.
 
     It is the newest one. If that was stopped before its first checkpoint, an older unfinished run with checkpoints is
     preferred: there is more to lose.
+
+    Args:
+        folder: folder with runs.
+        runs: those of them that are meant, the newest first; None means all.
     """
-    runs = [p for p in folder.glob("version_*") if p.is_dir() and p.name.removeprefix("version_").isdigit()]
-    runs.sort(key=lambda p: int(p.name.removeprefix("version_")), reverse=True)
+    runs = runs_in(folder) if runs is None else runs
     for i, run in enumerate(runs):
-        if _candidates(run / "checkpoints") and (i == 0 or not (run / "summary.json").exists()):
+        if candidates(run / "checkpoints") and (i == 0 or not (run / "summary.json").exists()):
             return run
     return runs[0] if runs else None
 

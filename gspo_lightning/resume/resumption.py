@@ -18,7 +18,9 @@ from gspo_lightning.resume.changes import changes, forbidden
 from gspo_lightning.resume.files import sha256
 from gspo_lightning.resume.find import find_checkpoint, newest_of_run, newest_run, read_checkpoint
 from gspo_lightning.resume.hub import cached_runs, downloaded_run, is_on_hub
+from gspo_lightning.resume.last import run_of_config
 from gspo_lightning.resume.manifest import Manifest
+from gspo_lightning.resume.model_record import ModelRecord
 from gspo_lightning.resume.writer import Writer
 
 log = logging.getLogger(__name__)
@@ -45,23 +47,29 @@ class Resumption:
     """True if the meaning of the run may change."""
     changed: list[str] = field(default_factory=list)
     """Settings, versions and prompts that differ from the checkpoint's, as they were logged."""
+    model: ModelRecord | None = None
+    """The model of the checkpoint."""
 
     @classmethod
-    def of(cls, given: str | None, folder: Path, *, writer: Writer | None, reward_model: bool = False) -> Self:
+    def of(
+        cls, given: str | None, folder: Path, *, writer: Writer | None, reward_model: bool = False,
+        config: Mapping[str, Any] | None = None,
+    ) -> Self:  # fmt: skip
         """Resolve ``--ckpt_path``.
 
         Args:
             given: a checkpoint, a run folder (its newest checkpoint), ``hf://NAME/REPO@REVISION``, ``last``, or None.
-            folder: folder with the runs of this config.
+            folder: folder with the runs of all configs whose first file has one name.
             writer: the writer of a run that continues: its folder is locked before its content is trusted. With
                 ``last``, a run that has no checkpoint yet (or no run at all) starts from the beginning, in the same
                 folder: the same command can be repeated after an accident at any moment. None only reads, beside the
                 run's own writer.
             reward_model: True if the checkpoint must hold a reward model, False for a policy.
+            config: config of this command: ``last`` is the newest run of it; None takes the newest run of all.
 
         Raises:
-            UserError: the checkpoint is missing, damaged, unreadable or of the other kind, or another process writes
-                the run.
+            UserError: the checkpoint is missing, damaged, unreadable or of the other kind, another process writes
+                the run, or ``last`` finds runs of other configs only.
         """
         if not given:
             return cls()
@@ -75,7 +83,7 @@ class Resumption:
                 writer.enter(own)
             newest = cls._last(path, reward_model, field="--ckpt_path") if is_run else None
             return cls._at(path, reward_model) if newest is None else newest
-        run = newest_run(folder)
+        run = newest_run(folder) if config is None else run_of_config(folder, config, only_reads=writer is None)
         if writer is not None and run is not None:
             writer.enter(run)
         found = None if run is None else cls._last(run, reward_model)
@@ -129,7 +137,10 @@ class Resumption:
         if (REWARD_MODEL in content) != reward_model:
             has, wanted = ("policy", "gspo fit-reward") if reward_model else ("reward model", "gspo fit")
             raise UserError("ckpt_path", f"{path} holds a {has}", fix=f"give a checkpoint of {wanted}")
-        return cls(str(path), run_of(path), int(content["global_step"]) + 1, dict(content.get("gspo_run", {})))
+        settings = content[REWARD_MODEL]["model"] if reward_model else content.get("gspo_lightning", {}).get("model")
+        before = dict(content.get("gspo_run", {}))
+        record = ModelRecord.of(content, path, settings)
+        return cls(str(path), run_of(path), int(content["global_step"]) + 1, before, model=record)
 
     @property
     def content_id(self) -> str | None:
@@ -145,16 +156,25 @@ class Resumption:
             return self.path
         return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
+    def check_model(self, config: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint of another model than the config's.
+
+        Raises:
+            UserError: it is of another one, without permission.
+        """
+        if self.model is not None:
+            self.model.check_settings(config["model"], allowed=bool(config.get("allow_changed_config")))
+
     def check_config(self, config: Mapping[str, Any], versions: Mapping[str, str], plugins: Iterable[str]) -> None:
         """Store this run's config, log its differences from the checkpoint's, and refuse a changed meaning.
 
         Raises:
             UserError: a setting that decides what is learnt has changed, without permission.
         """
-        plain = json.loads(json.dumps(dict(config), default=str))
-        self.allowed = bool(plain.get("allow_changed_config"))
+        settings = plain(config)
+        self.allowed = bool(settings.get("allow_changed_config"))
         self.now = {
-            "config": plain,
+            "config": settings,
             "folder": os.getcwd(),  # in which the config's relative paths were found
             "versions": dict(versions),
             "plugins": plugin_fingerprints(plugins),
@@ -162,7 +182,9 @@ class Resumption:
         if not self.before:
             return
         started_in = self.before.get("folder")
-        found = changes(self.before.get("config", {}), plain, None if started_in is None else (started_in, os.getcwd()))
+        found = changes(
+            self.before.get("config", {}), settings, None if started_in is None else (started_in, os.getcwd())
+        )
         found += changes({"plugins": self.before.get("plugins", {})}, {"plugins": self.now["plugins"]})
         serious = forbidden(found)
         if serious and not self.allowed:
@@ -215,6 +237,12 @@ class Resumption:
         """True if the optimizer's settings differ from those that the checkpoint will restore."""
         sections = [(side.get("config") or {}).get("model", {}).get("optimizer") for side in (self.before, self.now)]
         return bool(self.before) and sections[0] != sections[1]
+
+
+def plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config as plain values, as checkpoints record it."""
+    values: dict[str, Any] = json.loads(json.dumps(dict(config), default=str))
+    return values
 
 
 def run_of(checkpoint: Path) -> Path | None:

@@ -224,13 +224,13 @@ class GSPOModule(PolicyModule):
         settings, strategy = self.start(), self.trainer.strategy
         sharding = sharding_of(strategy)
         dtype = self.autocast_dtype(strategy.root_device)
-        self.policy = build_policy(
+        self.policy = self.fitting(build_policy(
             settings, replay=self.routing_replay, router_metrics=self.router_metrics,
             router_aux_loss_coef=self.router_aux_loss_coef, longest=self.data.longest, device=strategy.root_device,
             dtype=dtype,
             on_first_rank=sharding is not None and sharding.loads_on_first_rank and self.critic is None,
             init_context=strategy.tensor_init_context,
-        )  # fmt: skip
+        ))  # fmt: skip
         self.update_metrics.watch(self.policy)
         self.policy.register_forward_hook(self.guard.watch)
         self.base_norm = from_first_rank(lambda: frozen_norm(self.policy)) if settings.lora is not None else 0.0

@@ -24,6 +24,7 @@ from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.report.run import Shown, shown_by
 from gspo_lightning.resume.files import sha256
+from gspo_lightning.resume.model_record import ModelRecord
 from gspo_lightning.rollouts.recording.records import record
 from gspo_lightning.rollouts.source import RolloutSource
 from gspo_lightning.rollouts.verify import verify_decoding
@@ -51,8 +52,8 @@ class PolicyModule(LightningModule):
         self.evaluator = Evaluator()
         self.average: Average | None = None
         """Average of the weights, if a callback asks for one; evaluations use it."""
-        self.weights_from_checkpoint = False
-        """True if a checkpoint will be loaded: it would overwrite a cold start."""
+        self.weights_from: ModelRecord | None = None
+        """Model of the checkpoint that will be loaded, which would overwrite a cold start."""
         self.loaded_step = 0
         """Optimizer steps that made the weights of a loaded checkpoint."""
         self.strict_loading = settings.lora is None  # a checkpoint of adapters lacks the frozen weights
@@ -143,7 +144,7 @@ class PolicyModule(LightningModule):
 
     def makes_start(self, data: PromptDataModule) -> bool:
         """True if the cold start, if there is one, is needed: no checkpoint takes its place."""
-        return self.keeps_start(data) or not self.weights_from_checkpoint
+        return self.keeps_start(data) or self.weights_from is None
 
     def start(self) -> ModelSettings:
         """Return the settings of the model to load: the configured model, or the result of its cold start."""
@@ -156,6 +157,18 @@ class PolicyModule(LightningModule):
                 prompt_format = prompt_format_of(data)
                 self._started = self.cold_start.ensure(self.settings, root, data.longest, prompt_format, device)
         return self._started
+
+    def fitting(self, policy: Policy) -> Policy:
+        """Return a policy that was just built, if the weights of the checkpoint to load fit it.
+
+        Raises:
+            UserError: they are those of another model.
+        """
+        if self.weights_from is not None:
+            shapes = {f"policy.{name}": tuple(weight.shape) for name, weight in policy.state_dict().items()}
+            model = {"name_or_path": self.settings.name_or_path}
+            self.weights_from.check_weights(model, shapes, adapters=self.settings.lora is not None)
+        return policy
 
     def verify_sources(self) -> None:
         """Verify that all sources in this process, evaluation included, compute the policy's log-probabilities."""

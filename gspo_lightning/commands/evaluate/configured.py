@@ -18,7 +18,7 @@ from gspo_lightning.commands.fit.command import run
 from gspo_lightning.commands.fit.run_folder import root_of, runs_of
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.threads import few_threads, width_of
-from gspo_lightning.resume import Resumption
+from gspo_lightning.resume import Resumption, plain
 from gspo_lightning.training.cold_start import prompt_format_of
 
 
@@ -49,7 +49,9 @@ def configured(arguments: Sequence[str], work: Callable[[TrainingCLI], None]) ->
             """Resolve the checkpoint; nothing is written."""
             config = self.config[self.subcommand]
             keep_inputs(config)
-            self.resumption = Resumption.of(config.get("ckpt_path"), runs_of(config), writer=None)
+            settings = plain(config.as_dict())
+            self.resumption = Resumption.of(config.get("ckpt_path"), runs_of(config), writer=None, config=settings)
+            self.resumption.check_model(settings)
 
         def instantiate_classes(self) -> None:
             """Instantiate only the model and data modules."""

@@ -35,7 +35,7 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.escape import say
 from gspo_lightning.policy.threads import few_threads, width_of
 from gspo_lightning.prompts.hub_revisions import begin, commits_read
-from gspo_lightning.resume import Resumption, Writer, write_text
+from gspo_lightning.resume import Resumption, Writer, plain, write_text
 from gspo_lightning.resume.changes import versions
 from gspo_lightning.strategies.checks import check_strategy
 from gspo_lightning.strategies.slurm import explained
@@ -257,7 +257,8 @@ class TrainingCLI(LightningCLI):
         given = config.get("ckpt_path")
         if fit and not given:
             check_writable(runs_of(config))
-        self.resumption = Resumption.of(given, runs_of(config), writer=self.writer if fit else None)
+        writer = self.writer if fit else None
+        self.resumption = Resumption.of(given, runs_of(config), writer=writer, config=plain(config.as_dict()))
         begin(self.resumption.before.get("datasets", {}))
         config.ckpt_path = path = self.resumption.path
         hand_to_ranks(self.resumption)
@@ -267,6 +268,7 @@ class TrainingCLI(LightningCLI):
             self.resumption.check_config(config.as_dict(), versions(), plugins)
         elif path is not None:
             config.ckpt_path = kept_open(path, self.until_over)
+        self.resumption.check_model(plain(config.as_dict()))
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         """Load checkpoints with ``weights_only``: they hold tensors and primitives, and loading runs no code."""
@@ -275,7 +277,7 @@ class TrainingCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run all checks that are possible before Lightning creates loggers and folders, then the subcommand."""
-        self.model.weights_from_checkpoint = self.resumption.path is not None
+        self.model.weights_from = self.resumption.model
         self.until_over.enter_context(few_threads(width_of(self.model.settings), self.trainer.strategy.root_device))
         try:
             self.model.prepare(subcommand, self.datamodule, self.trainer)

@@ -23,7 +23,7 @@ from gspo_lightning.commands.fit_reward.finish import MODEL, finish
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.threads import few_threads, width_of
 from gspo_lightning.prompts.hub_revisions import begin, commits_read
-from gspo_lightning.resume import Resumption, Writer
+from gspo_lightning.resume import Resumption, Writer, plain
 from gspo_lightning.resume.changes import versions
 from gspo_lightning.resume.exports import check_replaceable
 from gspo_lightning.reward_models import PreferenceDataModule, RewardModule
@@ -99,7 +99,10 @@ class RewardCLI(LightningCLI):
         check_trainer(config.trainer)
         if not config.ckpt_path:
             check_writable(runs_of(config))
-        self.resumption = Resumption.of(config.ckpt_path, runs_of(config), writer=self.writer, reward_model=True)
+        settings = plain(config.as_dict())
+        self.resumption = Resumption.of(
+            config.ckpt_path, runs_of(config), writer=self.writer, reward_model=True, config=settings
+        )
         hand_to_ranks(self.resumption)
         begin(self.resumption.before.get("datasets", {}))
         check_writable(self.resumption.run or runs_of(config))

@@ -1,0 +1,140 @@
+"""Compare the model of a checkpoint with that of a config, before weights are loaded."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_only
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.resume.changes import changes
+from gspo_lightning.resume.folders import is_folder
+from gspo_lightning.resume.reading import check_shards
+
+log = logging.getLogger(__name__)
+
+Shape = tuple[int, ...]
+_POLICY = "policy."
+"""Prefix of the policy's weights; callbacks may keep others beside them."""
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """Model whose weights a checkpoint holds."""
+
+    checkpoint: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """``name_or_path``, ``config_overrides``, ``lora`` as the run's config had them; empty if nothing records them."""
+    folder: str | None = None
+    """Working directory of the run; None if that is not recorded."""
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    """Name -> shape of every weight; with adapters only of these."""
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any], path: Path, settings: Mapping[str, Any] | None) -> ModelRecord:
+        """Read the record.
+
+        Args:
+            content: content of the checkpoint, of a folder of shards without its weights.
+            path: the checkpoint.
+            settings: of the model, for checkpoints that do not record the config of their run.
+        """
+        run = content.get("gspo_run") or {}
+        recorded = (run.get("config") or {}).get("model")
+        if recorded is None:  # adapters were then saved with the result of a cold start as their model
+            recorded = settings if settings is not None and settings.get("lora") is None else {}
+        return cls(str(path), recorded, run.get("folder"), _shapes(content, path))
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return str(self.settings.get("name_or_path", "another model"))
+
+    def check_settings(self, model: Mapping[str, Any], *, allowed: bool) -> None:
+        """Refuse a config with another model.
+
+        Args:
+            model: ``model`` of the config.
+            allowed: True if names and fields may differ (``--allow_changed_config true``); weights must fit anyway.
+
+        Raises:
+            UserError: it has another name, other fields, or adapters where the checkpoint has none, or none.
+        """
+        if not self.settings or allowed:
+            return
+        folders = None if self.folder is None else (self.folder, os.getcwd())
+        differences = changes(_compared(self.settings), _compared(model), folders)
+        moved = _last_part(self.settings) == _last_part(model)  # such as a folder of another machine
+        names = [change for change in differences if change.name == "name_or_path"]
+        if moved and names:
+            _say(f"{self.checkpoint}: {names[0]}; taken for one model in two places")
+        differences = [change for change in differences if not moved or change not in names]
+        if differences:
+            shown = "; ".join(f"model.{change}" for change in differences)
+            raise self._refused(
+                model, shown, "; --allow_changed_config true if these are two names of one model, whose weights fit"
+            )
+
+    def check_weights(self, model: Mapping[str, Any], shapes: Mapping[str, Shape], *, adapters: bool) -> None:
+        """Refuse weights that do not fit a model, in place of torch.
+
+        Args:
+            model: ``name_or_path`` of the config's model.
+            shapes: name -> shape of its weights.
+            adapters: True if the checkpoint holds adapters only.
+
+        Raises:
+            UserError: a weight is missing, superfluous or of another shape.
+        """
+        held = {name: shape for name, shape in self.shapes.items() if name.startswith(_POLICY)}
+        names = held.keys() & shapes.keys() if adapters else held.keys() | shapes.keys()
+        odd = [name for name in sorted(names) if held.get(name) != shapes.get(name)]
+        if odd:
+            shown = [_shape(side.get(odd[0])) for side in (held, shapes)]
+            raise self._refused(model, f"{odd[0]} is {shown[0]} there and {shown[1]} here")
+
+    def _refused(self, model: Mapping[str, Any], why: str, way_out: str = "") -> UserError:
+        run = Path(self.checkpoint).parent.parent / "config.yaml"
+        config = f"the config of its run ({run})" if run.is_file() else "the config of its run"
+        return UserError(
+            "ckpt_path",
+            f"{self.checkpoint} holds weights of {self.name}, and the model of this config is "
+            f"{model.get('name_or_path')}: {why}",
+            fix=f"give {config}, or a checkpoint of a run of this config{way_out}",
+        )
+
+
+def _compared(model: Mapping[str, Any]) -> dict[str, Any]:
+    adapters = "adapters" if model.get("lora") is not None else None
+    overrides = model.get("config_overrides") or None
+    return {"name_or_path": model.get("name_or_path"), "config_overrides": overrides, "lora": adapters}
+
+
+def _last_part(model: Mapping[str, Any]) -> str:
+    return Path(str(model.get("name_or_path"))).name
+
+
+def _shapes(content: Mapping[str, Any], path: Path) -> dict[str, Shape]:
+    if not is_folder(path):
+        return {name: tuple(weight.shape) for name, weight in content["state_dict"].items()}
+    index = check_shards(path, "ckpt_path").state_dict_metadata
+    weights = {name: getattr(entry, "size", None) for name, entry in index.items()}
+    return {
+        name.partition(".")[2]: tuple(size)
+        for name, size in weights.items()
+        if size is not None and name.partition(".")[0] in ("state_dict", "model")
+    }
+
+
+def _shape(shape: Shape | None) -> str:
+    return "absent" if shape is None else " x ".join(map(str, shape)) or "a number"
+
+
+@rank_zero_only
+def _say(text: str) -> None:
+    log.info(text)
