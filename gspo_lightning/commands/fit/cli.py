@@ -30,7 +30,7 @@ from gspo_lightning.commands.fit.defaults import DEFAULTS
 from gspo_lightning.commands.fit.explain import refuse_mappings
 from gspo_lightning.commands.fit.one_writer import agree_first, hand_to_ranks, kept_open
 from gspo_lightning.commands.fit.run_folder import check_writable, loggers_of, runs_of
-from gspo_lightning.commands.fit.torchrun import follow_torchrun
+from gspo_lightning.commands.fit.torchrun import follow_torchrun, say_one_device
 from gspo_lightning.errors import UserError
 from gspo_lightning.escape import say
 from gspo_lightning.policy.threads import few_threads, width_of
@@ -328,6 +328,7 @@ class TrainingCLI(LightningCLI):
                 raise
             raise UserError("trainer", " ".join(str(error).split())) from error  # Lightning's message names the field
         agree_first(trainer, self.resumption, self.writer if fit else None)
+        say_one_device(trainer, config.trainer)
         return trainer
 
 

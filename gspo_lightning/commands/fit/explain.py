@@ -11,7 +11,7 @@ from typing import Any
 from jsonargparse import Namespace
 
 from gspo_lightning import registry
-from gspo_lightning.commands.fit.arguments import settings
+from gspo_lightning.commands.fit.arguments import config_files, settings
 from gspo_lightning.commands.fit.defaults import DEFAULT_CLASSES
 from gspo_lightning.commands.fit.fields import Fields
 from gspo_lightning.commands.fit.foreign import foreign, translation
@@ -80,12 +80,37 @@ def explain(error: BaseException, arguments: Sequence[str] = (), fields: Fields 
         fault = fields.fault(settings(arguments))
     except UserError as mistake:
         fault = mistake
-    for explanation in (fault, _missing(text, fields), _unknown_key(text), _unknown_class(text, field)):
+    for explanation in (
+        fault,
+        _overlay(text, arguments),
+        _missing(text, fields),
+        _unknown_key(text),
+        _unknown_class(text, field),
+    ):
         if explanation is not None:
             return explanation
     if not field and (name := _refused_class(text)):
         return UserError(fields.place_of(name) or "arguments", f"{name}: {_informative(text)}")
     return UserError(field or "arguments", _informative(text))
+
+
+def _overlay(text: str, arguments: Sequence[str]) -> UserError | None:
+    """Return the error of an overlay without the config that it changes, if the data to train on are missing."""
+    if re.search(r"arguments are required: (\w+\.)?data\.train\b", text) is None:
+        return None
+    files = config_files(arguments)
+    if not files:
+        return UserError("data.train", "is missing: there is nothing to train on", fix="give --config FILE")
+    names = [file.stem for file in files]
+    several = len(names) > 1
+    words = " ".join(f"--config {name}" for name in names)
+    base = ", where BASE is smollm2" if names == ["smollm2_lora"] else ""
+    return UserError(
+        "data.train",
+        f"is missing: {' and '.join(names)} {'set' if several else 'sets'} none, and only "
+        f"{'change' if several else 'changes'} another config",
+        fix=f"name that config first: --config BASE {words}{base}",
+    )
 
 
 def _missing(text: str, fields: Fields) -> UserError | None:

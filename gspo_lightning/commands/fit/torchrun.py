@@ -1,11 +1,16 @@
-"""Ranks that torchrun has started: their number, and restarts that its store of addresses allows."""
+"""Number of ranks: what torchrun has started, and a word where a strategy for several has one."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
+from lightning.pytorch import Trainer
+
 from gspo_lightning.errors import UserError
+
+log = logging.getLogger(__name__)
 
 
 def follow_torchrun(trainer: MutableMapping[str, Any], environment: Mapping[str, str]) -> None:
@@ -32,3 +37,18 @@ def follow_torchrun(trainer: MutableMapping[str, Any], environment: Mapping[str,
             fix="start torchrun as examples/torchrun.sh does: with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the "
             "environment and --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:PORT in place of --master-addr",
         )
+
+
+def say_one_device(trainer: Trainer, config: Mapping[str, Any]) -> None:
+    """Say in one line that a strategy for several devices has one: overlays of strategies name no number.
+
+    Args:
+        trainer: trainer of the command.
+        config: its config.
+    """
+    if trainer.world_size == 1 and config["strategy"] not in (None, "auto", "single_device"):
+        devices = config["devices"]
+        log.warning(
+            "trainer.strategy is that of several devices, but there is one (trainer.devices: %s): nothing is spread; "
+            "give --trainer.devices N, or auto for all", devices,
+        )  # fmt: skip

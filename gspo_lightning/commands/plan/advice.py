@@ -13,6 +13,9 @@ from gspo_lightning.commands.plan.memory import memory_of
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.lora import LoRA
 
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+"""Linear layers of attention."""
+
 
 @dataclass(frozen=True)
 class Option:
@@ -93,10 +96,12 @@ def _options(job: Job) -> Iterator[Option]:
             path = f"bitsandbytes.optim.{name}"
             yield dataclasses.replace(_set(f"model.optimizer: {path}", optimizer=path), eight_bit=True)
     if job.lora is None:
-        yield Option(
-            "model.lora: {r: 16}, model.dtype: bfloat16",
-            lambda j: j.with_model(lora=LoRA(r=16), dtype="bfloat16"),
-        )
+        lora = LoRA(r=16)
+        words = "{r: 16}"
+        if job.expert_parallel:  # experts that stay on their ranks take none
+            lora = LoRA(r=16, target_modules=[*_ATTENTION])
+            words = f"{{r: 16, target_modules: [{', '.join(_ATTENTION)}]}}"
+        yield Option(f"model.lora: {words}, model.dtype: bfloat16", lambda j: j.with_model(lora=lora, dtype="bfloat16"))
 
 
 def _set(words: str, **changes: object) -> Option:

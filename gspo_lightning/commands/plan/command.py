@@ -13,10 +13,11 @@ from gspo_lightning.commands.plan.advice import options_that_fit
 from gspo_lightning.commands.plan.devices import CARDS, Device, device_of
 from gspo_lightning.commands.plan.job import Job, job_of
 from gspo_lightning.commands.plan.memory import Memory, memory_of
-from gspo_lightning.commands.plan.models import config_of
+from gspo_lightning.commands.plan.models import config_of, skeleton
 from gspo_lightning.commands.plan.show import show
 from gspo_lightning.errors import UserError
 from gspo_lightning.experience.sources import check_context
+from gspo_lightning.strategies.checks import check_experts
 from gspo_lightning.training.checks import check_precision
 
 
@@ -70,6 +71,8 @@ def plan(cli: TrainingCLI, device_word: str | None, phases: bool = False, mean: 
     job = job_of(cli.model, cli.datamodule, config, packed=device.cpu)  # a GPU run may fall back to padding
     check_precision(str(config.trainer.precision))
     cli.datamodule.settings.check_ranks(job.world)
+    if job.expert_parallel:
+        check_experts(skeleton(config_of(job.model), job.lora, job.model.freeze), job.world)
     check_context(cli.datamodule.longest, _positions(job))
     memory = memory_of(job, device)
     fits = memory.peak <= device.memory
