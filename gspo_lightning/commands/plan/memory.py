@@ -391,7 +391,7 @@ def step_phases(
         batch = padded_batch(prefilled, 1, job.max_prompt, 1)
     else:
         batch = padded_batch(rows or job.rows_at_once, job.rows_of_prompt, job.max_prompt, job.max_response)
-    key = (repr(job.model), step, tuple(batch.input_ids.shape), tuple(batch.response_mask.shape))
+    key = (repr(job.model), repr(step), tuple(batch.input_ids.shape), tuple(batch.response_mask.shape))
     if key not in _steps:
         _steps[key] = measure_phases(config_of(job.model), batch, step)
     return _steps[key]
