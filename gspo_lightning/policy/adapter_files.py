@@ -35,7 +35,8 @@ _PLAIN = {
 """Field of a PEFT config -> the value of plain LoRA, where training and sampling add one product to a linear layer."""
 _KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal", None)
 """Initialisations after which the frozen weights are still those of the base model."""
-_MERGE = "merge it into the model with PEFT (merge_and_unload) and start from that folder"
+MERGE = "merge it into the model with PEFT (merge_and_unload) and start from that folder"
+"""Fix for adapters that training does not go on with."""
 
 
 def adapter_folder(name: str) -> Path:
@@ -86,10 +87,10 @@ def adapter_config(folder: Path) -> LoraConfig:
     except Exception as error:  # a damaged file can raise anything
         raise UserError(FIELD, f"{folder / CONFIG} cannot be read: {first_line(error)}") from error
     if config is None:
-        raise UserError(FIELD, f"{folder} holds {kind} adapters, but only LoRA is trained", fix=_MERGE)
+        raise UserError(FIELD, f"{folder} holds {kind} adapters, but only LoRA is trained", fix=MERGE)
     for name, plain in _PLAIN.items():
         if (value := getattr(config, name, plain)) != plain and value:
-            raise UserError(FIELD, f"{folder} has {name}: {value}, which is no plain LoRA", fix=_MERGE)
+            raise UserError(FIELD, f"{folder} has {name}: {value}, which is no plain LoRA", fix=MERGE)
     if config.init_lora_weights not in _KEEPS_BASE:
         what = f"{folder} has init_lora_weights: {config.init_lora_weights}, which has changed the frozen weights, too"
         raise UserError(FIELD, what, fix="convert it with PEFT (path_initial_model_for_weight_conversion), or merge it")

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from gspo_lightning.errors import UserError, first_line
 from gspo_lightning.pictures import Media, Picture
+from gspo_lightning.policy.adapter_files import adapted_layers
 from gspo_lightning.policy.attention import check_attention, uncompiled, windows
 from gspo_lightning.policy.model_settings import Layout
 from gspo_lightning.policy.policy import Policy
@@ -162,10 +163,11 @@ def why_no_kernel(policy: Policy, device: torch.device, dtype: torch.dtype) -> s
 
 
 def check_model(model: PreTrainedModel) -> None:
-    """Check a model that the user built: its type, and the dtype of its trained weights.
+    """Check a model that the user built: its type, its adapters, and the dtype of its trained weights.
 
     Raises:
-        UserError: it is not a causal language model, has nothing to train, or has float16 weights to train.
+        UserError: it is not a causal language model, has adapters of other layers than linear ones, has nothing to
+            train, or has float16 weights to train.
     """
     causal = isinstance(model, PreTrainedModel) and model.can_generate() and not model.config.is_encoder_decoder
     if not causal:
@@ -174,6 +176,10 @@ def check_model(model: PreTrainedModel) -> None:
             f"is {type(model).__name__}, but must be a causal language model of transformers",
             fix="load it with AutoModelForCausalLM.from_pretrained",
         )
+    for name, layer in adapted_layers(model):
+        if not hasattr(layer.get_base_layer(), "in_features"):
+            what = f"has adapters of {name}, whose weights are no linear layer: they cannot be merged"
+            raise UserError("model", what, fix="leave experts and routers out of PEFT's target_modules")
     trained = {p.dtype for p in model.parameters() if p.requires_grad}
     if not trained:
         raise UserError("model", "has no parameter that requires a gradient", fix="model.requires_grad_(True)")

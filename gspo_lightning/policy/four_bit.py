@@ -13,26 +13,25 @@ from torch import nn
 
 from gspo_lightning.policy.freezing import vision_layers
 from gspo_lightning.policy.linear import PLAIN_LINEAR
+from gspo_lightning.policy.mixture_parts import MixtureParts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-ROUTERS = ("gate", "router")
-"""Last names of linear layers that choose experts: small, and a rounded choice selects another expert."""
 
 
 @torch.no_grad()
 def quantise(model: PreTrainedModel) -> None:
     """Pack the weight of every linear layer but the output head and routers, in place: 0.53 bytes per weight.
 
-    Fused experts of a mixture and embeddings are not linear layers and stay unchanged. So does a vision tower: it has
-    few weights, and its rounding errors would be in every token of a picture.
+    Fused experts of a mixture and embeddings are not linear layers and stay unchanged. So do routers, which are small
+    and would choose other experts, and a vision tower: it has few weights, and its rounding errors would be in every
+    token of a picture.
     """
     from bitsandbytes.nn import Linear4bit, Params4bit
 
-    head, vision = model.get_output_embeddings(), set(vision_layers(model))
+    head, kept = model.get_output_embeddings(), {*vision_layers(model), *MixtureParts.of(model).routers}
     for name, layer in list(model.named_modules()):
-        if type(layer) not in PLAIN_LINEAR or layer is head or name.split(".")[-1] in ROUTERS or name in vision:
+        if type(layer) not in PLAIN_LINEAR or layer is head or name in kept:
             continue
         weight = layer.weight
         packed = Linear4bit(1, 1, bias=False, compute_dtype=weight.dtype, quant_type="nf4")

@@ -8,6 +8,7 @@ into the weights or alone (:mod:`gspo_lightning.policy.adapter_files`).
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,16 +19,27 @@ import torch
 from torch import nn
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.policy.adapter_files import MARK, adapted_layers, adapter_config, adapter_folder, load_adapters
+from gspo_lightning.policy.adapter_files import FIELD as START
+from gspo_lightning.policy.adapter_files import (
+    MARK,
+    MERGE,
+    adapted_layers,
+    adapter_config,
+    adapter_folder,
+    load_adapters,
+)
 from gspo_lightning.policy.four_bit import dequantise, quantise
 from gspo_lightning.policy.freezing import layers_left_out
 from gspo_lightning.policy.linear import PLAIN_LINEAR
+from gspo_lightning.policy.mixture_parts import MixtureParts, linear_layers, matched_modules, names_experts
 from gspo_lightning.policy.thread_state import without_autocast
 from gspo_lightning.randomness import initial_weights
 
 if TYPE_CHECKING:
     from peft import LoraConfig
     from transformers import PreTrainedModel
+
+log = logging.getLogger(__name__)
 
 _SECOND = re.compile(r"\.lora_(embedding_)?B\b")
 BASE_NORM = "gspo_base_norm"
@@ -46,7 +58,8 @@ class LoRA:
     """Only 0: dropout moves sequence ratios by more than the clip range, so no ratio would be 1 before an update."""
     target_modules: list[str] | str = "all-linear"
     """Names of linear layers such as ``[q_proj, v_proj]``; ``all-linear`` takes all but the output head. Modules that
-    ``model.freeze`` names get no adapter: by default the vision tower of a model that reads pictures."""
+    ``model.freeze`` names get no adapter: by default the vision tower of a model that reads pictures. Nor do experts
+    and routers of a mixture; a shared expert has adapters if PEFT can tell it from the others."""
     base: Literal["as_loaded", "4bit"] = "as_loaded"
     """``4bit`` stores the frozen weights in NF4 (QLoRA, arXiv 2305.14314): about 0.53 bytes per weight. A vision tower
     keeps its precision."""
@@ -89,7 +102,7 @@ def add_adapters(model: PreTrainedModel, lora: LoRA, seed: int, frozen: Sequence
         frozen: ``model.freeze``: modules that get no adapters.
 
     Raises:
-        UserError: peft is missing, no layer has such a name, or only frozen ones do.
+        UserError: peft is missing, no layer has such a name, only frozen ones do, or experts or routers do.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -105,6 +118,8 @@ def add_adapters(model: PreTrainedModel, lora: LoRA, seed: int, frozen: Sequence
         if start is None
         else lora.agreed(adapter_config(start))
     )
+    if parts := MixtureParts.of(model):
+        _leave_experts_out(model, parts, config, lora)
     with initial_weights(seed):  # peft moves them to the layers that they adapt
         try:
             inject_adapter_in_model(config, model)
@@ -122,6 +137,29 @@ def add_adapters(model: PreTrainedModel, lora: LoRA, seed: int, frozen: Sequence
         load_adapters(model, start)
     if model.is_gradient_checkpointing:
         model.enable_input_require_grads()
+
+
+def _leave_experts_out(model: PreTrainedModel, parts: MixtureParts, config: LoraConfig, lora: LoRA) -> None:
+    """Name the layers of a mixture that get adapters one by one, without experts and routers, and say so.
+
+    Raises:
+        UserError: experts or routers are named.
+    """
+    none = f"experts and routers of {type(model).__name__} get no adapters"
+    names: Any = config.target_modules
+    if names == "all-linear":
+        config.target_modules = set(linear_layers(model, parts))
+    elif names_experts(model, parts, names):
+        layers = sorted({name.rpartition(".")[2] for name in linear_layers(model, parts)})
+        written = sorted(names) if isinstance(names, set) else names
+        if lora.start_from is None:
+            fix = f"use all-linear, or a list of: {', '.join(layers)}"
+            raise UserError("model.lora.target_modules", f"is {written!r}, but {none}", fix=fix)
+        raise UserError(START, f"{lora.start_from} adapts {written!r}, but {none}", fix=MERGE)
+    elif isinstance(names, str):
+        config.target_modules = set(matched_modules(model, names))
+    if not any(p.is_meta for p in model.parameters()):  # a plan says what it counts
+        log.info("model.lora: %s (%s)", none, parts.short)
 
 
 def _check_layers(model: PreTrainedModel) -> None:

@@ -79,7 +79,7 @@ def check_experts(module: nn.Module, ranks: int) -> None:
     """Refuse mixtures whose experts cannot be dealt to ranks whole.
 
     Raises:
-        UserError: their number is no multiple of ``ranks``, or they have adapters.
+        UserError: their number is no multiple of ``ranks``.
     """
     for name, experts in expert_modules(module).items():
         count = int(getattr(experts, "num_experts", 0))
@@ -88,12 +88,6 @@ def check_experts(module: nn.Module, ranks: int) -> None:
                 "trainer.strategy.expert_parallel",
                 f"is true, but {ranks} ranks cannot have equal parts of the {count} experts of {name}",
                 fix="use a divisor of the number of experts as the number of ranks, or leave it out",
-            )
-        if name.endswith("base_layer"):
-            raise UserError(
-                "trainer.strategy.expert_parallel",
-                f"is true, but {name} has adapters, which would have to be cut with the experts",
-                fix="leave experts out of model.lora.target_modules, or leave it out",
             )
 
 

@@ -77,9 +77,7 @@ def test_experts_are_dealt_whole() -> None:
     check_experts(tiny(), 3)  # none, such as a dense reference
     with pytest.raises(UserError, match=r"3 ranks cannot have equal parts of the 16 experts of .*mlp\.experts"):
         check_experts(mixture, 3)
-    adapted = load_policy(ModelSettings("tiny-qwen3-moe", seed=0, lora=LoRA(r=2)))
-    with pytest.raises(UserError, match=r"experts\.base_layer.* has adapters(.|\n)*model\.lora\.target_modules"):
-        check_experts(adapted, 2)
+    check_experts(load_policy(ModelSettings("tiny-qwen3-moe", seed=0, lora=LoRA(r=2))), 2)  # which experts have none of
 
 
 @pytest.mark.parametrize(

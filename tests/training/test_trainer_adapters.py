@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, inject_adapter_in_model
 from transformers import PreTrainedModel
 
 from gspo_lightning import GSPOConfig, GSPOTrainer
+from gspo_lightning.errors import UserError
 from gspo_lightning.objectives import GSPO
 from gspo_lightning.policy.lora import LoRA, add_adapters
 from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
@@ -63,6 +65,14 @@ def test_a_resumed_trainer_keeps_the_reference(scale: float, resumed_from: float
         k: v for k, v in expected.items() if "time" not in k and "throughput" not in k
     }
     assert found[K1] != 0.0
+
+
+def test_adapters_of_experts_are_refused() -> None:
+    """A model that PEFT itself has wrapped: its all-linear means experts and routers, too."""
+    model = build_tiny_model("tiny-qwen3-moe", seed=0)
+    inject_adapter_in_model(LoraConfig(r=2, target_modules="all-linear"), model)
+    with pytest.raises(UserError, match=r"model: has adapters of .*mlp\.(experts|gate)(.|\n)*target_modules"):
+        GSPOTrainer(model, character_tokenizer(), CONFIG)
 
 
 def test_an_older_state_has_its_adapters_off() -> None:
