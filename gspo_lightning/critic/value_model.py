@@ -25,6 +25,7 @@ from gspo_lightning.packing.rollout_batch import RolloutBatch
 from gspo_lightning.packing.rows import Row, store
 from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.trained_dtype import check_trained_dtype
 from gspo_lightning.strategies.layers import decoder_layers
 from gspo_lightning.strategies.sharding import clip_gradients, in_step, is_sharded, reshard, total_norm, without_sync
 from gspo_lightning.strategies.sharding_strategy import Sharding
@@ -115,7 +116,7 @@ class ValueModel:
             sharding: shards the policy, and so the critic; None keeps it whole.
 
         Raises:
-            UserError: the other model cannot be loaded or does not fit.
+            UserError: the other model cannot be loaded, does not fit, or has weights to train in bfloat16 or float16.
         """
         device = policy.device if device is None else device
         if self.share:
@@ -138,6 +139,9 @@ class ValueModel:
             self._reduces_last = not sharding.reduces_each
         elif not self.share:
             backbone.to(device)
+        if not self.share:
+            fix = "use model.dtype: float32 with trainer.precision: bf16-mixed, or a critic that is saved in float32"
+            check_trained_dtype(self.backbone, "model.critic", fix)
         groups = [list(self.head.parameters()), [] if self.share else self.trained_backbone()]
         self.optimizers = [torch.optim.AdamW(group, lr=self.lr, weight_decay=0.0) for group in groups if group]
         for optimizer in self.optimizers:

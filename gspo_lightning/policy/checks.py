@@ -21,6 +21,7 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.rope import follows_length, pin_rope
 from gspo_lightning.policy.rounding import few_tokens
 from gspo_lightning.policy.row_isolation import Probe, answers, carried_state
+from gspo_lightning.policy.trained_dtype import check_trained_dtype
 from gspo_lightning.policy.vision.image_processor import ImageProcessorAdapter
 from gspo_lightning.types import MicroBatch
 
@@ -162,12 +163,11 @@ def why_no_kernel(policy: Policy, device: torch.device, dtype: torch.dtype) -> s
     return None
 
 
-def check_model(model: PreTrainedModel) -> None:
-    """Check a model that the user built: its type, its adapters, and the dtype of its trained weights.
+def check_causal(model: PreTrainedModel) -> None:
+    """Check the type of a model that the user built.
 
     Raises:
-        UserError: it is not a causal language model, has adapters of other layers than linear ones, has nothing to
-            train, or has float16 weights to train.
+        UserError: it is not a causal language model.
     """
     causal = isinstance(model, PreTrainedModel) and model.can_generate() and not model.config.is_encoder_decoder
     if not causal:
@@ -176,20 +176,23 @@ def check_model(model: PreTrainedModel) -> None:
             f"is {type(model).__name__}, but must be a causal language model of transformers",
             fix="load it with AutoModelForCausalLM.from_pretrained",
         )
+
+
+def check_model(model: PreTrainedModel) -> None:
+    """Check a model that the user built and wants to train: its type, its adapters, and the dtype of trained weights.
+
+    Raises:
+        UserError: it is not a causal language model, has adapters of other layers than linear ones, has nothing to
+            train, or has weights to train in bfloat16 or float16.
+    """
+    check_causal(model)
     for name, layer in adapted_layers(model):
         if not hasattr(layer.get_base_layer(), "in_features"):
             what = f"has adapters of {name}, whose weights are no linear layer: they cannot be merged"
             raise UserError("model", what, fix="leave experts and routers out of PEFT's target_modules")
-    trained = {p.dtype for p in model.parameters() if p.requires_grad}
-    if not trained:
+    if not any(p.requires_grad for p in model.parameters()):
         raise UserError("model", "has no parameter that requires a gradient", fix="model.requires_grad_(True)")
-    if torch.float16 in trained:
-        raise UserError("model", "is in float16, which cannot hold gradients of this size", fix="use model.float()")
-    if torch.bfloat16 in trained:
-        log.warning(
-            "the model's weights are bfloat16: an update smaller than about 1/256 of a weight is lost, and at learning "
-            "rates below 1e-5 nearly all are; train model.float() instead"
-        )
+    check_trained_dtype(model, "model", "use model.float(), or train adapters that are float32")
 
 
 class PictureProbe:

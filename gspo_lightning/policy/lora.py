@@ -133,6 +133,9 @@ def add_adapters(model: PreTrainedModel, lora: LoRA, seed: int, frozen: Sequence
                 fix=f"use all-linear, or a list of: {', '.join(layers)}",
             ) from error
     _check_layers(model)
+    for name, weight in model.named_parameters():
+        if MARK in name:  # peft gives them the dtype of their layer, but what is trained is float32 or wider
+            weight.data = weight.data.to(torch.promote_types(weight.dtype, torch.float32))
     if start is not None and not any(p.is_meta for p in model.parameters()):  # on the meta device only sizes count
         load_adapters(model, start)
     if model.is_gradient_checkpointing:
@@ -244,9 +247,10 @@ def merged_weight(module: Any) -> torch.Tensor:
     weight: torch.Tensor = module.weight
     if type(module) in PLAIN_LINEAR or module.disable_adapters:
         return weight
+    merged = weight
     for name in module.active_adapters:
-        weight = weight + module.get_delta_weight(name)
-    return weight
+        merged = merged + module.get_delta_weight(name)
+    return merged.to(weight.dtype)
 
 
 def adapter_rank(model: nn.Module) -> int:

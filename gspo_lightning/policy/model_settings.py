@@ -24,7 +24,8 @@ class ModelSettings:
     ``tiny-qwen3-moe``, ``tiny-qwen3-vl``, ``tiny-qwen3-vl-moe``, ``tiny-qwen2.5-vl``, ``tiny-gemma3``,
     ``tiny-smolvlm``)."""
     dtype: DType = "float32"
-    """Weight dtype. float32 masters with ``trainer.precision: bf16-mixed`` is the rule; bf16 weights lose updates."""
+    """Weight dtype. float32 masters with ``trainer.precision: bf16-mixed`` is the rule; ``bfloat16`` is for weights
+    that are not trained: under adapters, which are float32, and in evaluations."""
     attn_implementation: str | None = None
     """``sdpa``, ``eager``, ``flash_attention_2`` ...; None lets transformers choose."""
     gradient_checkpointing: bool = False

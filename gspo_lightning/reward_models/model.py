@@ -59,7 +59,7 @@ def load_reward_model(settings: ModelSettings) -> PreTrainedModel:
     if settings.lora is not None:
         from_causal = settings.lora.start_from is not None  # whose names begin at the whole model
         add_adapters(model if from_causal else model.base_model, settings.lora, settings.seed)
-        head_of(model).requires_grad_(True)
+        head_of(model).requires_grad_(True).float()  # trained, so in float32 whatever the other weights are
     head_of(model).__class__ = _Float32Linear
     return model.train()
 

@@ -27,6 +27,7 @@ from gspo_lightning.policy.disable_dropout import disable_dropout, hold
 from gspo_lightning.policy.loading import context_length, load_tokenizer
 from gspo_lightning.policy.lora import LoRA, frozen_norm
 from gspo_lightning.policy.model_settings import DType, ModelSettings
+from gspo_lightning.policy.trained_dtype import check_dtype, check_trained_dtype
 from gspo_lightning.resume import close_epoch, flush, reopen_epoch
 from gspo_lightning.reward_models.data import PreferenceDataModule
 from gspo_lightning.reward_models.held_out import HeldOut, judge
@@ -76,7 +77,7 @@ class RewardModule(LightningModule):
         lr_scheduler: stepped once per optimizer step; None keeps the learning rate constant.
         center_rewards_coefficient: weight of the squared sum of a pair's rewards in the loss, which keeps their mean
             near 0 (arXiv 2312.09244 uses 0.01); 0 leaves it out.
-        dtype: of the weights. float32 with ``trainer.precision: bf16-mixed`` is the rule.
+        dtype: of the weights. float32 with ``trainer.precision: bf16-mixed`` is the rule; bfloat16 only with ``lora``.
         attn_implementation: ``sdpa``, ``eager``, ``flash_attention_2`` ...; None lets transformers choose.
         gradient_checkpointing: recompute activations in the backward pass.
         trust_remote_code: run Python code that a model repository ships.
@@ -127,8 +128,9 @@ class RewardModule(LightningModule):
         """Load the tokenizer and read the pairs: errors in the data are found before the weights are loaded.
 
         Raises:
-            UserError: as :meth:`PreferenceDataModule.read`.
+            UserError: as :meth:`PreferenceDataModule.read`, or all weights would be trained in bfloat16.
         """
+        check_dtype(self.settings)
         self.tokenizer = load_tokenizer(self.settings)
         data.read(self.tokenizer, context_length(self.settings))
         self.data = data
@@ -153,6 +155,7 @@ class RewardModule(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Return the optimizer over the trainable parameters, with its schedule."""
+        check_trained_dtype(self.model)
 
         def build(weights: list[nn.Parameter]) -> torch.optim.Optimizer:
             optimizer = undecayed(self.build_optimizer)(weights)

@@ -110,7 +110,18 @@ class FSDPStrategy(Sharding, LightningFSDP):
         return wrapped
 
     def spread(self, module: nn.Module, layers: Sequence[nn.Module], offload: bool = False) -> nn.Module:
-        """Shard a module; returns a wrapper around it."""
+        """Shard a module; returns a wrapper around it.
+
+        Raises:
+            UserError: its weights have several dtypes.
+        """
+        if len(dtypes := {str(p.dtype).removeprefix("torch.") for p in module.parameters()}) > 1:
+            raise UserError(
+                "trainer.strategy",
+                "FSDPStrategy flattens the weights of a layer into one tensor, but this model's are "
+                f"{' and '.join(sorted(dtypes))}",
+                fix="use FSDP2Strategy (--config fsdp2), or model.dtype: float32 with trainer.precision: bf16-mixed",
+            )
         kinds = {type(layer) for layer in layers}
         apart = self.root_device.type != "cpu"
         return FullyShardedDataParallel(

@@ -21,6 +21,7 @@ from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import Replay, routers_of
+from gspo_lightning.policy.trained_dtype import check_trained_dtype
 from gspo_lightning.strategies.checks import check_optimizer
 from gspo_lightning.strategies.loading import made_by_first_rank
 from gspo_lightning.strategies.optimizer_trial import try_steps
@@ -28,7 +29,7 @@ from gspo_lightning.strategies.sharding_strategy import sharding_of
 from gspo_lightning.types import MicroBatch
 from gspo_lightning.update.learning_rates import warn_if_rate_is_high
 from gspo_lightning.update.nonfinite import check_weights
-from gspo_lightning.update.optimizers import fuse, settings_of_optimizer, undecayed, warn_if_weights_stand_still
+from gspo_lightning.update.optimizers import fuse, settings_of_optimizer, undecayed
 from gspo_lightning.update.schedules import schedule
 
 
@@ -124,8 +125,9 @@ def build_optimizers(
             itself, after they were clipped.
 
     Raises:
-        UserError: an optimizer or a schedule that cannot work here.
+        UserError: an optimizer or a schedule that cannot work here, or weights to train in bfloat16 or float16.
     """
+    check_trained_dtype(policy)
 
     def build(weights: list[nn.Parameter]) -> torch.optim.Optimizer:
         made = undecayed(optimizer)(weights)
@@ -143,7 +145,6 @@ def build_optimizers(
             "is true, but a fused step divides the gradients of 16-mixed only after they were measured and clipped",
             fix="leave fused out, or use trainer.precision: bf16-mixed",
         )
-    warn_if_weights_stand_still(policy, made)
     warn_if_rate_is_high(policy, made)
     if scheduler is None:
         return made

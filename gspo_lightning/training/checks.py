@@ -337,7 +337,7 @@ def check_precision(precision: str, *, cpu: bool = False) -> None:
         raise UserError(
             "trainer.precision",
             "'bf16-true' would round old log-probabilities and advantages to bfloat16 on their way to the model",
-            fix="use bf16-mixed (float32 masters), or model.dtype: bfloat16 with 32-true",
+            fix="use bf16-mixed (float32 masters)",
         )
     if precision in ("64", "64-true"):
         raise UserError(

@@ -31,6 +31,7 @@ from gspo_lightning.policy.model_settings import Layout, ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.rope import follows_length
 from gspo_lightning.policy.tiny import TINY_MODELS
+from gspo_lightning.policy.trained_dtype import check_trained_dtype
 from gspo_lightning.prompts import Demonstration, HubPrompts, PromptFile, PromptSet, open_prompts
 from gspo_lightning.prompts.demonstrations import Demonstrations
 from gspo_lightning.prompts.taught import PromptFormat, Taught, teach
@@ -212,6 +213,7 @@ class ColdStart:
             layout: of the rows; ``packed`` leaves padding out.
             saved: keeps the state now and then, and gives that of a killed process.
         """
+        check_trained_dtype(policy)
         pairs, where = self._read()
         if not self._from_file:
             prompt_format = dataclasses.replace(prompt_format, **_UNLIMITED)

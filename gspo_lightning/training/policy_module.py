@@ -22,6 +22,7 @@ from gspo_lightning.policy.loading import context_length, load_tokenizer
 from gspo_lightning.policy.lora import BASE_NORM, check_base, check_names, only_adapters
 from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.trained_dtype import check_dtype
 from gspo_lightning.report.run import Shown, shown_by
 from gspo_lightning.resume.files import sha256
 from gspo_lightning.resume.model_record import ModelRecord
@@ -113,10 +114,26 @@ class PolicyModule(LightningModule):
             UserError: settings that do not go together, prompts that cannot be read ...
         """
         check_tasks(trainer)
+        if stage == "fit":
+            self.check_dtype()
         data.prepare(stage, self.tokenizer, context_length(self.settings), trainer.world_size)
         self._check_adapters()
         if self.cold_start is not None and self.makes_start(data):
             self.cold_start.check(self.tokenizer, prompt_format_of(data))
+
+    def check_dtype(self) -> None:
+        """Refuse settings that train weights in bfloat16, in the run or in its cold start.
+
+        Raises:
+            UserError: they do.
+        """
+        check_dtype(self.settings)
+        if self.cold_start is not None and not self.cold_start.adapters and self.settings.dtype == "bfloat16":
+            raise UserError(
+                "model.dtype",
+                "is 'bfloat16', but the cold start trains all weights, whose small updates bfloat16 rounds away",
+                fix="set model.cold_start.adapters: true, or use float32 with trainer.precision: bf16-mixed",
+            )
 
     def _check_adapters(self) -> None:
         """Check the files of adapters to start from.

@@ -15,7 +15,7 @@ from gspo_lightning.addresses import UNIX
 from gspo_lightning.errors import UserError
 from gspo_lightning.objectives import Objective
 from gspo_lightning.old_policy.teacher import FIELD, LocalTeacher, Teacher, check_outputs, check_vocabulary
-from gspo_lightning.policy.checks import check_head, check_model, choose_layout
+from gspo_lightning.policy.checks import check_causal, check_head, choose_layout
 from gspo_lightning.policy.loading import load_policy, load_tokenizer
 from gspo_lightning.policy.model_settings import DType, ModelSettings
 from gspo_lightning.policy.policy import Policy
@@ -291,7 +291,7 @@ def teacher_of(
         return None
     exact = objective.distill_exact
     if isinstance(teacher, PreTrainedModel):
-        check_model(teacher)
+        check_causal(teacher)
         own = Policy(teacher, policy.tokenizer)
         check_head(own)
         return local_teacher(own, policy, exact=exact, longest=longest)

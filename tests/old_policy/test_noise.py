@@ -20,37 +20,11 @@ from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.row_isolation import probe, probe_length
 from gspo_lightning.types import MicroBatch
-from gspo_lightning.update.optimizers import still_share, warn_if_weights_stand_still
 
 
 @pytest.fixture(scope="module")
 def policy() -> Policy:
     return load_policy(ModelSettings())
-
-
-@pytest.mark.parametrize("lr", [1e-5, 1e-3, 3e-3, 1e-2])
-def test_share_of_weights_that_stand_still_is_what_rounding_does(lr: float) -> None:
-    weights = torch.randn(4096, generator=torch.Generator().manual_seed(0)).bfloat16()
-    moved = (weights.float() + lr).bfloat16()
-    back = (weights.float() - lr).bfloat16()
-    still = ((moved == weights) & (back == weights)).float().mean()
-    assert still_share([weights], lr) == pytest.approx(float(still), abs=0.02)  # spacings differ at powers of two
-
-
-def test_float32_weights_always_move() -> None:
-    assert still_share([torch.ones(4)], 1e-9) == 0.0
-
-
-def test_warning_only_where_steps_are_rounded_away(caplog: pytest.LogCaptureFixture) -> None:
-    layer = nn.Linear(8, 8).bfloat16()
-    nn.init.constant_(layer.weight, 0.25)
-    nn.init.constant_(layer.bias, 0.25)
-    with caplog.at_level(logging.WARNING):
-        warn_if_weights_stand_still(layer, torch.optim.AdamW(layer.parameters(), lr=1e-1))
-        warn_if_weights_stand_still(layer, torch.optim.SGD(layer.parameters(), lr=1e-6))
-        assert not caplog.records
-        warn_if_weights_stand_still(layer, torch.optim.AdamW(layer.parameters(), lr=1e-6))
-    assert "rounded away in 100% of the weights" in caplog.text
 
 
 def test_band_is_the_smaller_side() -> None:

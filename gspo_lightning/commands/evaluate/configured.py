@@ -48,7 +48,7 @@ def configured(arguments: Sequence[str], work: Callable[[TrainingCLI], None]) ->
         def before_instantiate_classes(self) -> None:
             """Resolve the checkpoint; nothing is written."""
             config = self.config[self.subcommand]
-            keep_inputs(config)
+            keep_inputs(config, fit=False)
             settings = plain(config.as_dict())
             self.resumption = Resumption.of(config.get("ckpt_path"), runs_of(config), writer=None, config=settings)
             self.resumption.check_model(settings)

@@ -33,7 +33,9 @@ from gspo_lightning.commands.fit.run_folder import check_writable, loggers_of, r
 from gspo_lightning.commands.fit.torchrun import follow_torchrun, say_one_device
 from gspo_lightning.errors import UserError
 from gspo_lightning.escape import say
+from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.threads import few_threads, width_of
+from gspo_lightning.policy.trained_dtype import check_dtype
 from gspo_lightning.prompts.hub_revisions import begin, commits_read
 from gspo_lightning.resume import Resumption, Writer, plain, write_text
 from gspo_lightning.resume.changes import versions
@@ -122,9 +124,15 @@ def _found(config: Any, name: str) -> Any:
     return None if config is None else config.get(name)
 
 
-def keep_inputs(config: Any) -> None:
-    """Turn ``bf16-true`` into bfloat16 weights without a cast of inputs; the policy computes the same."""
+def keep_inputs(config: Any, *, fit: bool) -> None:
+    """Turn ``bf16-true`` into bfloat16 weights without a cast of inputs; the policy computes the same.
+
+    Raises:
+        UserError: ``fit``, and all weights would be trained in bfloat16.
+    """
     if str(config.trainer.precision) == "bf16-true":
+        if fit and config.model.get("lora") is None:
+            check_dtype(ModelSettings(dtype="bfloat16"), "trainer.precision", "bf16-true")
         config.trainer.precision, config.model.dtype = "32-true", "bfloat16"
 
 
@@ -239,7 +247,7 @@ class TrainingCLI(LightningCLI):
         config = self.config[self.subcommand]
         components = {name: config.data.get(name) for name in ("train", "val", "test", "predict", "rewards")}
         refuse_mappings(sys.argv[2:], components | {"demonstrations": config.model.get("cold_start.demonstrations")})
-        keep_inputs(config)
+        keep_inputs(config, fit=self.subcommand == "fit")
         follow_torchrun(config.trainer, os.environ)
         grow_segments(config.data.get("rollouts"))
         accelerator = str(config.trainer.accelerator)

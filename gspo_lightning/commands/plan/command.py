@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
         def before_instantiate_classes(self) -> None:
             """Resume and write nothing."""
-            keep_inputs(self.config[self.subcommand])
+            keep_inputs(self.config[self.subcommand], fit=True)
 
         def instantiate_classes(self) -> None:
             """Instantiate only the model and data modules: a trainer would look for devices that this machine lacks."""
@@ -70,6 +70,7 @@ def plan(cli: TrainingCLI, device_word: str | None, phases: bool = False, mean: 
     device = device_of(device_word, str(config.trainer.accelerator))
     job = job_of(cli.model, cli.datamodule, config, packed=device.cpu)  # a GPU run may fall back to padding
     check_precision(str(config.trainer.precision))
+    cli.model.check_dtype()
     cli.datamodule.settings.check_ranks(job.world)
     if job.expert_parallel:
         check_experts(skeleton(config_of(job.model), job.lora, job.model.freeze), job.world)
