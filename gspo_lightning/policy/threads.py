@@ -3,7 +3,7 @@
 The threads of an OpenMP region wait for each other, actively. A matrix of a tiny model is multiplied in microseconds,
 so on a busy machine nearly all time goes into waiting for a thread that has no core: 60 steps of the quickstart's cold
 start took 2.8 s on one thread and more than 95 s on two, on two cores with two other busy processes. Idle, one thread
-is as fast as two. Results are bit-identical.
+is as fast as two. Results of such a model are bit-identical; those of a larger one depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -67,6 +67,11 @@ def few_threads(width: int | None, device: torch.device) -> Iterator[None]:
     finally:
         os.environ.pop("OMP_NUM_THREADS", None)
         torch.set_num_threads(_DEFAULT)
+
+
+def threads_of(device: torch.device) -> int | None:
+    """Return the number of threads that decide how sums are cut: this process's on a CPU, None on another device."""
+    return torch.get_num_threads() if device.type == "cpu" else None
 
 
 @rank_zero_only

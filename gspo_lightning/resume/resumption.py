@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 REWARD_MODEL = "gspo_reward_model"
 """Key under which a checkpoint names its reward model; a policy's checkpoint lacks it."""
 Provenance = dict[str, Any]
-"""Origin of a checkpoint: ``{"config", "folder", "versions", "data", "datasets", "plugins"}``."""
+"""Origin of a checkpoint: ``{"config", "folder", "versions", "data", "datasets", "plugins", "threads"}``."""
 
 
 @dataclass
@@ -201,7 +201,10 @@ class Resumption:
             self._note(f"version of {change} (the last digits of results may differ)")
 
     def check_prompts(
-        self, prompts: Mapping[str, Mapping[str, Any]], commits: Mapping[str, str] | None = None
+        self,
+        prompts: Mapping[str, Mapping[str, Any]],
+        commits: Mapping[str, str] | None = None,
+        threads: int | None = None,
     ) -> Provenance:
         """Check the prompts likewise; return what this run's checkpoints will carry.
 
@@ -209,12 +212,18 @@ class Resumption:
             prompts: ``{"train": Fingerprint.value(), "val": ...}``; under the name of a setting, demonstrations or
                 adapters that are needed to make the start of the run again.
             commits: hub id -> commit of the data sets that were read.
+            threads: of a rank that computes on a CPU, whose sums they cut; None on another device.
 
         Raises:
             UserError: the training prompts or what the run starts from have changed, without permission.
         """
         self.now["data"] = {name: dict(value) for name, value in prompts.items()}
         self.now["datasets"] = dict(commits or {})
+        self.now["threads"] = threads
+        if threads is not None and self.before.get("threads") not in (None, threads):
+            self._note(
+                f"threads of a rank: {self.before['threads']} -> {threads} (the last digits of results may differ)"
+            )
         before = self.before.get("data", {})
         for name, value in self.now["data"].items():
             if name in before and before[name] != value:

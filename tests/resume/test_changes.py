@@ -64,6 +64,16 @@ def test_other_prompts_are_refused_unless_they_are_only_evaluated() -> None:
         resumption({}, data=was).check_prompts({"train": prompts("z"), "val": prompts("b")})
 
 
+@pytest.mark.parametrize(("before", "now", "noted"), [(2, 4, True), (2, 2, False), (2, None, False), (None, 2, False)])
+def test_threads_are_compared_where_both_runs_computed_on_a_cpu(
+    before: int | None, now: int | None, noted: bool
+) -> None:
+    resumed = resumption({}, threads=before)
+    assert resumed.check_prompts({}, {}, now)["threads"] == now
+    expected = ["threads of a rank: 2 -> 4 (the last digits of results may differ)"] if noted else []
+    assert resumed.changed == expected
+
+
 def test_another_optimizer_class_cannot_take_over_the_state() -> None:
     before = {"model": {"optimizer": {"class_path": "AdamW"}}}
     now = {"model": {"optimizer": {"class_path": "SGD"}}, "allow_changed_config": True}

@@ -15,6 +15,7 @@ import torch
 
 from gspo_lightning.callbacks import AtomicCheckpointIO, checkpoints
 from gspo_lightning.cli import main
+from gspo_lightning.commands.fit import cli
 from gspo_lightning.errors import InfrastructureError, NonFiniteError
 from gspo_lightning.experience.collect import Experience
 from gspo_lightning.experience.iteration import Iteration
@@ -167,6 +168,19 @@ def test_a_checkpoint_loads_without_code_and_says_where_it_comes_from(three_iter
     assert origin["versions"]["torch"].startswith(torch.__version__.split("+")[0])
     assert origin["data"]["train"]["prompts"] == 512
     assert list(origin["plugins"]) == ["graded.py"]
+
+
+def test_a_resume_with_another_number_of_threads_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two threads are only said to be there: they wait for each other actively, for minutes on a busy machine."""
+    one = runs.fit(tmp_path, *runs.UNTAUGHT, "--trainer.max_epochs=1")
+    assert runs.checkpoint(one)["gspo_run"]["threads"] == 1  # of any tiny model on a CPU
+    monkeypatch.setattr(cli, "threads_of", lambda device: 2)
+    resumed = runs.fit(tmp_path, *runs.UNTAUGHT, "--ckpt_path=last")
+    line = "changed since the checkpoint: threads of a rank: 1 -> 2 (the last digits of results may differ)"
+    assert capsys.readouterr().err.count(line) == 1
+    assert runs.checkpoint(resumed)["gspo_run"]["threads"] == 2
 
 
 def test_policy_of_what_is_kept(tmp_path: Path) -> None:

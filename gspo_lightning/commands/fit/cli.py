@@ -34,7 +34,7 @@ from gspo_lightning.commands.fit.torchrun import follow_torchrun, say_one_device
 from gspo_lightning.errors import UserError
 from gspo_lightning.escape import say
 from gspo_lightning.policy.model_settings import ModelSettings
-from gspo_lightning.policy.threads import few_threads, width_of
+from gspo_lightning.policy.threads import few_threads, threads_of, width_of
 from gspo_lightning.policy.trained_dtype import check_dtype
 from gspo_lightning.prompts.hub_revisions import begin, commits_read
 from gspo_lightning.resume import Resumption, Writer, plain, write_text
@@ -286,12 +286,13 @@ class TrainingCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         """Run all checks that are possible before Lightning creates loggers and folders, then the subcommand."""
         self.model.weights_from = self.resumption.model
-        self.until_over.enter_context(few_threads(width_of(self.model.settings), self.trainer.strategy.root_device))
+        device = self.trainer.strategy.root_device
+        self.until_over.enter_context(few_threads(width_of(self.model.settings), device))
         try:
             self.model.prepare(subcommand, self.datamodule, self.trainer)
             if subcommand == "fit":
                 prompts = self.datamodule.fingerprints() | self.model.fingerprints(self.datamodule)
-                self.model.run.provenance = self.resumption.check_prompts(prompts, commits_read())
+                self.model.run.provenance = self.resumption.check_prompts(prompts, commits_read(), threads_of(device))
             with warnings.catch_warnings():
                 if subcommand != "fit":  # training callbacks are not needed in an evaluation
                     warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint.*")

@@ -21,7 +21,7 @@ from gspo_lightning.commands.fit.run_folder import check_writable, loggers_of, r
 from gspo_lightning.commands.fit_reward.callbacks import callbacks_of
 from gspo_lightning.commands.fit_reward.finish import MODEL, finish
 from gspo_lightning.errors import UserError
-from gspo_lightning.policy.threads import few_threads, width_of
+from gspo_lightning.policy.threads import few_threads, threads_of, width_of
 from gspo_lightning.prompts.hub_revisions import begin, commits_read
 from gspo_lightning.resume import Resumption, Writer, plain
 from gspo_lightning.resume.changes import versions
@@ -134,7 +134,8 @@ class RewardCLI(LightningCLI):
         check_tasks(trainer)
         check_device(str(trainer.precision), module.settings.dtype, trainer.strategy.root_device)
         module.prepare(data)
-        module.provenance = self.resumption.check_prompts(data.fingerprints(), commits_read())
+        threads = threads_of(trainer.strategy.root_device)
+        module.provenance = self.resumption.check_prompts(data.fingerprints(), commits_read(), threads)
         try:
             trainer.fit(
                 module, data, ckpt_path=self.resumption.path, weights_only=True if self.resumption.path else None
