@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from gspo_lightning.errors import InfrastructureError, UserError
+from gspo_lightning.old_policy.served_teacher import ServedTeacher
 from gspo_lightning.old_policy.teacher import LocalTeacher
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
-from gspo_lightning.rollouts.serving.teacher import ServedTeacher
 from gspo_lightning.types import MiniBatch
 from tests.old_policy.test_teacher import batch
 from tests.rollouts.toy_server import Reply, ToyServer
