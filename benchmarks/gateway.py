@@ -22,10 +22,10 @@ from typing import Any
 
 from aiohttp import web
 
-from gspo_lightning.environments.turn import Turn
 from gspo_lightning.gateway.server import Gateway
 from gspo_lightning.gateway.session import Session
 from gspo_lightning.gateway.trace import Message, Piece
+from gspo_lightning.turn import Turn
 
 TURNS = 8
 """Turns of a conversation."""

@@ -16,6 +16,7 @@ ROOT_FILES = {
     "__main__",
     "cli",
     "types",
+    "turn",
     "pictures",
     "errors",
     "registry",
@@ -67,6 +68,7 @@ FLOORS = [
     "registry",
     "randomness",
     "types",
+    "turn",
     "pictures",
     "faults",
     "temp_files",
@@ -81,6 +83,7 @@ FLOORS = [
 """From the top floor down. A room may import the rooms below it; a new room is put where it belongs."""
 GROUND = {
     "types",
+    "turn",
     "pictures",
     "errors",
     "faults",

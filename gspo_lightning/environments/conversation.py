@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsFloat, SupportsIndex
 
 from gspo_lightning.environments.environment import Environment, Step, result_of
-from gspo_lightning.environments.turn import Turn
 from gspo_lightning.errors import InfrastructureError, PluginError, UserError, defined, place_of
 from gspo_lightning.rewards.chat import answer_text
+from gspo_lightning.turn import Turn
 from gspo_lightning.types import Message, Prompt
 
 

@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Self
 
-from gspo_lightning.environments.turn import Turn
 from gspo_lightning.errors import UserError
+from gspo_lightning.turn import Turn
 from gspo_lightning.types import Message, Prompt
 
 Messages = Sequence[Message]

@@ -13,10 +13,10 @@ from typing_extensions import override
 
 from gspo_lightning.environments.environment import Environment, Messages, Step
 from gspo_lightning.environments.tools import Tool, ToolError
-from gspo_lightning.environments.turn import Turn
 from gspo_lightning.errors import UserError
 from gspo_lightning.parsing import load_json
 from gspo_lightning.rewards.chat import answer_text
+from gspo_lightning.turn import Turn
 from gspo_lightning.types import Message, Prompt
 
 CallStyle = Literal["auto", "template", "tags", "line"]

@@ -16,7 +16,7 @@ from gspo_lightning.gateway.reward import Told
 from gspo_lightning.gateway.trace import Encoder, Match, Message, Node, Piece, Trace, TraceError, canonical, ids_of
 
 if TYPE_CHECKING:
-    from gspo_lightning.environments.turn import Turn
+    from gspo_lightning.turn import Turn
 
 
 Phase = Literal["agent", "verify"]

@@ -14,8 +14,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_parsing import parse_response
 
-from gspo_lightning.environments.turn import ToolCall as ToolCall
-from gspo_lightning.environments.turn import Turn as Turn
+from gspo_lightning.turn import ToolCall as ToolCall
+from gspo_lightning.turn import Turn as Turn
 
 _NEVER = "\x00"
 """Start anchor of a format: a turn is parsed alone, without the prompt before it."""

@@ -9,9 +9,9 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gspo_lightning.environments.turn import ToolCall, Turn
 from gspo_lightning.gateway.session import Session
 from gspo_lightning.gateway.trace import Piece
+from gspo_lightning.turn import ToolCall, Turn
 
 Messages = Sequence[Mapping[str, Any]]
 

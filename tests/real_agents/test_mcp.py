@@ -17,8 +17,8 @@ import pytest
 
 from gspo_lightning.environments import McpTool, ToolUse
 from gspo_lightning.environments.tools import ToolError
-from gspo_lightning.environments.turn import ToolCall, Turn
 from gspo_lightning.errors import InfrastructureError, UserError
+from gspo_lightning.turn import ToolCall, Turn
 from tests import ROOT
 from tests.real_agents.serving import on_free_port
 from tests.runs import runs

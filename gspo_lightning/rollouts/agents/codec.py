@@ -9,10 +9,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from gspo_lightning.environments.turn import Turn
 from gspo_lightning.gateway.trace import canonical
 from gspo_lightning.prompts.dialogue import Dialogue
 from gspo_lightning.prompts.tool_calls import parse_turn
+from gspo_lightning.turn import Turn
 from gspo_lightning.types import Message, SystemPrompt
 
 _KEPT = 4096

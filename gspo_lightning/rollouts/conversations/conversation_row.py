@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.environments import Messages, Step
 from gspo_lightning.environments.conversation import Conversation
-from gspo_lightning.environments.turn import Turn, assistant_message
 from gspo_lightning.prompts.dialogue import Dialogue
 from gspo_lightning.rollouts.source import ResponsePrefix
+from gspo_lightning.turn import Turn, assistant_message
 from gspo_lightning.types import FinishReason, Message, Prompt, Rollout
 
 
