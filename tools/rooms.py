@@ -64,6 +64,7 @@ FLOORS = [
     "resume",
     "sandbox",
     "objectives",
+    "metric_table",
     "distributed",
     "registry",
     "randomness",

@@ -20,7 +20,7 @@ from gspo_lightning.callbacks.held_out_answers import HeldOutAnswers, picture_na
 from gspo_lightning.callbacks.run_logger import scalars_of
 from gspo_lightning.callbacks.sink import Sink
 from gspo_lightning.escape import terminal
-from gspo_lightning.metrics.table import lookup
+from gspo_lightning.metric_table.table import lookup
 from gspo_lightning.report.answers import keep_thumbnails
 from gspo_lightning.report.page import write_report
 from gspo_lightning.resume import write_text

@@ -13,7 +13,7 @@ from gspo_lightning import registry
 from gspo_lightning.commands.fit.configs import about, built_in
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.escape import terminal
-from gspo_lightning.metrics.spec import METRICS as DEFINITIONS
+from gspo_lightning.metric_table.spec import METRICS as DEFINITIONS
 
 CONFIGS, METRICS = "configs", "metrics"
 

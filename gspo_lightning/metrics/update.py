@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gspo_lightning.metrics.reading import Mean, Reading
-from gspo_lightning.metrics.spec import METRICS
+from gspo_lightning.metric_table.reading import Mean, Reading
+from gspo_lightning.metric_table.spec import METRICS
 from gspo_lightning.types import MicroBatch
 
 

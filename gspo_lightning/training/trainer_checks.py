@@ -25,9 +25,9 @@ from lightning.pytorch.callbacks import (
 )
 
 from gspo_lightning.errors import UserError, did_you_mean
-from gspo_lightning.metrics.spec import FULL, METRICS
+from gspo_lightning.metric_table.spec import FULL, METRICS
+from gspo_lightning.metric_table.table import lookup
 from gspo_lightning.metrics.sums import Level
-from gspo_lightning.metrics.table import lookup
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

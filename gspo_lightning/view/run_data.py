@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gspo_lightning.metrics.table import lookup
+from gspo_lightning.metric_table.table import lookup
 from gspo_lightning.report.answers import read_answers, thumbnail_file
 from gspo_lightning.report.read import read_run
 from gspo_lightning.report.resumes import read_resumes

@@ -6,7 +6,7 @@ import re
 from itertools import product
 
 from gspo_lightning.callbacks.dashboard import LAYOUT
-from gspo_lightning.metrics.spec import METRICS
+from gspo_lightning.metric_table.spec import METRICS
 
 STANDS_FOR = {"<k>": ("0", "01", "05", "50", "95", "99"), "<sign>": ("positive", "negative"), "<name>": ("x",)}
 

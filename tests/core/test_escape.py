@@ -352,10 +352,10 @@ CHILDREN = ("sandbox/inside/", "rewards/gym/generate.py", "gateway/verifiers_wor
 OURS_ALONE = {"commands/doctor/command.py": "Text: the state of a finding, one of three words"}
 PAGES = {
     "callbacks/sink.py", "commands/compare/page.py", "commands/evaluate/comparison.py",
-    "commands/evaluate/page.py", "commands/export/card.py", "metrics/table.py", "report/page.py",
+    "commands/evaluate/page.py", "commands/export/card.py", "metric_table/table.py", "report/page.py",
     "report/side_by_side.py", "reward_models/export.py",
 }  # fmt: skip
-"""Whoever writes tables of Markdown; metrics/table.py writes the site's from this package's own words."""
+"""Whoever writes tables of Markdown; metric_table/table.py writes the site's from this package's own words."""
 
 
 def past(name: str, tree: ast.Module) -> list[str]:

@@ -9,9 +9,9 @@ import re
 import pytest
 import torch
 
-from gspo_lightning.metrics.spec import METRICS
+from gspo_lightning.metric_table.spec import METRICS
+from gspo_lightning.metric_table.table import lookup, tag_pattern
 from gspo_lightning.metrics.sums import MetricSums
-from gspo_lightning.metrics.table import lookup, tag_pattern
 from gspo_lightning.metrics.update import update_scalars
 from gspo_lightning.objectives import GRPO, GSPO, Objective
 from gspo_lightning.old_policy.snapshots import CachedLogProbs

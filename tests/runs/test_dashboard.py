@@ -14,7 +14,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 
 from gspo_lightning.callbacks import dashboard
 from gspo_lightning.commands.fit import cli
-from gspo_lightning.metrics import table
+from gspo_lightning.metric_table import table
 from tests.runs import runs
 
 

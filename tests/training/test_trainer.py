@@ -29,7 +29,7 @@ import gspo_lightning.experience.iteration
 from gspo_lightning import GSPOConfig, GSPOModule, GSPOTrainer
 from gspo_lightning.errors import UserError
 from gspo_lightning.experience.collect import collect
-from gspo_lightning.metrics.table import lookup
+from gspo_lightning.metric_table.table import lookup
 from gspo_lightning.packing.rollout_batch import RolloutBatch
 from gspo_lightning.policy.tiny import build_tiny_model
 from gspo_lightning.rollouts import GroupedSampler, RolloutSource

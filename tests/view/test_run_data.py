@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gspo_lightning.cli import main
-from gspo_lightning.metrics.spec import METRICS
+from gspo_lightning.metric_table.spec import METRICS
 from gspo_lightning.report.resumes import RESUMES, note_resume
 from gspo_lightning.report.run import Series
 from gspo_lightning.report.tokens import TOKENS

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from gspo_lightning.cli import main as command
-from gspo_lightning.metrics.spec import HEADINGS, METRICS, Kind
-from gspo_lightning.metrics.table import lookup, markdown
+from gspo_lightning.metric_table.spec import HEADINGS, METRICS, Kind
+from gspo_lightning.metric_table.table import lookup, markdown
 from tests import ROOT
 
 DOCUMENT = ROOT / "docs" / "metrics.md"
@@ -56,7 +56,7 @@ def test_tags_are_unique_and_every_field_says_something() -> None:
 
 
 def test_every_file_of_definitions_is_read_and_says_nothing_else() -> None:
-    folder = ROOT / "gspo_lightning" / "metrics" / "definitions"
+    folder = ROOT / "gspo_lightning" / "metric_table" / "definitions"
     assert {file.name for file in folder.iterdir() if file.is_file()} == {f"{name}.yaml" for name in HEADINGS}
     for file in folder.glob("*.yaml"):
         assert set(yaml.safe_load(file.read_text())) == {"group", "metrics"}
@@ -98,5 +98,5 @@ def test_document_explains_what_is_misread_most() -> None:
 
 
 def test_definitions_are_read_without_torch() -> None:
-    code = "import sys, gspo_lightning.metrics.table; sys.exit('torch' in sys.modules)"
+    code = "import sys, gspo_lightning.metric_table.table; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,7 +6,7 @@ import functools
 import re
 from itertools import groupby
 
-from gspo_lightning.metrics.spec import METRICS, MetricSpec
+from gspo_lightning.metric_table.spec import METRICS, MetricSpec
 
 
 def lookup(tag: str) -> MetricSpec | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gspo_lightning.metrics.reading import READINGS, Reading
+from gspo_lightning.metric_table.reading import READINGS, Reading
 from gspo_lightning.parsing import read_table
 
 FULL = "model.metrics: full"

@@ -1,0 +1,1 @@
+"""Table of metrics: every logged number's meaning, unit and healthy range."""
