@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
+from gspo_lightning.experience.partial import PartialRollouts
+from gspo_lightning.experience.retrying import RetryingSource
 from gspo_lightning.experience.steps import token_steps
 from gspo_lightning.experience.training_state import TrainingState
 from gspo_lightning.policy.policy import Policy
@@ -21,9 +23,7 @@ from gspo_lightning.rewards.by_record import Judges
 from gspo_lightning.rewards.workers.runner import Pending
 from gspo_lightning.rollouts import Draws
 from gspo_lightning.rollouts.contract import check_group, check_groups
-from gspo_lightning.rollouts.partial import PartialRollouts
 from gspo_lightning.rollouts.recording.records import of_conversation
-from gspo_lightning.rollouts.retrying import RetryingSource
 from gspo_lightning.rollouts.source import Generator, Progress
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 

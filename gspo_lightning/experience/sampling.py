@@ -13,11 +13,11 @@ import torch
 from gspo_lightning.advantages.shaping import Shaping, is_dead, mask_truncated
 from gspo_lightning.distributed import all_gather_objects, fail_together, gather_rows
 from gspo_lightning.experience.generate_and_score import GenerateAndScore, Groups
+from gspo_lightning.experience.partial import PartialRollouts
+from gspo_lightning.experience.prefetcher import Job, RolloutPrefetcher
 from gspo_lightning.experience.settings import ExperienceSettings
 from gspo_lightning.experience.training_state import TrainingState
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.rollouts.partial import PartialRollouts
-from gspo_lightning.rollouts.prefetcher import Job, RolloutPrefetcher
 from gspo_lightning.rollouts.source import Generator
 from gspo_lightning.strategies.sharding import gathered, is_sharded
 from gspo_lightning.types import Prompt, Rollout, WeightsOn

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from gspo_lightning.advantages.shaping import TurnCredit
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.experience.generate_and_score import columns_of
+from gspo_lightning.experience.partial import PartialRollouts
+from gspo_lightning.experience.retrying import RetryingSource
 from gspo_lightning.experience.settings import ExperienceSettings
 from gspo_lightning.policy.vision.image_processor import image_processor_of
 from gspo_lightning.prompts.curricula import Curriculum, Uniform
@@ -19,8 +21,6 @@ from gspo_lightning.rewards import EnvironmentReward, RewardRunner
 from gspo_lightning.rewards.by_record import Judge, Judges
 from gspo_lightning.rewards.canned import examined
 from gspo_lightning.rollouts import RolloutSource
-from gspo_lightning.rollouts.partial import PartialRollouts
-from gspo_lightning.rollouts.retrying import RetryingSource
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

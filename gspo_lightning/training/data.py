@@ -22,6 +22,9 @@ from gspo_lightning.experience.collect import Experience
 from gspo_lightning.experience.generate_and_score import GenerateAndScore, Unrewarded, total_steps
 from gspo_lightning.experience.iteration import Iteration
 from gspo_lightning.experience.loader import ExperienceLoader, PromptLoader, part_of
+from gspo_lightning.experience.partial import PartialRollouts
+from gspo_lightning.experience.prefetcher import RolloutPrefetcher
+from gspo_lightning.experience.retrying import RetryingSource
 from gspo_lightning.experience.sampling import Responses, Sampling
 from gspo_lightning.experience.settings import ExperienceSettings
 from gspo_lightning.experience.training_state import TrainingState
@@ -40,9 +43,6 @@ from gspo_lightning.rewards import EnvironmentReward, RewardRunner
 from gspo_lightning.rewards.by_record import Rewards
 from gspo_lightning.rewards.workers.runner_settings import weights_by_name
 from gspo_lightning.rollouts import GroupedSampler, RolloutSource
-from gspo_lightning.rollouts.partial import PartialRollouts
-from gspo_lightning.rollouts.prefetcher import RolloutPrefetcher
-from gspo_lightning.rollouts.retrying import RetryingSource
 from gspo_lightning.rollouts.wrapping import WrappingSource
 from gspo_lightning.types import MiniBatch, SamplingParams, SystemPrompt
 

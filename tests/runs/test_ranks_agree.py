@@ -25,6 +25,8 @@ from gspo_lightning.advantages.within_groups import GroupNormalised
 from gspo_lightning.distributed import all_gather_objects, fail_together
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.experience.collect import collect, measure_rewards
+from gspo_lightning.experience.prefetcher import Job, RolloutPrefetcher
+from gspo_lightning.experience.retrying import RetryingSource
 from gspo_lightning.metrics.rollouts import measure_rollouts
 from gspo_lightning.packing.deal import deal_rows
 from gspo_lightning.packing.rollout_batch import RolloutBatch
@@ -32,8 +34,6 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
 from gspo_lightning.randomness import stream
 from gspo_lightning.rollouts import VLLMServer
-from gspo_lightning.rollouts.prefetcher import Job, RolloutPrefetcher
-from gspo_lightning.rollouts.retrying import RetryingSource
 from gspo_lightning.rollouts.serving.pool import Pool, Server, Weights
 from gspo_lightning.types import FinishReason, Prompt, Rollout
 from tests.rollouts.toy_server import ToyServer

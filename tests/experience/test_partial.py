@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from gspo_lightning.experience.partial import PartialRollouts
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import hook_routers
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, GroupedSampler, ResponsePrefix
 from gspo_lightning.rollouts.ending import cut
-from gspo_lightning.rollouts.partial import PartialRollouts
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 from tests.support import model_families
 

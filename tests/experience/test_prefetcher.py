@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gspo_lightning.rollouts.prefetcher import CancelledError, Job, RolloutPrefetcher
+from gspo_lightning.experience.prefetcher import CancelledError, Job, RolloutPrefetcher
 
 
 def jobs(made: list[int], done: list[int]) -> Callable[[int], Job[int]]:

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gspo_lightning.experience.retrying import RetryingSource
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.ending import cut
-from gspo_lightning.rollouts.retrying import RetryingSource
 from gspo_lightning.rollouts.source import OnGroup, Progress, ResponsePrefix, RolloutSource
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams, WeightsOn
 
