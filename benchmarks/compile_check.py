@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Kernel", "found_worse", "main", "read_log"]
+__all__ = ["found_worse", "main"]
 
 TABLE = Path(__file__).parent / "results" / "kernels_sm90.json"
 SIZES = (64, 96, 128, 256)
@@ -23,40 +22,6 @@ DTYPES = ("bfloat16", "float32")
 PARTS = ("forward", "backward", "no gradients")
 SHARED = 227 << 10
 """Bytes of shared memory that a block of threads may have on an H100."""
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """Attention kernel compiled for sm_90."""
-
-    part: str
-    """``forward``, ``backward``, or ``no gradients``: the forward pass of sampling and of old log-probabilities."""
-    blocks: str
-    """Queries (M) and keys (N) that a block of threads works on at a time."""
-    warps: int
-    stages: int
-    shared_bytes: int
-    """Shared memory of a block of threads."""
-    registers: int
-    """Registers of a thread, of 255."""
-    spill_bytes: int
-    """Stores of a thread to local memory for want of registers, in the code: in a loop they are executed often."""
-    wgmma: bool
-    """True if products run on the tensor cores of a group of four warps, the fast ones of an H100."""
-    seconds: float
-    """Wall time of the compilation from Triton's source, on the machine that measured it."""
-
-
-def read_log(log: str) -> dict[str, int]:
-    """Return registers and spilled bytes from what ``ptxas -v`` says about one kernel.
-
-    Raises:
-        ValueError: it does not say them.
-    """
-    stores, registers = re.search(r"(\d+) bytes spill stores", log), re.search(r"Used (\d+) registers", log)
-    if stores is None or registers is None:
-        raise ValueError(f"ptxas does not say registers and spills: {log!r}")
-    return {"registers": int(registers[1]), "spill_bytes": int(stores[1])}
 
 
 def found_worse(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:

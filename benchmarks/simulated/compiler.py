@@ -13,6 +13,7 @@ import io
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -22,10 +23,9 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as upstream
 from torch.utils._pytree import tree_map
 
-from benchmarks.compile_check import Kernel, read_log
 from gspo_lightning.policy.attention import flex
 
-__all__ = ["attention_kernels", "traced", "versions"]
+__all__ = ["Kernel", "attention_kernels", "read_log", "traced", "versions"]
 
 HEADS = (16, 8)
 PROMPT, RESPONSES = 100, (60, 90, 1)
@@ -37,6 +37,40 @@ H100 = SimpleNamespace(
     shared_memory_per_multiprocessor=228 << 10, L2_cache_size=50 << 20, total_memory=81559 << 20,
 )  # fmt: skip
 Graph = tuple[torch.fx.GraphModule, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Attention kernel compiled for sm_90."""
+
+    part: str
+    """``forward``, ``backward``, or ``no gradients``: the forward pass of sampling and of old log-probabilities."""
+    blocks: str
+    """Queries (M) and keys (N) that a block of threads works on at a time."""
+    warps: int
+    stages: int
+    shared_bytes: int
+    """Shared memory of a block of threads."""
+    registers: int
+    """Registers of a thread, of 255."""
+    spill_bytes: int
+    """Stores of a thread to local memory for want of registers, in the code: in a loop they are executed often."""
+    wgmma: bool
+    """True if products run on the tensor cores of a group of four warps, the fast ones of an H100."""
+    seconds: float
+    """Wall time of the compilation from Triton's source, on the machine that measured it."""
+
+
+def read_log(log: str) -> dict[str, int]:
+    """Return registers and spilled bytes from what ``ptxas -v`` says about one kernel.
+
+    Raises:
+        ValueError: it does not say them.
+    """
+    stores, registers = re.search(r"(\d+) bytes spill stores", log), re.search(r"Used (\d+) registers", log)
+    if stores is None or registers is None:
+        raise ValueError(f"ptxas does not say registers and spills: {log!r}")
+    return {"registers": int(registers[1]), "spill_bytes": int(stores[1])}
 
 
 def versions() -> dict[str, str]:

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from benchmarks import compile_check
-from benchmarks.compile_check import DTYPES, PARTS, SHARED, SIZES, TABLE, Kernel, found_worse, main, read_log
+from benchmarks.compile_check import DTYPES, PARTS, SHARED, SIZES, TABLE, found_worse, main
 from benchmarks.models import build_model, word_tokenizer
 from benchmarks.simulated import compiler
+from benchmarks.simulated.compiler import Kernel, read_log
 from benchmarks.simulated.kernels import SHAPE, counted_kernels
 from gspo_lightning.policy.attention.flex import BLOCK, kernel_options
 from gspo_lightning.policy.checks import choose_layout
