@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo_lightning.errors import say_renamed
 from gspo_lightning.pictures import Media, read_media, written_media
 from gspo_lightning.tolerance import at_least
 
@@ -79,11 +78,6 @@ class Prompt:
     def __post_init__(self) -> None:
         if not self.token_ids:
             raise ValueError(f"prompt {self.id} has no tokens")
-
-    def room(self, limit: int) -> int:
-        """Former name of :meth:`token_budget`."""
-        say_renamed("Prompt.room", "Prompt.token_budget")
-        return self.token_budget(limit)
 
     def token_budget(self, limit: int) -> int:
         """Return the token budget of a response: ``limit``, or less if the column ``max_response_tokens`` says so."""

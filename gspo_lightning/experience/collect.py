@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from gspo_lightning.metrics.responses import Distributions, distribution_scalars
 from gspo_lightning.metrics.rollouts import measure_rollouts
 from gspo_lightning.packing.rollout_batch import RolloutBatch
 from gspo_lightning.pictures import read_media, written_media
-from gspo_lightning.types import MicroBatch, MiniBatch, Rollout
+from gspo_lightning.types import MiniBatch, Rollout
 
 
 @dataclass(slots=True)
@@ -57,30 +57,13 @@ class Experience:
         media = read_media(state.get("media")) or [()] * len(state["examples"])
         shown = [{**e, **({"media": m} if m else {})} for e, m in zip(state["examples"], media, strict=True)]
         return cls(
-            [None if b is None else _with_groups(MiniBatch.from_state_dict(b)) for b in state["mini_batches"]],
+            [None if b is None else MiniBatch.from_state_dict(b) for b in state["mini_batches"]],
             dict(state["metrics"]),
             shown,
             dict(state.get("rewards", {})),
             dict(state.get("distributions", {})),
             json.loads(state.get("recorded", "[]")),
         )
-
-
-def _with_groups(batch: MiniBatch) -> MiniBatch:
-    """Return a mini-batch with the numbers of its groups; older checkpoints lack them: rows of a prompt are a group."""
-    if all(part.group_index is not None for part in batch.micro_batches):
-        return batch
-    numbers: dict[object, int] = {}
-
-    def numbered(part: MicroBatch) -> MicroBatch:
-        media = part.media or [()] * len(part.prompt_lengths)
-        keys = [
-            (ids[:width].numpy().tobytes(), tuple(picture.sha256 for picture in pictures))
-            for ids, width, pictures in zip(part.input_ids, part.prompt_lengths.tolist(), media, strict=True)
-        ]
-        return replace(part, group_index=tuple(numbers.setdefault(key, len(numbers)) for key in keys))
-
-    return replace(batch, micro_batches=[numbered(part) for part in batch.micro_batches])
 
 
 def measure_rewards(

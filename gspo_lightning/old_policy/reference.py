@@ -13,7 +13,7 @@ from gspo_lightning.distributed import from_first_rank
 from gspo_lightning.old_policy.frozen import FrozenPolicy, own_ways
 from gspo_lightning.packing.batches import cut, filler, make_micro_batch
 from gspo_lightning.packing.rows import Row, rows_of, store
-from gspo_lightning.policy.lora import adapters_off, adapts_from_base, has_adapters
+from gspo_lightning.policy.lora import adapters_off, adapts_from_base
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.strategies.sharding import in_step, unwrapped
 from gspo_lightning.types import Rollout
@@ -58,17 +58,17 @@ class ReferencePolicy(FrozenPolicy):
         """Load what :meth:`state_dict` returned, whatever start this reference was built from.
 
         Args:
-            state: older code wrote only the weights, and always turned adapters off.
+            state: of that method.
             policy: of the same checkpoint, whole.
         """
-        before, weights = self.adapted, state.get("weights", state)
-        self.adapted = bool(state["adapters_off"]) if "weights" in state else has_adapters(policy.model)
+        before = self.adapted
+        self.adapted = bool(state["adapters_off"])
         if self.adapted:
             self.policy = policy
             return
         if before:
             super().__init__(policy.frozen_copy())
-        self.policy.model.load_state_dict(weights)
+        self.policy.model.load_state_dict(state["weights"])
 
     @torch.no_grad()
     def penalise(

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gspo_lightning.distributed import rank_and_world
-from gspo_lightning.randomness import Purpose, Shuffle, permutation, stream
+from gspo_lightning.randomness import Purpose, Shuffle, stream
 from gspo_lightning.types import Prompt
 
 ORDER = 2
-"""Version of the training order: 1 sorts random numbers, one for every prompt; 2 computes any place alone."""
+"""Version of the training order, which checkpoints name."""
 
 
 class PromptOrder:
@@ -29,9 +29,7 @@ class PromptOrder:
 
     def __init__(self, prompts: Sequence[Prompt], per_iteration: int, mini_batches: int, seed: int) -> None:
         self._prompts, self._size, self._mini_batches, self._seed = prompts, per_iteration, mini_batches, seed
-        self.version = ORDER
-        """:data:`ORDER`, or 1 for a run begun by older code."""
-        self._shuffled: tuple[tuple[int, int, int], Sequence[int]] = ((0, 0, 0), ())
+        self._shuffled: tuple[tuple[int, int], Sequence[int]] = ((0, 0), ())
 
     sources: tuple[str, ...] = ()
     """Names of the prompts' sources, if there are several."""
@@ -57,11 +55,10 @@ class PromptOrder:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the version, the only state."""
-        return {"order": self.version}
+        return {"order": ORDER}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state from :meth:`state_dict`."""
-        self.version = int(state.get("order", 1))  # older code saved none
+        """Restore a state from :meth:`state_dict`: an order without a curriculum has none."""
 
     def at(self, place: int) -> Prompt:
         """Return this rank's prompt at a place of its training order, counted over iterations.
@@ -87,9 +84,8 @@ class PromptOrder:
 
     def _order(self, purpose: Purpose, number: int) -> Sequence[int]:
         """Return a permutation of the set; the last one is kept for callers that read it place by place."""
-        wanted = (self.version, purpose, number)
+        wanted = (purpose, number)
         if self._shuffled[0] != wanted:
             base, size = stream(self._seed, purpose, number), len(self._prompts)
-            order: Sequence[int] = permutation(base, size).tolist() if self.version == 1 else Shuffle(base, size)
-            self._shuffled = wanted, order
+            self._shuffled = wanted, Shuffle(base, size)
         return self._shuffled[1]

@@ -163,7 +163,7 @@ def _read_json(run: Run) -> None:
 def _read_alarms(run: Run) -> None:
     path = run.folder / ALARMS
     if not path.is_file():
-        return  # no alarm, or a run of older code
+        return  # no alarm
     try:
         content = load_json(path.read_text(encoding="utf-8"))
         run.alarms = [{**alarm, "since": int(alarm["since"]), "update": int(alarm["update"])} for alarm in content]

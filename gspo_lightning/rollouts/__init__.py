@@ -1,9 +1,6 @@
 """Rollout sources."""
 
-from typing import Any
-
 from gspo_lightning.environments import Environment
-from gspo_lightning.errors import say_renamed
 from gspo_lightning.rollouts.agents import AgentRollouts
 from gspo_lightning.rollouts.conversations.environment import EnvironmentRollouts
 from gspo_lightning.rollouts.drawing import Draws, sample_tokens
@@ -27,10 +24,3 @@ __all__ = [
     "VLLMServer",
     "sample_tokens",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "Beginning":
-        say_renamed("gspo_lightning.rollouts.Beginning", "ResponsePrefix")
-        return ResponsePrefix
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

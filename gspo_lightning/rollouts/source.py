@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from gspo_lightning.errors import UserError, say_renamed
+from gspo_lightning.errors import UserError
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.vision.families import FAMILIES
 from gspo_lightning.rollouts.drawing import Draws
@@ -37,25 +37,10 @@ class ResponsePrefix:
     token_budget: int
     written: tuple[int, ...] = ()
 
-    @property
-    def room(self) -> int:
-        """Former name of ``token_budget``."""
-        say_renamed("Beginning.room", "ResponsePrefix.token_budget")
-        return self.token_budget
-
     @classmethod
     def groups(cls, prompts: Sequence[Prompt], group_size: int, token_budget: int) -> list[ResponsePrefix]:
         """Return ``group_size`` new responses to each prompt, prompt by prompt."""
         return [cls(p, k, p.token_ids, 0, p.token_budget(token_budget)) for p in prompts for k in range(group_size)]
-
-
-_RENAMED = {
-    "renew": "update_weights_in_flight",
-    "renews": "updates_in_flight",
-    "rest": "sleep",
-    "use_less_memory": "reduce_batch",
-}
-"""Former names of what a source may override -> their names now."""
 
 
 class Generator(Protocol):
@@ -104,14 +89,6 @@ class RolloutSource(ABC):
     each with exactly ``group_size`` rollouts; ids are never re-tokenized; the end token is part of the response; a
     response that is cut at the limit has the finish reason for it.
     """
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Take what a plug-in wrote under former names."""
-        super().__init_subclass__(**kwargs)
-        for old, new in _RENAMED.items():
-            if old in vars(cls) and new not in vars(cls):
-                say_renamed(f"{cls.__name__}.{old}", new)
-                setattr(cls, new, vars(cls)[old])
 
     on_group: OnGroup | None = None
     """Callback for the G responses to a prompt, called as soon as a group is complete, in any order, for early scoring.

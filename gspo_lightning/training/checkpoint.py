@@ -47,7 +47,7 @@ class RunRecord:
             checkpoint["gspo_critic"] = self.critic.state_dict()
 
     def take_from(self, checkpoint: dict[str, Any]) -> None:
-        """Read the state from a checkpoint; entries that an older checkpoint lacks keep their initial values."""
+        """Read the state from a checkpoint."""
         self.evaluator.history = [(int(s), dict(values)) for s, values in checkpoint.get("gspo_evaluations", [])]
         self.guard.skipped = int(checkpoint.get("gspo_skipped", 0))
         self.update_metrics.load_state_dict(checkpoint.get("gspo_meter", {}))

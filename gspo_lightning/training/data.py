@@ -329,7 +329,7 @@ class PromptDataModule(LightningDataModule):
         if self._order is not None:
             self._order.load_state_dict(state_dict)
         if self._deal is None:
-            self._deal_as(state_dict.get("deal", "groups"))  # missing in checkpoints of older code
+            self._deal_as(state_dict["deal"])
         self.loader.go_to(mine)
         if self.partial is not None and "partial" in mine:
             self.partial.load_state_dict(mine["partial"], self.sets.read["train"].by_id)

@@ -337,7 +337,6 @@ class GSPOTrainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.iteration, self.version = int(state["iteration"]), int(state["version"])
         self.old_logprobs.noise = state["noise"]
-        self._deal = self.config.deal if "deal" in state else "groups"  # older code dealt whole groups
 
     def _scorer(
         self, queries: Sequence[Query], records: list[dict[str, Any]], reward: RewardFunction | Reward | None

@@ -13,7 +13,7 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.experience.collect import Experience
 from gspo_lightning.experience.loader import ExperienceLoader, part_of
 from gspo_lightning.packing.batches import make_micro_batch
-from gspo_lightning.types import FinishReason, MicroBatch, MiniBatch, Prompt, Rollout
+from gspo_lightning.types import FinishReason, MiniBatch, Prompt, Rollout
 
 BATCHES = 4
 
@@ -63,20 +63,6 @@ def test_it_goes_on_with_the_same_mini_batches_from_every_place(epochs: int, tra
     found = [name(batch) for batch in itertools.chain.from_iterable(handed(resumed, 3))]
     assert found[: len(whole) - done] == whole[done:]
     assert resumed.spent
-
-
-def test_groups_of_a_checkpoint_from_before_they_were_numbered_are_found_by_their_prompts() -> None:
-    def part(*prompts: tuple[int, ...]) -> MicroBatch:
-        ids, mask = torch.tensor([7, 8]), torch.ones(2, dtype=torch.bool)
-        rows = [Rollout(Prompt(9, "", p), k, ids, None, mask, FinishReason.STOP, 0) for k, p in enumerate(prompts)]
-        return make_micro_batch(rows)
-
-    state = Experience([MiniBatch([part((1, 2), (3,)), part((3,), (1, 7))])], {}).state_dict({0}, begun=False)
-    for micro_batch in state["mini_batches"][0]["micro_batches"]:
-        assert micro_batch.pop("group_index") is None
-    (batch,) = Experience.from_state_dict(state).mini_batches
-    assert batch is not None
-    assert [part.group_index for part in batch.micro_batches] == [(0, 1), (1, 2)]
 
 
 def handed(made: ExperienceLoader, iterations: int) -> list[list[MiniBatch]]:

@@ -13,7 +13,6 @@ from tests.runs import runs
 collect_ignore = [
     "graded.py",  # a plug-in: doctest would import it a second time, under another name
     "negative.py",  # another one
-    "fixtures",  # made by older code
 ]
 
 

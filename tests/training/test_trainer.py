@@ -327,27 +327,6 @@ def test_gradient_is_clipped_to_the_norm_and_reported_before(
     assert moved == pytest.approx(1e-2, rel=1e-3)
 
 
-def test_a_state_that_names_no_deal_goes_on_with_whole_groups(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    """As older code wrote it."""
-    config = dataclasses.replace(SHORT, minibatches=2)
-    state = copy.deepcopy(GSPOTrainer(model, tokenizer, config).state_dict())
-
-    def trained(deal: str, state: dict[str, Any]) -> dict[str, Tensor]:
-        fresh = build_tiny_model("tiny-qwen3", seed=1)
-        trainer = GSPOTrainer(fresh, tokenizer, dataclasses.replace(config, deal=deal))
-        trainer.load_state_dict(copy.deepcopy(state))
-        trainer.train_step(QUERIES, graded)
-        assert trainer.state_dict()["deal"] == ("groups" if "deal" not in state else deal)
-        return weights(fresh)
-
-    before = {name: value for name, value in state.items() if name != "deal"}
-    wanted = trained("groups", state)
-    assert runs.largest_difference(trained("stratified", before), wanted) == 0.0
-    assert runs.largest_difference(trained("stratified", state), wanted) > 0.0
-
-
 @pytest.mark.parametrize("changes", [{"minibatches": 4}, {"epochs": 3}])
 def test_several_updates_can_clip(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, changes: dict[str, int]

@@ -109,7 +109,7 @@ class History:
         """Build a history from :meth:`state_dict`."""
         recent, first = ({tag: list(v) for tag, v in state[name].items()} for name in ("recent", "first"))
         lowest, highest, best = state["rewards"]
-        held_out = state.get("best_held_out")  # older checkpoints have none
+        held_out = state["best_held_out"]
         return cls(recent, first, lowest, highest, best, None if held_out is None else BestEvaluation(*held_out))
 
 
