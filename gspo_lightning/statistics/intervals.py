@@ -60,7 +60,7 @@ def of_new_problems(values: Sequence[float], weights: Sequence[float] | None = N
     (0.88, 0.9999)
     """
     x, w = _checked(values, weights)
-    n, mean = len(x), min(1.0, float(np.average(x, weights=w)))
+    n, mean = len(x), float(np.clip(np.average(x, weights=w), x.min(), x.max()))
     if n < 2:
         return Estimate(mean, None, None, n)
     share = w / w.sum()
@@ -121,11 +121,13 @@ def of_these_problems(right: Sequence[Sequence[float]]) -> Estimate:
 
 
 def _wilson(mean: float, effective: float, z: float) -> tuple[float, float]:
-    """Return Wilson's interval for ``effective`` independent answers with this mean."""
+    """Return Wilson's interval for ``effective`` independent answers with this mean; its ends 0 and 1 are exact."""
     shrunk = 1 + z * z / effective
     centre = (mean + z * z / (2 * effective)) / shrunk
     half = z / shrunk * math.sqrt(mean * (1 - mean) / effective + z * z / (4 * effective**2))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    low = max(0.0, centre - half) if mean > 0 else 0.0
+    high = min(1.0, centre + half) if mean < 1 else 1.0
+    return low, high
 
 
 def _checked(values: Sequence[float], weights: Sequence[float] | None) -> tuple[np.ndarray, np.ndarray]:

@@ -52,19 +52,21 @@ def g_pass_at_k(right: int, answers: int, k: int, share: float) -> float:
 def mg_pass_at_k(right: int, answers: int, k: int) -> float:
     """Return the mean of G-Pass@k over shares from a half to all: mG-Pass@k (arXiv 2412.13147, Eq. 6).
 
-    Twice the integral over the share, as the sum over the numbers of right draws above the half: ``2 / k`` times the
-    probabilities of at least ``k / 2 + 1``, ..., ``k`` right ones of k (``k / 2`` rounded up).
+    Twice the integral over the share. Shares in ``(j - 1) / k`` to ``j / k`` need j right draws, so the probability of
+    at least j is weighted by the part of that range above a half: ``2 / k``, and ``1 / k`` for the first j of an odd k.
+    For an even k that is the paper's sum; for an odd one the paper's sum leaves out the first j.
 
-    >>> mg_pass_at_k(right=3, answers=4, k=2), mg_pass_at_k(4, 4, 4)
-    (0.5, 1.0)
+    >>> mg_pass_at_k(right=3, answers=4, k=2), mg_pass_at_k(4, 4, 4), mg_pass_at_k(5, 5, 5)
+    (0.5, 1.0, 1.0)
 
     Raises:
-        ValueError: as :func:`g_pass_at_k`, or k is 1, where the sum is empty.
+        ValueError: as :func:`g_pass_at_k`, or k is 1, where this is the share of right answers.
     """
     if k < 2:
         raise ValueError(f"k must be at least 2, got {k}")
-    shares = [needed / k for needed in range(math.ceil(k / 2) + 1, k + 1)]
-    return 2 / k * sum(g_pass_at_k(right, answers, k, share) for share in shares)
+    chances = [g_pass_at_k(right, answers, k, needed / k) for needed in range(k // 2 + 1, k + 1)]
+    first = 0.5 if k % 2 else 1.0
+    return 2 * (first * chances[0] + sum(chances[1:])) / k
 
 
 def majority(answers: Sequence[Hashable | None], right: Sequence[bool]) -> float:

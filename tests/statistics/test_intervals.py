@@ -56,6 +56,18 @@ def test_all_right_is_not_certainly_right() -> None:
     assert 0.85 < found.low < 0.95  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("problems", range(2, 60))
+def test_nothing_or_all_right_has_ends_at_0_and_1_without_rounding(problems: int) -> None:
+    weights = [0.1 * (i % 7 + 1) for i in range(problems)]
+    for given in (None, weights):
+        assert of_new_problems([0.0] * problems, given).low == 0.0
+        everything = of_new_problems([1.0] * problems, given)
+        assert (everything.value, everything.high) == (1.0, 1.0)
+    for answers in (2, 3, 7):
+        assert of_these_problems([[0.0] * answers] * problems).low == 0.0
+        assert of_these_problems([[1.0] * answers] * problems).high == 1.0
+
+
 def test_weights_are_cells_of_puzzles() -> None:
     """2 of 2 cells and 0 of 6: a quarter of the cells, whatever the share of puzzles is."""
     assert of_new_problems([1.0, 0.0], weights=[2.0, 6.0]).value == 0.25

@@ -43,6 +43,21 @@ def test_the_mean_over_shares_is_twice_the_area_above_a_half() -> None:
         mg_pass_at_k(1, 1, 1)
 
 
+@pytest.mark.parametrize(("right", "answers", "k"), [(5, 5, 5), (3, 3, 3), (4, 7, 5), (6, 9, 3), (5, 8, 4)])
+def test_the_mean_over_shares_is_the_integral_for_odd_and_even_k(right: int, answers: int, k: int) -> None:
+    """The area under G-Pass@k from a half to all, by 10,000 rectangles, divided by its width."""
+    steps = 10_000
+    middles = [0.5 + (i + 0.5) / (2 * steps) for i in range(steps)]
+    mean = sum(g_pass_at_k(right, answers, k, share) for share in middles) / steps
+    assert mg_pass_at_k(right, answers, k) == pytest.approx(mean, abs=1e-3)
+
+
+def test_all_right_is_a_mean_of_one() -> None:
+    assert [mg_pass_at_k(n, n, n) for n in range(2, 40)] == [1.0] * 38
+    # 4 of 7 right: 3 right ones of 5 in 12 of 21 draws, 4 in 3. Shares from .5 to .6 need 3, from .6 to .8 need 4
+    assert mg_pass_at_k(4, 7, 5) == pytest.approx(2 * (0.1 * 15 / 21 + 0.2 * 3 / 21))
+
+
 def test_votes() -> None:
     assert majority(["1", "1", "2"], [True, True, False]) == 1.0
     assert majority(["1", "2", "2"], [True, False, False]) == 0.0

@@ -256,7 +256,8 @@ def _judge(task: Task, runner: RewardRunner, answers: Answers, file: VerdictFile
     if total == 0:
         return
     with runner, tqdm(desc=visible(suite.name), unit=" answers", total=total) as bar:
-        for verdicts in judge(suite, problems, answers.answer(suite, wanted, several=several), runner):
+        earlier = (v for v in read_verdicts(file.path) if v.suite == suite.name and v.id in problems)
+        for verdicts in judge(suite, problems, answers.answer(suite, wanted, several=several), runner, earlier):
             file.add(verdicts)
             bar.update(len(verdicts))
 

@@ -159,6 +159,30 @@ def test_numbers_by_hand(aime: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "samples.jsonl").stat().st_mode & 0o077 == 0  # prompts and answers may be private
 
 
+def test_wrong_votes_merge_by_the_comparison_that_grades(aime: Path, tmp_path: Path) -> None:
+    """25 right twice, and one wrong value written in four ways; 113 right twice, and four values once each.
+
+    The third problem has one wrong value and one right answer, each twice. The same after an interruption.
+    """
+    said = {
+        60: [25, 25, "30", "x = 30", r"\frac{60}{2}", r"30\text{ cm}"],
+        61: [113, 113, r"\frac{1}{2}", r"\frac{1}{3}", r"\sqrt{2}", "y"],
+        62: [7, 7, r"\frac{\sqrt{8}}{2}", r"\sqrt{2}", "1", "2"],
+    }
+    rows = [
+        {"id": str(i), "sample": k, "completion": box(v)} for i, values in said.items() for k, v in enumerate(values)
+    ]
+    arguments = ("--suite=aime2024", "--data", aime, "--completions", write(tmp_path / "a.jsonl", rows))
+    whole = evaluate(tmp_path / "out", *arguments)["aime2024"]
+    assert whole["maj@6"]["value"] == pytest.approx((0 + 1 + 1 / 2) / 3)
+    file = tmp_path / "out" / "samples.jsonl"
+    votes = {(v["id"], v["sample"]): v["vote"] for v in map(json.loads, file.read_text().splitlines())}
+    assert [votes["60", k] for k in range(6)] == ["=", "=", "30", "30", "30", "30"]
+    assert len({votes["61", k] for k in range(6)}) == 5
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:4]))
+    assert evaluate(tmp_path / "out", *arguments)["aime2024"] == whole
+
+
 def test_unequal_numbers_of_answers_are_said(aime: Path, tmp_path: Path) -> None:
     rows = [{"id": "60", "completion": box(25)}] * 3 + [{"id": "61", "completion": box(1)}] * 2
     found = evaluate(
