@@ -6,13 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 
 from gspo_lightning.parsing import load_json
-from gspo_lightning.rewards.instructions.text import (
-    capital_words,
-    count_sentences,
-    language_of,
-    paragraphs,
-    words,
-)
+from gspo_lightning.rewards.instructions.sentences import count_sentences
+from gspo_lightning.rewards.instructions.text import capital_words, language_of, paragraphs, words
 
 _CHOICES = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _BULLET = re.compile(r"^\s*(?:\*[^*\n]|-)", re.MULTILINE)

@@ -1,25 +1,19 @@
-"""Text statistics: words, sentences, paragraphs, and the language of a text."""
+"""Text statistics: words, paragraphs, and the language of a text."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
 import re
+import unicodedata
+from collections import Counter
 
 from gspo_lightning.errors import UserError
 
 _WORD = re.compile(r"\w+")
 _CHUNK = re.compile(r"[^\W_]+(?:[-.'\u2019&/][^\W_]+)*")
-_END = re.compile(
-    r"(?P<mark>[.!?\u2026]+)[\"'\u201d\u2019)\]*_]*(?=\s|$)|(?P<wide>[\u3002\uff01\uff1f\u0964]+[\u300d\u300f\u201d\"]*)"
-)
-_ABBREVIATIONS = frozenset(
-    (
-        "mr", "mrs", "ms", "dr", "prof", "sr", "jr", "st", "gen", "rep", "sen", "rev", "hon", "capt", "col", "lt",
-        "vs", "e.g", "i.e", "cf", "al", "fig", "no", "vol", "pp", "approx", "u.s", "u.k", "a.m", "p.m",
-    )
-)  # fmt: skip
-"""Abbreviations that take a full stop in mid-sentence; in lower case, without the last full stop."""
+_EAST_ASIAN = ("CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "IDEOGRAPHIC", "HALFWIDTH", "BOPOMOFO")
+"""First words of the names of characters that are written together."""
 
 
 def words(text: str) -> list[str]:
@@ -38,36 +32,6 @@ def capital_words(text: str) -> list[str]:
     ['I', 'WELL-KNOWN', 'U.S', 'NASA', 'K']
     """
     return [chunk for chunk in _CHUNK.findall(text) if chunk.isupper()]
-
-
-def count_sentences(text: str) -> int:
-    """Count sentences by their final marks; text after the last mark is one more.
-
-    A full stop after an abbreviation, an initial or a list number ends no sentence, nor does one before a small letter.
-
-    >>> count_sentences("Dr. J. Smith paid 3.50 dollars, i.e. too much. Why? He said: \\"Go!\\" and went.")
-    3
-    """
-    found, start = 0, 0
-    for match in _END.finditer(text):
-        if match["mark"] and not _ends(text, match):
-            continue
-        found += bool(_WORD.search(text, start, match.end()))
-        start = match.end()
-    return found + bool(_WORD.search(text, start))
-
-
-def _ends(text: str, match: re.Match[str]) -> bool:
-    after = text[match.end() : match.end() + 40].lstrip()
-    if after[:1].islower():
-        return False
-    if match["mark"] != "." or not after:
-        return True
-    line = text[max(0, match.start() - 20) : match.start()].rpartition("\n")[2]
-    before = line.split()[-1].lstrip("(\"'*\u201c\u2018") if line.split() else ""
-    number = before.isdigit() and line.strip() == before and "\n" not in text[match.end() : match.end() + 1]
-    initial = len(before) == 1 and before.isupper() and before != "I"
-    return not (number or initial or before.lower() in _ABBREVIATIONS)
 
 
 def paragraphs(text: str) -> list[str]:
@@ -100,10 +64,31 @@ def load_languages() -> frozenset[str]:
 def language_of(text: str) -> str | None:
     """Return the code of the most likely language of a text; None if it has no letters.
 
+    That is the language of its letters in the script of most of them, where a wide letter (an ideograph) counts twice.
+    A few words in a script of its own do not make a text theirs.
+
     >>> language_of("42 :-)")
     """
-    if not any(c.isalpha() for c in text):
+    letters = Counter(script for c in text if (script := script_of(c)) and c.isalpha())
+    wide = Counter(script_of(c) for c in text if c.isalpha() and unicodedata.east_asian_width(c) in ("W", "F"))
+    if not letters:
         return None
+    main = max(letters, key=lambda script: letters[script] + wide[script])
     from py3langid import langid
 
-    return str(langid.classify(text)[0])
+    return str(langid.classify("".join(c if script_of(c) in ("", main) else " " for c in text))[0])
+
+
+@functools.lru_cache(maxsize=4096)
+def script_of(character: str) -> str:
+    """Return the script of a letter or of a mark on one; "" for all else, and for marks of any script.
+
+    >>> script_of("a"), script_of("\u0e01"), script_of("\u4eca") == script_of("\u3042"), script_of("7")
+    ('LATIN', 'THAI', True, '')
+    """
+    if unicodedata.category(character)[0] not in "LM":
+        return ""
+    first = unicodedata.name(character, "").partition(" ")[0]
+    if first in ("COMBINING", "MODIFIER"):
+        return ""
+    return "EAST ASIAN" if first in _EAST_ASIAN else "LATIN" if first == "FULLWIDTH" else first

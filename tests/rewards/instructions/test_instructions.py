@@ -14,7 +14,8 @@ from gspo_lightning.cli import main
 from gspo_lightning.errors import UserError
 from gspo_lightning.rewards import IFVerifier, RewardRunner, Sample
 from gspo_lightning.rewards.instructions.checks import CHECKS
-from gspo_lightning.rewards.instructions.text import count_sentences, language_of
+from gspo_lightning.rewards.instructions.sentences import count_sentences
+from gspo_lightning.rewards.instructions.text import language_of
 
 pytest.importorskip("py3langid")
 
@@ -143,10 +144,47 @@ def test_languages_are_told_apart(code: str) -> None:
         ("Mr. and Mrs. Smith, Prof. Jones. They met.", 2), ("I met J. K. Rowling. She wrote.", 2), ("So am I. You?", 2),
         ("1. First this.\n2. Then that.", 2), ("(Done.) Next.", 2), ("**Bold.** Next.", 2), ("Wait... what? Yes.", 2),
         ("?!?!", 0), ("He said \"Go!\" and went.", 1),
+        # small letters
+        ("it rained. we stayed. why not?", 3), ("who came? nobody. pity!", 3), ("First. then we slept. so did she.", 3),
+        ("he met dr. lee, e.g. on sunday. fine.", 2), ("wait... what? yes.", 2), ("\"no!\" he said. she left.", 2),
+        ("She codes. npm broke. It was late.", 2), ("It works. macOS does too. iOS, too.", 3),
+        # abbreviations at the end
+        ("Was it cold? No. We swam.", 3), ("is it? no. it isn't.", 3), ("I saw fig. B. Nice.", 2),
+        ("See no. 7 and Nos. 8 to 9, Vol. II, p. 3 there.", 1),
+        ("Eat a fig. Drink water.", 2), ("Tell the gen. She waits for Gen. Roe.", 2),
+        ("We need vitamin D. It helps.", 2), ("He got a B. Nobody minded.", 2),
+        ("Exit by gate C. Trains leave there.", 2), ("We left at 9 a.m. Rain fell.", 2),
+        ("We left at 9 a.m. Monday, in the U.S. Navy way.", 1), ("She lives in the U.K. She likes it.", 2),
+        ("Harry S. Truman and B. A. King met.", 1), ("Sammy Davis Jr. sang. So did King Jr. The end.", 3),
+        ("Tea, milk, etc. Prices vary. Ask Acme Inc. in May.", 3), ("It ends on Sept. 5. Bye.", 2),
+        # marks of other scripts
+        ("\u06a9\u062a\u0627\u0628 \u06c1\u06d2\u06d4 \u0642\u0644\u0645 \u06c1\u06d2\u06d4", 2),
+        ("\u0623\u064a\u0646\u061f \u0647\u0646\u0627.", 2), ("\u0906\u0913\u0964 \u091c\u093e\u0913\u0965", 2),
+        ("\u1230\u120b\u121d\u1362 \u12f0\u1205\u1293\u1362", 2),
     ],
 )  # fmt: skip
 def test_sentences(text: str, sentences: int) -> None:
     assert count_sentences(text) == sentences
+
+
+INTRODUCTIONS = (
+    "Of course, this is what you wanted to have: ",
+    "Certainly! Below you will find everything in that language, as you said: ",
+)
+
+
+@pytest.mark.parametrize("code", [c for c in WEATHER if not any("a" <= letter <= "z" for letter in WEATHER[c])])
+def test_a_few_words_in_a_script_of_its_own_are_no_text_in_the_language(code: str) -> None:
+    for introduction in INTRODUCTIONS:
+        text = introduction + WEATHER[code][:12]
+        assert (language_of(text), verdict("language:response_language", {"language": code}, text)) == ("en", 0.0)
+    assert verdict("language:response_language", {"language": code}, f"{WEATHER[code]} (SQL)") == 1.0
+    assert verdict("language:response_language", {"language": "en"}, f"{WEATHER['en']} {WEATHER[code][:8]}") == 1.0
+
+
+def test_an_ideograph_counts_as_two_letters() -> None:
+    assert language_of("\u6211\u4eec\u7528 Python \u5199\u7a0b\u5e8f") == "zh"  # six of them, and six Latin letters
+    assert language_of("\u30c6\u30b9\u30c8\u3092 pytest \u3067\u66f8\u304d\u307e\u3059\u3002") == "ja"
 
 
 def test_all_instructions_count_and_a_fraction_can_be_paid() -> None:
