@@ -19,7 +19,7 @@ _SPELLINGS = (
     ("\u2217", "*"), ("\u2022", "*"), ("\u00f7", "/"), ("\u2212", "-"), ("\u2013", "-"), ("\\left", " "),
     ("\\right", " "), ("==", "="),
 )  # fmt: skip
-_FRACTION = re.compile(r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}")
+_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}\s*\{([^{}]*)\}|([0-9])\s*([0-9]))")
 _TIMES = re.compile(r"(?<=[0-9)\]}\s])[xX](?=[\s0-9(\[{])")
 """The letter x between two values: ``3 x 5``, ``3x5``."""
 _OPENED_BY = {")": "(", "]": "[", "}": "{"}
@@ -130,7 +130,10 @@ def evaluate(tokens: list[str]) -> Fraction:
 
 
 def _sides(text: str) -> list[list[str]]:
-    """Split an equation into the tokens of each side of ``=``; matching brackets of all kinds become round ones."""
+    """Split an equation into the tokens of each side of ``=``; matching brackets of all kinds become round ones.
+
+    A bracket next to a number or another bracket multiplies: ``2(3+9)``, ``(8-4)(7-1)``.
+    """
     sides: list[list[str]] = [[]]
     opened: list[str] = []
     for token in _tokens(text):
@@ -141,14 +144,21 @@ def _sides(text: str) -> list[list[str]]:
             opened.append(token)
         elif token in _OPENED_BY and (not opened or opened.pop() != _OPENED_BY[token]):
             raise ValueError("not an expression")
-        sides[-1].append("(" if token in "([{" else ")" if token in ")]}" else token)
+        token = "(" if token in "([{" else ")" if token in ")]}" else token
+        before = sides[-1][-1] if sides[-1] else ""
+        if (token == "(" and (before == ")" or before.isdigit())) or (token.isdigit() and before == ")"):
+            sides[-1].append("*")
+        sides[-1].append(token)
     return sides
 
 
 def _tokens(text: str) -> list[str]:
     for spelling, sign in _SPELLINGS:
         text = text.replace(spelling, sign)
-    text = _TIMES.sub("*", _FRACTION.sub(r"((\1)/(\2))", text)).strip()
+    fractions = 1
+    while fractions:  # the inner ones first, whose braces are gone then
+        text, fractions = _FRACTION.subn(lambda m: f"(({m[1] or m[3]})/({m[2] or m[4]}))", text)
+    text = _TIMES.sub("*", text).strip()
     found, position = [], 0
     while position < len(text):
         match = _TOKEN.match(text, position)
