@@ -39,6 +39,8 @@ class Limits:
 
     cpu_s: float = 6.0
     """CPU time in seconds, of all its processes together."""
+    several: int = 100
+    """Tests that may use up their time in one process, before the kernel ends it."""
     memory_mb: int = 1024
     """MiB beyond the interpreter itself."""
     tasks: int = 32
@@ -64,7 +66,8 @@ class Limits:
 
     def frame(self) -> dict[str, Any]:
         """Return the limits as the driver takes them."""
-        return dataclasses.asdict(self) | {"wall_s": self.wall_s, "patience_s": self.patience_s}
+        times = {"wall_s": self.wall_s, "patience_s": self.patience_s, "process_cpu_s": self.several * self.cpu_s}
+        return dataclasses.asdict(self) | times
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +84,5 @@ class Outcome:
     cpu_s: float = 0.0
     asleep: bool = False
     """True for a timeout without CPU use: worth a second try before the program is blamed."""
+    alive: bool = False
+    """True if the process of the test goes on with the next one."""

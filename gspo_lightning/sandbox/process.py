@@ -1,4 +1,4 @@
-"""Sandbox as the reward sees it: a driver for one program, and a confined fork of the driver for each test."""
+"""Sandbox as the reward sees it: a driver for one program, and confined forks of the driver for its tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _GRACE_S = 30.0
 
 
 class Sandbox:
-    """Sandbox for tests of one program; no test can influence another, the machine, or the expected values.
+    """Sandbox for tests of one program, which cannot influence the machine or the expected values.
+
+    A test has a process of its own, unless it ``shares`` one with the tests before it.
 
     Args:
         kind: the isolation, which must have passed its probe.
@@ -93,7 +95,9 @@ class Sandbox:
     def run(self, test: dict[str, Any]) -> Outcome:
         """Run one test and return how it ended.
 
-        A test is ``{"stdin": True, "input"}``, ``{"entry", "arguments"}`` or ``{"expression", "setup"}``.
+        A test is ``{"stdin": True, "input"}``, ``{"entry", "arguments"}`` or ``{"expression", "setup"}``; ``setup`` is
+        a list of keys and statements. Tests with ``"shares": True`` share a process, which loads the program once and
+        runs the statement of a key once, until a test ends it.
 
         Raises:
             InfrastructureError: the sandbox failed, or the machine had no time for it: not the program's fault.
@@ -171,6 +175,10 @@ def _outcome(frame: dict[str, Any]) -> Outcome:
     Raises:
         InfrastructureError: the test was not confined, so it was not run; or it was starved.
     """
+    return replace(_ended(frame), alive=frame["alive"])
+
+
+def _ended(frame: dict[str, Any]) -> Outcome:
     stdout = base64.b64decode(frame["out"]).decode("utf-8", "replace")
     errors = base64.b64decode(frame["err"]).decode("utf-8", "replace").strip()
     if not frame["confined"]:

@@ -14,6 +14,7 @@ from gspo_lightning.rewards.math.text import after_thinking, boxed, without_hidd
 from gspo_lightning.rewards.math.unboxed_answer import committed
 from gspo_lightning.suites.problems import Problem
 from gspo_lightning.suites.verdicts import Answer, Verdict
+from gspo_lightning.tolerance import at_least
 
 RIGHT = "="
 """Vote of every right answer, however it is written."""
@@ -110,7 +111,7 @@ class Votes:
                 pairs.append((key, earlier, later))
                 samples += [self._sample(key, earlier, later), self._sample(key, later, earlier)]
         scores = self._runner.score(samples) if samples else []
-        same = [score.reward is not None and score.reward >= 1.0 for score in scores]
+        same = [score.reward is not None and bool(at_least(score.reward, 1.0)) for score in scores]
         return {pair for pair, there, back in zip(pairs, same[::2], same[1::2], strict=True) if there or back}
 
     def _sample(self, key: str, record: Ballot, given: Ballot) -> Sample:

@@ -29,7 +29,7 @@ BAD = {
     "brackets": ("data: " + "[" * 5000, "nested too deeply"),
     "lists": ("data: " + "[" * 150 + "]" * 150, "nested too deeply"),
     "a date": ("data: 2024-13-41", "a value cannot be read: month must be in 1..12"),
-    "a number": (f"seed_everything: {'1' * 5000}", "a value cannot be read: Exceeds the limit"),
+    "a number": (f"seed_everything: {'1' * 60_000}", "a value cannot be read: Exceeds the limit"),
     "a bool": ("data: !!bool maybe", "a value cannot be read"),
     "code": ("data: !!python/object/apply:os.system [x]", "could not determine a constructor"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import math
 import re
@@ -9,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from gspo_lightning.parsing import load_json
-from gspo_lightning.rewards.code.asserts import Assertion, UnsupportedTestError, parse
+from gspo_lightning.parsing import allow_long_integers, load_json
+from gspo_lightning.rewards.code.asserts import Assertion, UnsupportedTestError, parse, read_python
 from gspo_lightning.rewards.code.compare import Comparison, Rule
 from gspo_lightning.rewards.code.extract import LANGUAGES
 from gspo_lightning.rewards.code.scripts import script_of
@@ -74,6 +75,7 @@ def read_answer(answer: Any) -> Task:
     Raises:
         BadAnswerError: the answer cannot be read; the message says why.
     """
+    allow_long_integers()
     if isinstance(answer, str):
         try:
             answer = load_json(answer)
@@ -129,7 +131,7 @@ def _all_cases(kind: str, tests: list[Any], answer: Mapping[str, Any]) -> tuple[
     cases: list[Case] = []
     for number, test in enumerate(tests, start=1):
         try:
-            cases += _cases(kind, test, answer, scripts[number - 1])
+            cases += _cases(kind, test, answer, scripts[number - 1], number)
         except (UnsupportedTestError, KeyError, TypeError) as error:
             what = f"has no {error}" if isinstance(error, KeyError) else str(error)
             raise BadAnswerError(f"test {number} of {len(tests)}: {what}") from error
@@ -138,12 +140,13 @@ def _all_cases(kind: str, tests: list[Any], answer: Mapping[str, Any]) -> tuple[
     return tuple(cases)
 
 
-def _cases(kind: str, test: Any, answer: Mapping[str, Any], script: Any) -> list[Case]:
+def _cases(kind: str, test: Any, answer: Mapping[str, Any], script: Any, number: int) -> list[Case]:
     entry = answer.get("entry_point")
     if kind == "assert":
         if not isinstance(test, str):
             raise TypeError("an assert test must be text")
-        return _assert_cases(test, str(answer.get("setup") or ""), entry, script, str(answer.get("prefix") or ""))
+        setup, prefix = str(answer.get("setup") or ""), str(answer.get("prefix") or "")
+        return _assert_cases(test, setup, entry, script, prefix, number)
     if not isinstance(test, Mapping):
         raise TypeError(f"a {kind} test must be an object with input and output")
     expected = tuple(test["outputs"]) if "outputs" in test else (test["output"],)
@@ -156,13 +159,21 @@ def _cases(kind: str, test: Any, answer: Mapping[str, Any], script: Any) -> list
     return [Case({"entry": entry, "arguments": test["input"]}, expected)]
 
 
-@functools.lru_cache(maxsize=16)  # the completions of a group come one after another
-def _assert_cases(test: str, setup: str, entry: str | None, script: str, prefix: str) -> list[Case]:
+@functools.lru_cache(maxsize=64)  # the completions of a group come one after another
+def _assert_cases(test: str, setup: str, entry: str | None, script: str, prefix: str, number: int) -> list[Case]:
+    """Return the cases of the record's test ``number``: assertions that share a process, or one script."""
     try:
         found = parse(test, setup, entry)
+        common = sum(not isinstance(statement, ast.Assert) for statement in read_python(setup))
     except UnsupportedTestError:
         return [Case({}, script=script_of(script, setup, entry, prefix))]
-    return [Case({"expression": a.calls, "setup": a.setup}, (a.expected,), a) for a in found]
+    cases: list[Case] = []
+    for assertion in found:
+        # a statement of the record's set-up is the same for all of its tests, one of the test is this test's own
+        steps = [(f"{0 if place < common else number}.{place}", text) for place, text in assertion.steps]
+        frame = {"expression": assertion.calls, "setup": steps}
+        cases.append(Case(frame, (assertion.expected,), assertion))
+    return cases
 
 
 def _comparison(answer: Mapping[str, Any]) -> Comparison:

@@ -41,6 +41,8 @@ class Assertion:
     condition_setup: str = ""
     results: int = 1
     source: str = ""
+    steps: tuple[tuple[int, str], ...] = ()
+    """The statements of ``setup``, each with its place in the test: a process runs it once for all assertions."""
 
 
 def read_python(text: str) -> list[ast.stmt]:
@@ -75,10 +77,13 @@ def parse(test: str, setup: str = "", entry_point: str | None = None) -> list[As
     if unknown:
         raise UnsupportedTestError(f"the test uses {min(unknown)} of the program")
     helpers: list[ast.stmt] = []
+    passed: set[str] = set()
     found: list[Assertion | None] = []
     for statement in body:
         if isinstance(statement, ast.Assert):
-            found.append(_assertion(statement, helpers, names))
+            arguments = _names([node for node in ast.walk(statement) if _is_call(node, names)])
+            found.append(_assertion(statement, helpers, names, passed))
+            passed |= arguments
             continue
         if any(_is_call(node, names) for node in ast.walk(statement)):
             raise UnsupportedTestError(f"the test calls the program outside an assert (line {statement.lineno})")
@@ -122,22 +127,24 @@ def called(statement: ast.stmt) -> set[str]:
     return {n.func.id for n in ast.walk(statement) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
 
 
-def _assertion(statement: ast.Assert, helpers: list[ast.stmt], names: set[str]) -> Assertion | None:
-    """Split one assert; None if it does not test the program (``assert True, "fine so far"``)."""
-    source = f"{_needed([statement], helpers)}\n{ast.unparse(statement)}"
+def _assertion(statement: ast.Assert, helpers: list[ast.stmt], names: set[str], passed: set[str]) -> Assertion | None:
+    """Split one assert; None if it does not test the program (``assert True, "fine so far"``).
+
+    ``passed`` are the names in earlier calls of the program, which may have changed what they stand for.
+    """
+    source = f"{_needed_text([statement], helpers)}\n{ast.unparse(statement)}"
     taken = _TakeCalls(names)  # replaces the calls in the statement itself
     condition = taken.visit(statement.test)
+    variables = {n for s in helpers if isinstance(s, ast.Assign | ast.AnnAssign) for n in bound(s)}
+    shared = (_names(taken.calls) | passed) & _names([condition]) & variables
+    if shared:
+        raise UnsupportedTestError(f"line {statement.lineno} looks at {min(shared)} after a call that may change it")
     if not taken.calls:
         if any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(statement.test)):
             raise UnsupportedTestError(f"line {statement.lineno} uses the program other than by a call")
         return None
     if taken.nested:
         raise UnsupportedTestError(f"line {statement.lineno} calls the program inside a loop or a function")
-    shared = (
-        _names(taken.calls) & _names([condition]) & {n for s in helpers if isinstance(s, ast.Assign) for n in bound(s)}
-    )
-    if shared:
-        raise UnsupportedTestError(f"line {statement.lineno} looks at {min(shared)} after a call that may change it")
     known = set(dir(builtins)).union({f"_{i}" for i in range(len(taken.calls))}, *(bound(s) for s in helpers))
     free = _names([condition]) - known - _bound_inside(condition)
     if free - STANDARD:
@@ -146,15 +153,15 @@ def _assertion(statement: ast.Assert, helpers: list[ast.stmt], names: set[str]) 
         )
     if _foreign(helpers) & _names([condition]):
         raise UnsupportedTestError(f"line {statement.lineno} compares by a package")
-    helpers = [*imports(free), *helpers]
-    setup = _needed(taken.calls, helpers)
+    steps = _needed(taken.calls, helpers)
+    setup = "\n".join(text for _, text in steps)
     calls = "(" + "".join(f"{ast.unparse(call)}, " for call in taken.calls) + ")"
     expected = _literal(condition)
     if expected is not _NOTHING:
-        return Assertion(calls, setup, literal=True, expected=expected, source=source)
-    return Assertion(
-        calls, setup, False, None, ast.unparse(condition), _needed([condition], helpers), len(taken.calls), source
-    )  # fmt: skip
+        return Assertion(calls, setup, literal=True, expected=expected, source=source, steps=steps)
+    condition_setup = _needed_text([condition], [*imports(free), *helpers])
+    text, results = ast.unparse(condition), len(taken.calls)
+    return Assertion(calls, setup, False, None, text, condition_setup, results, source, steps)
 
 
 class _TakeCalls(ast.NodeTransformer):
@@ -194,15 +201,19 @@ def _literal(condition: ast.expr) -> Any:
     return _NOTHING
 
 
-def _needed(parts: Iterable[ast.AST], helpers: list[ast.stmt]) -> str:
-    """Return the helper statements that bind a used name, and those they need themselves."""
+def _needed(parts: Iterable[ast.AST], helpers: list[ast.stmt]) -> tuple[tuple[int, str], ...]:
+    """Return the helper statements that bind a used name, and those they need themselves, each with its place."""
     wanted = _names(parts)
-    kept: list[ast.stmt] = []
-    for statement in reversed(helpers):
+    kept: list[tuple[int, str]] = []
+    for place, statement in reversed(list(enumerate(helpers))):
         if bound(statement) & wanted:
             wanted |= _names([statement])
-            kept.insert(0, statement)
-    return "\n".join(ast.unparse(s) for s in kept)
+            kept.insert(0, (place, ast.unparse(statement)))
+    return tuple(kept)
+
+
+def _needed_text(parts: Iterable[ast.AST], helpers: list[ast.stmt]) -> str:
+    return "\n".join(text for _, text in _needed(parts, helpers))
 
 
 def imports(names: Iterable[str]) -> list[ast.stmt]:

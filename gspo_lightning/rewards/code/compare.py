@@ -13,10 +13,10 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Literal, get_args
 
 Rule = Literal["lines", "tokens", "exact", "unordered", "tolerance"]
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,4})?")
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,4})?", re.ASCII)
 INCOMPARABLE = (RecursionError, TypeError, ValueError, ArithmeticError)
 """Exceptions from comparing arbitrary values: nested too deep, several kinds, too many digits, no number."""
-_INTEGER = re.compile(r"[-+]?\d+")
+_INTEGER = re.compile(r"[-+]?\d+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class Comparison:
     ============= ============================================== ===============================================
 
     Where an integer is expected, only that integer is right: a tolerance is for what is expected with a decimal point.
+    A printed number has ASCII digits and no underscores.
     ``relative``: the tolerance is of max(1, the expected number); ``any_case``: upper and lower case are the same.
     """
 
@@ -156,6 +157,9 @@ def _same_line(line: str, wanted: str) -> bool:
 
 
 def _decimals(words: list[str]) -> list[Decimal] | None:
+    """Return the numbers that words are; None if one is none, or has other than ASCII digits, or has underscores."""
+    if not all(word.isascii() and "_" not in word for word in words):
+        return None
     try:
         found = [Decimal(word) for word in words]
     except InvalidOperation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Sequence
@@ -110,6 +111,10 @@ class CodeExecutor(Reward):
         try:
             with Judge(self.chosen, task.program(program), task, limits, language) as judge:
                 kinds = self._run(judge, task)
+                if judge.missed_changes:  # they must pass with what the program changes in its arguments, too
+                    judge.see_changes()
+                    pairs = itertools.zip_longest(kinds, self._run(judge, task), fillvalue=End.TIMEOUT)
+                    kinds = [first or second for first, second in pairs]
         except BadAnswerError as error:
             return Score.missing(str(error))
         return self._verdict(kinds, len(task.cases))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,7 +14,7 @@ from gspo_lightning.rewards.code.compare import INCOMPARABLE
 from gspo_lightning.rewards.code.scripts import script_of
 from gspo_lightning.sandbox import End, Isolation, Limits, Outcome, Sandbox
 from gspo_lightning.sandbox.cpp import compiled
-from gspo_lightning.sandbox.examination import Script, examine
+from gspo_lightning.sandbox.examination import Script, Verdict, examine
 from gspo_lightning.sandbox.inside.decode import Named
 from gspo_lightning.sandbox.process import Opaque
 
@@ -29,6 +31,9 @@ _RIGHT, _WRONG_WORDS = ("1", "true", "ok", "yes", "ac", "accepted", "correct"), 
 class Judge:
     """A runner of a task's tests on one program; a sandbox that fails is replaced, once.
 
+    Asserts and calls share a process of the program, in their order. If that has to be replaced for another reason than
+    a test that ended it, the new one runs the tests of the old one again, so that it has the same past.
+
     Args:
         isolation: of the sandboxes that programs run in.
         program: source code, from a model.
@@ -43,10 +48,17 @@ class Judge:
         self._isolation, self._program, self._task, self._limits = isolation, program, task, limits
         self._language = language
         self._sandbox: Sandbox | None = None
+        self._channel: socket.socket | None = None
+        self._has_scripts = any(case.script is not None for case in task.cases)
+        self._returns_objects = False
+        self._past: list[dict[str, Any] | Script] = []
         self._conditions: Sandbox | None = None
         self._retried = False
         self._open, self._open_conditions = ExitStack(), ExitStack()
+        self._changes = False
         self.spent_s = 0.0
+        self.missed_changes = False
+        """True if a script passed that did not see what the program changed in its arguments."""
 
     def __enter__(self) -> Judge:
         return self
@@ -62,8 +74,9 @@ class Judge:
             BadAnswerError: the test or the checker is at fault; no program could pass.
             InfrastructureError: the sandbox failed, or got too little of the CPU.
         """
-        if case.script is not None:
-            return self._script(case.script)
+        script = case.script or (self._as_script(case) if self._returns_objects else None)
+        if script is not None:
+            return self._script(script)
         if self._language == "cpp" and isinstance(failed := compiled(self._isolation, self._program), Outcome):
             return failed.end
         outcome = self._outcome(case)
@@ -83,19 +96,43 @@ class Judge:
     def _count(self, outcome: Outcome) -> None:
         self.spent_s += max(outcome.cpu_s, self._limits.wall_s if outcome.asleep else 0.0)
 
+    def see_changes(self) -> None:
+        """Begin with the first test again; from now on scripts see what the program changes in its arguments."""
+        self._close_box()
+        self._past, self._changes, self.spent_s = [], True, 0.0
+
     def _outcome(self, case: Case) -> Outcome:
         """Run a test; repeat it once in a fresh sandbox if the sandbox failed or the program slept."""
+        past = self._past
         try:
-            outcome = self._box().run(dict(case.frame))
+            outcome = self._run(case.frame)
             if not outcome.asleep:
                 return outcome
         except InfrastructureError:
             if self._retried:
                 raise
             self._retried = True
+        self._begin_again(past)
+        return self._run(case.frame)
+
+    def _run(self, frame: dict[str, Any]) -> Outcome:
+        outcome = self._box().run({**frame, "shares": "stdin" not in frame})
+        self._past = [*self._past, frame] if outcome.alive else []
+        return outcome
+
+    def _begin_again(self, past: Sequence[dict[str, Any] | Script]) -> None:
+        """Replace the sandbox, and run in the new one what the process had run."""
+        self._close_box()
+        self._past = []
+        for earlier in past:
+            if isinstance(earlier, Script):
+                self._examine(earlier)
+            else:
+                self._count(self._run(earlier))
+
+    def _close_box(self) -> None:
         self._open.close()
-        self._sandbox = None
-        return self._box().run(dict(case.frame))
+        self._sandbox = self._channel = None
 
     def _box(self) -> Sandbox:
         if self._sandbox is None:
@@ -103,6 +140,14 @@ class Judge:
         return self._sandbox
 
     def _program_box(self) -> Sandbox:
+        if self._has_scripts:
+            theirs, ours = socket.socketpair()
+            self._channel = self._open.enter_context(ours)
+            with theirs:
+                return Sandbox(
+                    self._isolation.kind, self._isolation.python, self._program, self._limits,
+                    preamble=self._task.preamble, channel=theirs.fileno(), role="serve",
+                )  # fmt: skip
         if self._language != "cpp":
             return self._new(self._program, self._limits, preamble=self._task.preamble)
         library = compiled(self._isolation, self._program)
@@ -145,7 +190,7 @@ class Judge:
         if assertion.literal:
             return "" if _equal(results[0], assertion.expected) else WRONG
         if any(_has_object(value) for value in results):
-            return self._script(self._as_script(assertion.source))
+            return self._script_instead(case)
         names = ", ".join(f"_{i}" for i in range(len(results)))
         try:
             values = ", ".join(map(repr, results))
@@ -154,26 +199,52 @@ class Judge:
         condition = f"bool((lambda {names}: {assertion.condition})({values}))"
         if self._conditions is None:
             self._conditions = self._open_conditions.enter_context(self._new(_NAMES, self._limits))
-        verdict = self._conditions.run({"expression": condition, "setup": assertion.condition_setup})
+        verdict = self._conditions.run({"expression": condition, "setup": [("", assertion.condition_setup)]})
         return "" if verdict.end is End.FINISHED and verdict.value is True else WRONG
 
-    def _as_script(self, source: str) -> Script:
+    def _as_script(self, case: Case) -> Script | None:
+        """Return an assertion as a script; None if it compares with a literal only, or cannot be one."""
+        if case.assertion is None or case.assertion.literal:
+            return None
         try:
-            return script_of(source, prefix=self._task.prefix)
-        except UnsupportedTestError as error:
-            raise BadAnswerError(f"a test looks at an object of the program: {error}") from error
+            return script_of(case.assertion.source, prefix=self._task.prefix)
+        except UnsupportedTestError:
+            return None
+
+    def _script_instead(self, case: Case) -> str:
+        """Run an assertion on an object of the program as a script, in a process whose past is without it."""
+        script = self._as_script(case)
+        if script is None:
+            raise BadAnswerError("a test looks at an object of the program, and cannot run beside it")
+        self._has_scripts = self._returns_objects = True
+        self._begin_again(self._past[:-1])
+        return self._script(script)
 
     def _script(self, script: Script) -> str:
-        verdict = examine(self._isolation, self._program, script, self._limits)
+        past = self._past
+        verdict = self._examine(script)
         if verdict.outcome.asleep:
-            verdict = examine(self._isolation, self._program, script, self._limits)
-        self._count(verdict.outcome)
-        self.spent_s += verdict.cpu_s
+            self._begin_again(past)
+            verdict = self._examine(script)
+        self.missed_changes |= verdict.passed and verdict.changed
         if verdict.broken:
             raise BadAnswerError(f"the test fails by itself: {verdict.broken}")
         if verdict.outcome.end is not End.FINISHED:
             return verdict.outcome.end
         return "" if verdict.passed else WRONG
+
+    def _examine(self, script: Script) -> Verdict:
+        box = self._box()
+        assert self._channel is not None
+        verdict = examine(self._isolation, box, self._channel, script, self._limits, changes=self._changes)
+        self._count(verdict.outcome)
+        self.spent_s += verdict.cpu_s
+        if verdict.outcome.alive:
+            self._past = [*self._past, script]
+        else:
+            self._close_box()
+            self._past = []
+        return verdict
 
 
 def _verdict(said: object) -> bool | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 CHANNEL = 5
-"""File descriptor of the channel in both processes."""
+"""File descriptor of the channel in both processes, as in ``program.py``."""
 _LARGEST = 1 << 26
 
 

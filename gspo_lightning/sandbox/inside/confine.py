@@ -19,8 +19,13 @@ _COVERED = ("/tmp/", "/dev/shm/")
 """Folders that the working directory takes the place of: the second is a link to the first in a root of bubblewrap."""
 
 
-def confine(setup: Mapping[str, Any], directory: str) -> None:
+def confine(setup: Mapping[str, Any], directory: str, *, several: bool = False) -> None:
     """Apply the layers: private namespaces if there are any, limits, no privileges, no files, only plain system calls.
+
+    Args:
+        setup: of the program.
+        directory: its working directory.
+        several: the process runs several tests, and the kernel's limit of CPU time is that of all of them.
 
     Raises:
         OSError: a layer could not be applied; the program must not run then.
@@ -35,7 +40,7 @@ def confine(setup: Mapping[str, Any], directory: str) -> None:
         os.setsid()
     os.chdir(directory)
     os.umask(0o077)
-    limit(setup["limits"], layers)
+    limit(setup["limits"], layers, several=several)
     if setup["user"] is not None:
         os.setgroups([])
         os.setresgid(setup["user"], setup["user"], setup["user"])
@@ -82,10 +87,11 @@ def _show(path: str, original: int) -> None:
     os.close(original)
 
 
-def limit(limits: Mapping[str, Any], layers: Collection[str]) -> None:
+def limit(limits: Mapping[str, Any], layers: Collection[str], *, several: bool = False) -> None:
     """Set the kernel's limits; memory counts from what the interpreter has mapped already."""
+    seconds = limits["process_cpu_s"] if several else limits["cpu_s"]
     values = {
-        "cpu": (resource.RLIMIT_CPU, int(limits["cpu_s"]) + 2),
+        "cpu": (resource.RLIMIT_CPU, int(seconds) + 2),
         "memory": (resource.RLIMIT_AS, limits["memory_mb"] * _MEBIBYTE + _address_space()),
         "tasks": (resource.RLIMIT_NPROC, limits["tasks"]),
         "output": (resource.RLIMIT_FSIZE, limits["file_mb"] * _MEBIBYTE),

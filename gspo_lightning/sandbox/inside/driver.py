@@ -1,4 +1,4 @@
-"""Trusted processes inside: one waits, forks a driver for each program, and the driver forks a confined child per test.
+"""Trusted processes inside: one waits and forks a driver for each program, which forks confined children for tests.
 
 The driver watches the child and reports its result. The waiting process only checks whether there is more to read:
 each driver is a fork of it, so its memory holds nothing of an earlier program.
@@ -9,6 +9,10 @@ sets up: ``program``, ``namespaces``, ``user``, ``layers``, ``limits``, ``readab
 further frame is a test with its input; the answer says how the child ended, its output and its return value. The
 expected value is in no frame to the driver of a program.
 
+A child runs one test. Tests with ``shares`` run in one child, in order, until one of them ends it: a crash, an exit, a
+limit. The next test then gets a new child. All that a child says about a test is its own claim, and it sees a test only
+when the one before is over.
+
 A child cannot reach this process. With namespaces, the child is the first process of its own PID namespace, which shows
 no other process and takes everything it started with it when it ends. Without namespaces, it may signal no process but
 itself and start none.
@@ -16,26 +20,19 @@ itself and start none.
 
 from __future__ import annotations
 
-import binascii
 import marshal
 import os
 import select
 import sys
-import time
 
-from gspo_lightning.sandbox.inside import program, seccomp, system
-from gspo_lightning.sandbox.inside.confine import confine
-from gspo_lightning.sandbox.inside.disk import empty, overfull
-from gspo_lightning.sandbox.inside.usage import family, others, used
+from gspo_lightning.sandbox.inside import seccomp, system
+from gspo_lightning.sandbox.inside.child import Child, write_all
 
 TYPE_CHECKING = False  # importing typing would take longer than all of this
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-_TICK_MS = 20
-_AGENT_TICK_MS = 100
-"""Milliseconds between two looks at an agent, which runs for minutes beside many others."""
 _SIGKILL = 9
 _PR_SET_PDEATHSIG = 1
 _WORTH_SHARING = frozenset(
@@ -46,7 +43,6 @@ _WORTH_SHARING = frozenset(
 )  # fmt: skip
 """Modules of the standard library that are imported once for all tests of a program that names them."""
 _SLOW = frozenset(("decimal", "fractions", "queue", "statistics", "threading"))
-_ERRORS_SHOWN = 2000
 
 
 def main(parent: int) -> None:
@@ -105,159 +101,18 @@ def _serve(out: int) -> None:
     own_processes = os.open("/proc/self/ns/pid", os.O_RDONLY) if setup["namespaces"] else -1
     send(out, {"end": "ready"})
     number = 0
+    run: Child | None = None
     while (test := receive(0)) is not None:
-        number += 1
-        send(out, _Run(setup, test, number, own_processes).outcome())
-
-
-class _Run:
-    """A test and its confined child process."""
-
-    def __init__(self, setup: Mapping[str, Any], test: dict[str, Any], number: int, own_processes: int) -> None:
-        self.setup, self.test, self.limits = setup, test, setup["limits"]
-        self.own_processes, self.compiles = own_processes, setup["role"] == "compiler"
-        self.agent = setup["role"] == "agent"
-        self.known = [1, os.getpid()]
-        self.directory = "/tmp" if setup["namespaces"] else os.path.join(setup["directory"], f"test{number}")
-        self.files = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("stdin", "stdout", "stderr", "report")]
-        self.started_read, self.started_write = os.pipe()
-        self.cpu, self.looks, self.awake = 0.0, 0, 0
-
-    def outcome(self) -> dict[str, Any]:
-        """Run the test, return its report, and remove everything it left."""
-        _write_all(self.files[0], self.test.pop("input", "").encode("utf-8", "surrogateescape"))
-        os.lseek(self.files[0], 0, os.SEEK_SET)
-        if not self.setup["namespaces"]:
-            os.mkdir(self.directory, 0o700)
-        if self.agent and self.test["socket"]:
-            from gspo_lightning.sandbox.inside import agent
-
-            self.known.append(agent.forward(self.test["socket"], self.test["port"]))
-        pid = self._fork()
-        os.close(self.started_write)
-        end = self._watch(pid)
-        _, status, usage = os.wait4(pid, 0)
-        confined = os.read(self.started_read, 1) == b"1"
-        os.close(self.started_read)
-        if not self.setup["namespaces"]:
-            empty(self.directory)
-        cpu = max(self.cpu, usage.ru_utime + usage.ru_stime)  # rusage lacks children that the process did not wait for
-        if end == "" and cpu > self.limits["cpu_s"]:
-            end = "overran"
-        room = self.limits["file_mb"] << 20
-        found: dict[str, Any] = {"end": end, "status": status, "cpu": cpu, "confined": confined}
-        for name, file, most in zip(("out", "err", "report"), self.files[1:], (room, _ERRORS_SHOWN, room), strict=True):
-            start = max(0, os.fstat(file).st_size - most) if self.agent else 0  # its last words say why it failed
-            found[name] = binascii.b2a_base64(os.pread(file, most, start), newline=False).decode("ascii")
-        found["full"] = any(os.fstat(file).st_size >= room for file in self.files[1:])
-        for file in self.files:
-            os.close(file)
-        return found
-
-    def _fork(self) -> int:
-        if self.own_processes >= 0 and "processes" in self.setup["layers"]:
-            system.unshare(system.CLONE_NEWPID)
-        pid = os.fork()
-        if pid == 0:
-            code = 125
-            try:
-                code = self._child()
-            finally:
-                os._exit(code)
-        if self.own_processes >= 0 and "processes" in self.setup["layers"]:
-            system.call("setns", self.own_processes, system.CLONE_NEWPID)
-        return pid
-
-    def _child(self) -> int:
-        kept = 5
-        if self.setup["channel"] >= 0:  # first: its number from outside may be one of those below
-            os.dup2(self.setup["channel"], 105)
-            kept = 6
-        for target, file in enumerate(self.files):
-            os.dup2(file, target + 100)
-        os.dup2(self.started_write, 104)
-        for target in range(kept):
-            os.dup2(target + 100, target)
-        os.closerange(kept, 1 << 16)
-        try:
-            confine(self.setup, self.directory)
-        except BaseException as error:
-            os.write(2, f"{type(error).__name__}: {error}".encode())
-            return 125
-        os.write(4, b"1")
-        os.close(4)
-        if self.agent:
-            from gspo_lightning.sandbox.inside import agent
-
-            return agent.run(self.test)
-        if self.compiles:
-            from gspo_lightning.sandbox.inside import compiler
-
-            return compiler.run(self.test, self.setup["program"])
-        if self.setup["library"]:
-            from gspo_lightning.sandbox.inside import native
-
-            return native.run(self.setup["library"])
-        return program.run(self.test, self.setup["program"])
-
-    def _watch(self, pid: int) -> str:
-        """Wait for the child, kill it if it must end, and return the reason or ""."""
-        ended = os.pidfd_open(pid)
-        poll = select.poll()
-        poll.register(ended, select.POLLIN)
-        begun = time.monotonic()
-        reason = ""
-        if self.agent:
-            poll.register(0, select.POLLIN)  # nothing is to come but the end, also that of the process outside
-        while not (events := poll.poll(_AGENT_TICK_MS if self.agent else _TICK_MS)) or events[0][0] == 0:
-            reason = "stopped" if events else self._too_much(pid, time.monotonic() - begun)
-            if reason:
-                kill = os.killpg if self.compiles and not self.setup["namespaces"] else os.kill
-                kill(pid, _SIGKILL)
-                break
-        os.close(ended)
-        if self.agent and not self.setup["namespaces"]:
-            from gspo_lightning.sandbox.inside import agent
-
-            agent.end_all(pid)
-        return reason
-
-    def _too_much(self, pid: int, wall: float) -> str:
-        """Return why a child must end now, or "".
-
-        A child is asleep if at half of the samples it neither used a CPU nor waited for one. A child that a busy
-        machine
-        starves gets more time, and in the end nobody is at fault.
-        """
-        limits, layers = self.limits, self.setup["layers"]
-        seen = used(self._processes(pid))
-        self.cpu = seen.cpu
-        self.looks += 1
-        self.awake += seen.awake
-        if seen.cpu > limits["cpu_s"] and "watch" in layers:
-            return "timeout"
-        if self.agent and seen.processes > limits["tasks"]:
-            return "processes"
-        if (seen.processes > 1 or self.agent) and seen.resident_mb > limits["memory_mb"] and "watch" in layers:
-            return "memory"
-        if not self.setup["namespaces"] and "disk" in layers and overfull(self.directory, pid, limits):
-            return "disk"
-        if wall > limits["wall_s"] and not self.agent:
-            if self.awake < self.looks / 2:
-                return "asleep"
-            if wall > limits["patience_s"]:
-                return "starved"
-        return ""
-
-    def _processes(self, pid: int) -> list[int]:
-        """Return the processes of the test."""
-        if self.setup["namespaces"]:
-            return others(*self.known)
-        if self.agent:
-            from gspo_lightning.sandbox.inside import agent
-
-            return agent.descendants(os.getpid())
-        return family(pid) if self.compiles else [pid]
+        if run is None or not test.get("shares"):
+            if run is not None:
+                run.close()
+            number += 1
+            run = Child(setup, test, number, own_processes)
+        send(out, run.outcome(test))
+        if not run.alive:
+            run = None
+    if run is not None:
+        run.close()
 
 
 def receive(source: int) -> dict[str, Any] | None:
@@ -273,7 +128,7 @@ def send(target: int, message: Mapping[str, Any]) -> None:
         written = f'"{value}"' if isinstance(value, str) else str(value).lower()
         pairs.append(f'"{key}": {written}')
     body = ("{" + ", ".join(pairs) + "}").encode("ascii")
-    _write_all(target, len(body).to_bytes(4, "big") + body)
+    write_all(target, len(body).to_bytes(4, "big") + body)
 
 
 def _read(source: int, count: int) -> bytes | None:
@@ -284,12 +139,6 @@ def _read(source: int, count: int) -> bytes | None:
             return None
         pieces += piece
     return bytes(pieces)
-
-
-def _write_all(target: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(target, view) :]
 
 
 def _import_shared(setup: Mapping[str, Any]) -> None:

@@ -40,14 +40,18 @@ _LAZY = (
 """Words of a script that may mistake a StopIteration of a function that it calls for the end of an iteration."""
 
 
-def examine(test: Mapping[str, Any], script: str) -> list[str]:
-    """Return ``[verdict, why]``: ``passed``, ``failed``, or ``broken`` if the script and not the program is at fault.
+def examine(test: Mapping[str, Any], script: str) -> list[Any]:
+    """Return ``[verdict, why, changed]``: ``passed``, ``failed``, or ``broken`` if the script itself is at fault.
 
     Args:
         test: ``names`` maps a name in the script to its name in the program; ``classes`` are those it instantiates.
+            ``changes``: the script sees every change of an argument; otherwise only that of a call that returns None,
+            and ``changed`` says whether there was another.
         script: must run to its end.
     """
-    peer = _Peer(expects_stops="StopIteration" in script and not any(word in script for word in _LAZY))
+    peer = _Peer(
+        changes=test["changes"], expects_stops="StopIteration" in script and not any(word in script for word in _LAZY)
+    )
     namespace = peer.namespace = {"__name__": "tests", "__builtins__": builtins}
     for name, there in test["names"].items():
         namespace[name] = Remote(peer.ask, there, tested=name in test["classes"])
@@ -60,19 +64,23 @@ def examine(test: Mapping[str, Any], script: str) -> list[str]:
     except BaseException as error:
         why = f"{type(error).__name__}: {error}"[:300]
         own = isinstance(error, _TESTS_OWN) and not getattr(error, "of_the_program", False)
-        return ["broken" if own or not peer.answers else "failed", why]
-    return ["passed", ""] if peer.answers else ["broken", "the test never calls the program"]
+        return ["broken" if own or not peer.answers else "failed", why, peer.changed]
+    if not peer.answers:
+        return ["broken", "the test never calls the program", False]
+    return ["passed", "", peer.changed]
 
 
 class _Peer:
     """The program, as seen from the script's side.
 
     Args:
+        changes: apply what a call changed in its arguments even if it returned a value.
         expects_stops: pass a StopIteration of a call on unchanged.
     """
 
-    def __init__(self, *, expects_stops: bool) -> None:
-        self.expects_stops, self.answers = expects_stops, 0
+    def __init__(self, *, changes: bool, expects_stops: bool) -> None:
+        self.changes, self.expects_stops = changes, expects_stops
+        self.answers, self.changed = 0, False
         self.functions: list[Any] = []
         self.namespace: dict[str, Any] = {}
 
@@ -93,7 +101,10 @@ class _Peer:
         if "error" in reply:
             raise self.error(reply, name)
         for number, value in reply.get("changed", ()):
-            self.change(arguments[int(number)], decode(value, self.remote))
+            if self.changes or reply["value"] is None:
+                self.change(arguments[int(number)], decode(value, self.remote))
+            else:
+                self.changed = True
         return decode(reply["value"], self.remote)
 
     def send(self, name: str, target: int | str | None, arguments: Any, named: Any) -> None:

@@ -1,4 +1,4 @@
-"""Run the model's program in a test's process: its own ``__main__``, its own stdin and stdout, nothing of ours.
+"""Run the model's program in a process of tests: its own ``__main__``, its own stdin and stdout, nothing of ours.
 
 Everything that this report says about the outcome is the program's own claim. It can only lower the score, because the
 printed or returned value is compared outside with the expected one.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import marshal
 import os
 import sys
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 REPORT = 3
 """File descriptor of the report: the return value of a call, or how the program failed."""
+CHANNEL, TEST, GO, OVER = 5, 6, 7, 8
+"""File descriptors of the other side of a script, of the next test, and of the words "go" and "over" about a test."""
+_MOST_DIGITS = 50_000
+"""Decimal digits of an integer that can be read and written: as many as in LiveCodeBench's evaluation."""
 
 PREAMBLE = """
 from string import *
@@ -53,7 +58,7 @@ _WRITERS = ("fdopen", "open(", "TextIOWrapper", "BufferedWriter", "FileIO")
 
 
 def run(test: Mapping[str, Any], source: str) -> int:
-    """Run the program, report, and return an exit code: 0 unless the program failed.
+    """Run the program on one test, report, and return an exit code: 0 unless the program failed.
 
     Args:
         test: ``{"stdin": true}`` runs a program that reads and prints; ``{"entry", "arguments"}`` calls a function
@@ -63,20 +68,52 @@ def run(test: Mapping[str, Any], source: str) -> int:
         source: the program.
     """
     prepare()
-    try:
-        report, code = _execute(test, source)
-    except BaseException as error:
-        report, code = failure(type(error).__name__, error), 1
+    report, code = _outcome(_Program(source), test)
     try:
         _finish(source)
     except BaseException as error:  # from exit handlers or threads of the program
         report, code = failure(type(error).__name__, error), 1
+    _write(report)
+    return code
+
+
+def run_in_turn(test: Mapping[str, Any], source: str) -> int:
+    """Run the program on tests one after another in this process, until a test ends it; return an exit code.
+
+    The program is loaded once, its function is looked up once, and a statement of the set-up code runs once.
+    """
+    prepare()
+    program = _Program(source)
+    while True:
+        report, code = _outcome(program, test)
+        _write(report)
+        if code:
+            return code
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None and not stream.closed:
+                stream.flush()
+        os.write(OVER, b"1")
+        if not os.read(GO, 1):
+            return 0
+        test = marshal.loads(os.pread(TEST, os.fstat(TEST).st_size, 0))
+
+
+def _outcome(program: _Program, test: Mapping[str, Any]) -> tuple[str, int]:
+    """Return the report (JSON) of a test, and the exit code, which is 0 if the process can go on."""
+    try:
+        return program.test(test)
+    except (SystemExit, MemoryError, KeyboardInterrupt) as error:
+        return failure(type(error).__name__, error), 1
+    except BaseException as error:
+        return failure(type(error).__name__, error), 0 if program.loaded and test.get("shares") else 1
+
+
+def _write(report: str) -> None:
     data = report.encode("ascii")
     os.lseek(REPORT, 0, os.SEEK_SET)
     os.ftruncate(REPORT, 0)
     while data:
         data = data[os.write(REPORT, data) :]
-    return code
 
 
 def prepare() -> None:
@@ -87,6 +124,7 @@ def prepare() -> None:
         setattr(sys, f"__{name}__", stream)
     builtins.__dict__.update(exit=_quit, quit=_quit)
     os.environ.clear()
+    sys.set_int_max_str_digits(_MOST_DIGITS)
 
 
 def load(name: str, source: str, preamble: str = "") -> dict[str, Any]:
@@ -108,40 +146,67 @@ def load(name: str, source: str, preamble: str = "") -> dict[str, Any]:
     return namespace
 
 
-def _execute(test: Mapping[str, Any], source: str) -> tuple[str, int]:
-    """Return the report (JSON) and the exit code."""
-    for name, text in test.get("files", {}).items():
-        with open(name, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(text)
-    sys.argv = ["program.py", *test.get("argv", ())]
-    if "examine" in test:
-        from gspo_lightning.sandbox.inside.examine import examine
+class _Program:
+    """A program that is loaded for its first test.
 
-        return _value(examine(test["examine"], source)), 0
-    stdin = "stdin" in test
-    wanted = test.get("preamble") or (not stdin and "class Solution" in source)
-    preamble = PREAMBLE if wanted else ""
-    if test.get("preamble"):
-        preamble = (
-            f"from statistics import *\nimport statistics\n{preamble}"  # slow to import, and LiveCodeBench's only
-        )
-    try:
-        namespace = load("__main__" if stdin else "program", source, preamble)
-        if "serve" in test:
-            from gspo_lightning.sandbox.inside.serve import serve
+    Args:
+        source: its text.
+    """
 
-            serve(lambda name: _find(namespace, name))
-        if "entry" in test:
-            return _value(_find(namespace, test["entry"])(*test["arguments"])), 0
-        if "expression" in test:
-            exec(compile(test["setup"], "tests.py", "exec", dont_inherit=True), namespace)
-            return _value(eval(compile(test["expression"], "tests.py", "eval"), namespace)), 0
-    except SystemExit as error:
-        code = error.code if error.code is None or isinstance(error.code, int) else 1
-        if stdin and not code:
-            return "{}", 0
-        return failure("SystemExit", error), 1
-    return "{}", 0
+    def __init__(self, source: str) -> None:
+        self.source, self.loaded = source, False
+        self.namespace: dict[str, Any] = {}
+        self.functions: dict[str, Any] = {}
+        self.prepared = set[str]()
+
+    def test(self, test: Mapping[str, Any]) -> tuple[str, int]:
+        """Return the report (JSON) and the exit code; exceptions of the program pass through."""
+        if "examine" in test:
+            from gspo_lightning.sandbox.inside.examine import examine
+
+            return _value(examine(test["examine"], self.source)), 0
+        try:
+            if not self.loaded:
+                self._load(test)
+            if "serve" in test:
+                from gspo_lightning.sandbox.inside.serve import serve
+
+                serve(self.find)
+            if "entry" in test:
+                return _value(self.find(test["entry"])(*test["arguments"])), 0
+            if "expression" in test:
+                for key, text in test["setup"]:
+                    if key not in self.prepared:
+                        exec(compile(text, "tests.py", "exec", dont_inherit=True), self.namespace)
+                        self.prepared.add(key)
+                return _value(eval(compile(test["expression"], "tests.py", "eval"), self.namespace)), 0
+        except SystemExit as error:
+            code = error.code if error.code is None or isinstance(error.code, int) else 1
+            if "stdin" in test and not code:
+                return "{}", 0
+            return failure("SystemExit", error), 1
+        return "{}", 0
+
+    def _load(self, test: Mapping[str, Any]) -> None:
+        for name, text in test.get("files", {}).items():
+            with open(name, "w", encoding="utf-8", errors="surrogateescape") as file:
+                file.write(text)
+        sys.argv = ["program.py", *test.get("argv", ())]
+        stdin = "stdin" in test
+        wanted = test.get("preamble") or (not stdin and "class Solution" in self.source)
+        preamble = PREAMBLE if wanted else ""
+        if test.get("preamble"):
+            preamble = (
+                f"from statistics import *\nimport statistics\n{preamble}"  # slow to import, and LiveCodeBench's only
+            )
+        self.namespace = load("__main__" if stdin else "program", self.source, preamble)
+        self.loaded = True
+
+    def find(self, entry: str) -> Any:
+        """Return a function of the program, looked up once: a method's object serves all tests of the process."""
+        if entry not in self.functions:
+            self.functions[entry] = _find(self.namespace, entry)
+        return self.functions[entry]
 
 
 def _quit(code: object = None) -> None:

@@ -80,7 +80,7 @@ class _Server:
             before = [encode(arguments[i], _shown) for i in changing]
             value = (_OPERATIONS.get(name) or getattr(operator, name))(*arguments, **named)
             reply = f'"value": {encode(value, self.keep)}'
-            if value is None and changing:  # functions that work in place return None
+            if changing:
                 after = [encode(arguments[i], self.keep) for i in changing]
                 pairs = [f"[{i - 1}, {new}]" for i, old, new in zip(changing, before, after, strict=True) if old != new]
                 reply += f', "changed": [{", ".join(pairs)}]'
