@@ -33,7 +33,7 @@ _BETWEEN = re.compile(r"(?:[\s,;.|&()\[\]]|\band\b|\bwhile\b)*", re.IGNORECASE)
 
 @dataclass
 class _Reading:
-    """What statements have said so far.
+    """The kinds of people that statements have named so far.
 
     ``kinds`` holds the people whom they name; ``others`` is the kind of all whom they do not. If a statement is about
     everyone, that kind is also that of all but its ``exceptions``, named or not.
