@@ -39,8 +39,6 @@ class Limits:
 
     cpu_s: float = 6.0
     """CPU time in seconds, of all its processes together."""
-    several: int = 100
-    """Tests that may use up their time in one process, before the kernel ends it."""
     memory_mb: int = 1024
     """MiB beyond the interpreter itself."""
     tasks: int = 32
@@ -53,6 +51,8 @@ class Limits:
     """MiB of one file, of the printed output, or of the return value."""
     descriptors: int = 64
     """Open files."""
+    several: int = 100
+    """Tests that may use up their time in one process, before the kernel ends it."""
 
     @property
     def wall_s(self) -> float:

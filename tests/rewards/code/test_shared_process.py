@@ -109,6 +109,15 @@ def test_an_end_is_that_of_one_test_and_the_others_go_on(how: str, executor: Cod
     assert score.detail == f"{kind.get(how, 'runtime_error')} in test 3 of 5, 4 passed"
 
 
+def test_the_reward_sets_the_memory_of_a_program(executor: CodeExecutor) -> None:
+    program = "def f(x):\n    return len(b'x' * (x << 20))"
+    small = CodeExecutor(isolation=executor.isolation, memory_mb=64, timeout_s=0.5)
+    answer = calls(([20], 20 << 20), ([200], 200 << 20), ([30], 30 << 20))
+    assert executor.score(program, answer).reward == 1.0
+    score = small.score(program, answer)
+    assert (score.reward, score.detail) == (2 / 3, "memory in test 2 of 3, 2 passed")
+
+
 def test_an_exception_ends_no_process(executor: CodeExecutor) -> None:
     program = "count = 0\ndef f(x):\n    global count\n    count += 1\n    return [1, 1 // x, count][2]"
     assert executor.score(program, calls(([1], 1), ([0], 0), ([1], 3))).reward == 2 / 3
