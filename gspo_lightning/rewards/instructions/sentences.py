@@ -71,11 +71,16 @@ def count_sentences(text: str) -> int:
     (3, 2)
     """
     matches = list(_END.finditer(text))
-    small = _begins_small(text, matches)
+    small: bool | None = None
     count, start = 0, 0
     for match in matches:
-        if match["alone"] is None and not _ends(text, match, small=small):
-            continue
+        if match["alone"] is None:
+            if _before_small(text, match):
+                small = _begins_small(text, matches) if small is None else small
+                if not small or _in_sentence(text, match):
+                    continue
+            elif not _ends(text, match):
+                continue
         count += bool(_WORD.search(text, start, match.end()))
         start = match.end()
     return count + bool(_WORD.search(text, start))
@@ -91,13 +96,20 @@ def _begins_small(text: str, matches: list[re.Match[str]]) -> bool:
     return sum(map(_is_small, words)) > sum(word[:1].isupper() for word in words)
 
 
-def _ends(text: str, match: re.Match[str], *, small: bool) -> bool:
-    word, after = _word_after(text, match)
-    if not text[match.end() : match.end() + 40].strip():
+def _before_small(text: str, match: re.Match[str]) -> bool:
+    """True if a word with a small letter follows a mark, not in quotation marks."""
+    following = text[match.end() : match.end() + 60].lstrip()
+    if not following[:1].islower():
+        return False
+    word = _WORD.match(following)
+    return word is not None and _is_small(word[0])
+
+
+def _ends(text: str, match: re.Match[str]) -> bool:
+    """True if a mark in front of anything but a small letter ends a sentence."""
+    if match["mark"] != "." or not text[match.end() : match.end() + 40].strip():
         return True
-    if _is_small(word) and text[match.end() :].lstrip()[:1] not in tuple(_OPENING):
-        return small and not _in_sentence(text, match)
-    return match["mark"] != "." or not _abbreviates(text, match, word, after)
+    return not _abbreviates(text, match, *_word_after(text, match))
 
 
 def _in_sentence(text: str, match: re.Match[str]) -> bool:

@@ -69,14 +69,19 @@ def language_of(text: str) -> str | None:
 
     >>> language_of("42 :-)")
     """
-    letters = Counter(script for c in text if (script := script_of(c)) and c.isalpha())
-    wide = Counter(script_of(c) for c in text if c.isalpha() and unicodedata.east_asian_width(c) in ("W", "F"))
+    counts = Counter(text)
+    letters = Counter[str]()
+    for character, count in counts.items():
+        if character.isalpha():
+            wide = unicodedata.east_asian_width(character) in ("W", "F")
+            letters[script_of(character)] += 2 * count if wide else count
     if not letters:
         return None
-    main = max(letters, key=lambda script: letters[script] + wide[script])
+    main = max(letters, key=lambda script: letters[script])
+    others = {ord(character): " " for character in counts if script_of(character) not in ("", main)}
     from py3langid import langid
 
-    return str(langid.classify("".join(c if script_of(c) in ("", main) else " " for c in text))[0])
+    return str(langid.classify(text.translate(others) if others else text)[0])
 
 
 @functools.lru_cache(maxsize=4096)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +12,7 @@ _PERSON = re.compile("[\ue000-\uf8ff]")
 """Characters for private use, which stand for the names: so forms are compiled once, whatever the names are."""
 _BULLET = r"(?:\(\d\)\s*|\d[.)]\s*|[-*\u2022]\s+)?"
 _KIND = r"(?P<kind>knight|knave|truth[-\s]?teller|liar)"
-_ARTICLE = re.compile(
-    rf"(?:\b(?:is|are|not)|n['\u2019]t|[-:=|>(\u2013\u2014\u2192])\s*\ba(?=\s+{_KIND})", re.IGNORECASE
-)
+_ARTICLE = rf"(?:\b(?:is|are|not)|n['\u2019]t|[-:=|>(\u2013\u2014\u2192])\s*\ba(?=\s+{_KIND})"
 """A word that is an article, even if somebody is called A."""
 _NAMES = r"(?P<who>[\ue000-\uf8ff](?:(?:\s*,\s*(?:and\s+)?|,?\s+and\s+|\s*&\s*)[\ue000-\uf8ff])*)"
 _NOR = r"(?P<who>[\ue000-\uf8ff](?:\s+nor\s+[\ue000-\uf8ff])+)"
@@ -91,27 +90,44 @@ class _Reading:
 
 
 _Action = Callable[[_Reading, list[str], bool], None]
-_FORMS: tuple[tuple[re.Pattern[str], _Action], ...] = tuple(
-    (re.compile(_BULLET + form, re.IGNORECASE), action)
-    for form, action in (
-        (rf"only\s+{_NAMES}\s+{_DOES}", _Reading.only),
-        (rf"{_NAMES}\s+(?:is|are)\s+the\s+only\s+{_KIND}s?(?![a-z])", _Reading.only),
-        (rf"the\s+only\s+{_KIND}s?\s+(?:is|are)\s+{_NAMES}(?!\w)", _Reading.only),
-        (rf"neither\s+{_NOR}\s+(?:is|are)\s+(?:an?\s+)?{_KIND}s?(?![a-z])", _Reading.neither),
-        (rf"{_EVERYONE}\s+{_DOES}(?:{_EXCEPT}{_NAMES}(?!\w))?", _Reading.everyone),
-        (rf"{_EVERYONE}{_EXCEPT}{_NAMES}\s+{_DOES}", _Reading.everyone),
-        (rf"{_NOBODY}{_KIND}(?![a-z])", _Reading.nobody),
-        (rf"{_OTHERS}\s+{_DOES}", _Reading.rest),
-        (rf"{_NAMES}\s+{_DOES}", _Reading.these),
-        (
-            r"\(?(?P<who>[\ue000-\uf8ff])\)?\s*(?:(?:[:=|\u2013\u2014\u2192]|->?)\s*(?:an?\s|the\s)?|\(|(?<=[\s)]))"
-            rf"\s*{_KIND}(?![a-z])\)?",
-            _Reading.these,
-        ),
-        (rf"{_KIND}s?\s*[:=]\s*{_NAMES}(?!\w)", _Reading.these),
-    )
+_Form = tuple[re.Pattern[str], _Action]
+
+
+def _compiled(*forms: tuple[str, _Action]) -> tuple[_Form, ...]:
+    return tuple((re.compile(_BULLET + form, re.IGNORECASE), action) for form, action in forms)
+
+
+_OF_PEOPLE = _compiled(
+    (rf"{_NAMES}\s+{_DOES}", _Reading.these),
+    (
+        r"\(?(?P<who>[\ue000-\uf8ff])\)?\s*(?:(?:[:=|\u2013\u2014\u2192]|->?)\s*(?:an?\s|the\s)?|\(|(?<=[\s)]))"
+        rf"\s*{_KIND}(?![a-z])\)?",
+        _Reading.these,
+    ),
+    (rf"{_NAMES}\s+(?:is|are)\s+the\s+only\s+{_KIND}s?(?![a-z])", _Reading.only),
 )
-"""Form of a statement and what it says; the first that fits is taken."""
+"""Form of a statement that begins with a name, and what it says; the first that fits is taken."""
+_OF_ALL = _compiled(
+    (rf"{_KIND}s?\s*[:=]\s*{_NAMES}(?!\w)", _Reading.these),
+    (rf"only\s+{_NAMES}\s+{_DOES}", _Reading.only),
+    (rf"the\s+only\s+{_KIND}s?\s+(?:is|are)\s+{_NAMES}(?!\w)", _Reading.only),
+    (rf"neither\s+{_NOR}\s+(?:is|are)\s+(?:an?\s+)?{_KIND}s?(?![a-z])", _Reading.neither),
+    (rf"{_EVERYONE}\s+{_DOES}(?:{_EXCEPT}{_NAMES}(?!\w))?", _Reading.everyone),
+    (rf"{_EVERYONE}{_EXCEPT}{_NAMES}\s+{_DOES}", _Reading.everyone),
+    (rf"{_NOBODY}{_KIND}(?![a-z])", _Reading.nobody),
+    (rf"{_OTHERS}\s+{_DOES}", _Reading.rest),
+)
+"""The same for other statements."""
+_BEGINS_WITH_NAME = re.compile(_BULLET + r"\(?[\ue000-\uf8ff]")
+
+
+@functools.lru_cache(maxsize=256)  # the completions of a group come one after another
+def _placeholders(names: tuple[str, ...]) -> tuple[re.Pattern[str], dict[str, str]]:
+    """Return a pattern of an article (group 1) or a name (group 2), and the placeholder of each name."""
+    any_name = "|".join(re.escape(n) for n in sorted(names, key=len, reverse=True))
+    people = {name.lower(): chr(_FIRST + number) for number, name in enumerate(names)}
+    article = _ARTICLE.replace("?P<kind>", "?:") if "a" in people else "(?!)"
+    return re.compile(rf"({article})|(?<!\w)({any_name})(?!\w)", re.IGNORECASE), people
 
 
 def read_statements(text: str, names: Sequence[str]) -> dict[str, bool] | str:
@@ -125,33 +141,34 @@ def read_statements(text: str, names: Sequence[str]) -> dict[str, bool] | str:
     >>> read_statements("A tells the truth, the rest lie", ["A", "B"])
     {'A': True, 'B': False}
     """
-    people = {name.lower(): chr(_FIRST + number) for number, name in enumerate(names)}
-    spelled = dict(zip(people.values(), names, strict=True))
-    any_name = "|".join(re.escape(n) for n in sorted(names, key=len, reverse=True))
     if _PERSON.search(text):
         return "characters for private use"
-    articles = {match.end() for match in _ARTICLE.finditer(text)}
-    text = re.sub(
-        rf"(?<!\w)(?:{any_name})(?!\w)",
-        lambda m: m[0] if m.end() in articles else people[m[0].lower()],
-        text,
-        flags=re.IGNORECASE,
-    )
+    pattern, people = _placeholders(tuple(names))
+    text = pattern.sub(lambda m: m[1] or people[m[2].lower()], text)
     reading = _Reading()
     position, statements = 0, 0
     while True:
         between = _BETWEEN.match(text, position)
         assert between is not None  # the pattern matches the empty text
         position = between.end()
-        matches = ((form.match(text, position), action) for form, action in _FORMS)
-        match, action = next(((match, action) for match, action in matches if match is not None), (None, None))
-        if match is None or action is None:
+        forms = _OF_PEOPLE if _BEGINS_WITH_NAME.match(text, position) else _OF_ALL
+        match, action = _first(forms, text, position)
+        if match is None:
             break
         groups = match.groupdict()
         kind = (groups.get("kind") or groups.get("verb") or "").lower()
         is_knight = kind.startswith(("knight", "truth", "tell")) != bool(groups.get("not"))
-        action(reading, [spelled[c] for c in _PERSON.findall(groups.get("who") or "")], is_knight)
+        action(reading, [names[ord(c) - _FIRST] for c in _PERSON.findall(groups.get("who") or "")], is_knight)
         position, statements = match.end(), statements + 1
     if position < len(text):
         return "more than names with knight or knave" if statements else "not like: A is a knight, B is a knave"
     return reading.result(names)
+
+
+def _first(forms: Sequence[_Form], text: str, position: int) -> tuple[re.Match[str] | None, _Action]:
+    """Return the match of the first form that fits at a position, and what it says."""
+    for form, action in forms:
+        match = form.match(text, position)
+        if match is not None:
+            return match, action
+    return None, _Reading.these

@@ -80,7 +80,9 @@ def test_an_answer_that_stays_pays_for_the_first_test_only(name: str, executor: 
     assert score.reward in (1 / 2, 1 / 3), score
 
 
-@pytest.mark.parametrize("answer", [TRIPLE, TRIPLES, CHECK, LOOPED, MIXED], ids=str)
+@pytest.mark.parametrize(
+    "answer", [TRIPLE, TRIPLES, CHECK, LOOPED, MIXED], ids=["asserts", "calls", "check", "scripts", "mixed"]
+)
 def test_state_that_changes_no_answer_costs_nothing(answer: dict[str, Any], executor: CodeExecutor) -> None:
     kept = "from functools import cache\nseen = []\n@cache\ndef f(x):\n    seen.append(x)\n    return 3 * x"
     score = executor.score(kept, answer)
