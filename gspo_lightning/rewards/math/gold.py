@@ -12,12 +12,15 @@ from typing import Literal as OneOf
 
 from gspo_lightning.rewards.math import library
 from gspo_lightning.rewards.math.bases import based
+from gspo_lightning.rewards.math.lists import vector
 from gspo_lightning.rewards.math.notation import canonical, in_latex, unwrapped
 from gspo_lightning.rewards.math.numbers import Literal, literal, plain_integer
+from gspo_lightning.rewards.math.numerals import in_digits
+from gspo_lightning.rewards.math.parts import parts
 from gspo_lightning.rewards.math.structure import has_structure
 from gspo_lightning.rewards.math.times import Date, Time, clock, date
 from gspo_lightning.rewards.math.units import NOTHING, Quantity, quantity
-from gspo_lightning.rewards.math.words import option, options, words
+from gspo_lightning.rewards.math.words import only_option, option, options, words
 
 AnswerType = OneOf["any", "integer", "number", "expression", "choice", "set", "text"]
 ANSWER_TYPES: tuple[AnswerType, ...] = ("any", "integer", "number", "expression", "choice", "set", "text")
@@ -63,16 +66,23 @@ class Gold:
         """True if anything can be compared with the answer; asks the library if necessary."""
         if self.plain or options(self.text) is not None or bool(_PLAIN.fullmatch(self.text) and _balanced(self.text)):
             return True
-        return bool(not self.prose and has_structure(self.text)) or bool(library.read(self.text))
+        if not self.prose and (has_structure(self.text) or parts(self.text) or vector(self.text)):
+            return True
+        return bool(library.read(self.text))
 
 
 def _balanced(text: str) -> bool:
     return all(text.count(a) == text.count(b) for a, b in ("{}", "()")) and text[-1:] not in "+-*/^=_\\"
 
 
-@lru_cache(maxsize=256)
-def read_gold(answer: str) -> Gold:
-    """Parse a record's answer: the text after ``####`` if there is one (as in GSM8K), without its box."""
+@lru_cache(maxsize=512)
+def read_gold(answer: str, listed: bool = False) -> Gold:
+    """Parse a record's answer: the text after ``####`` if there is one (as in GSM8K), without its box.
+
+    Args:
+        answer: the answer, as the record has it.
+        listed: the prompt lists options, so that a letter in front of a text is that of an option.
+    """
     text = answer.rsplit("####", 1)[-1].strip()
     text = unwrapped(text)
     if text.startswith("\\boxed{") and text.endswith("}") and text.count("\\boxed") == 1:
@@ -81,8 +91,8 @@ def read_gold(answer: str) -> Gold:
         text = f"{measured_text[1]} \\text{{{measured_text[2]}}}"
     rest = text.replace("\\$", "")
     prose = "\\boxed" in text or "\\(" in rest or "\\[" in rest or rest.count("$") > 1 or "\n" in rest
-    text = in_latex(text)
-    label = _label(text)
+    text = spelled(text)
+    label = _label(text, listed)
     if prose:
         return Gold(text, canonical(text), prose=True, option=label)
     measured = quantity(text)
@@ -97,19 +107,30 @@ def bare(text: str) -> str:
     return _TEXT.sub(lambda m: m[1], text).strip()
 
 
-def _label(text: str) -> str | None:
-    """Return a record's option: a capital letter, or a letter in parentheses, with or without the option's text."""
+def spelled(text: str) -> str:
+    r"""Convert a text to LaTeX's spelling with its numbers in digits; words that go on stay words.
+
+    >>> spelled("x = 1 1/2"), spelled("Seven Samurai"), spelled("seven")
+    ('x = \\frac{3}{2}', 'Seven Samurai', '7')
+    """
+    text = in_latex(text)
+    if literal(text) is not None and not text.isalpha():
+        return text
+    digits = in_digits(text)
+    return text if digits != text and words(text) is not None and quantity(digits).words else digits
+
+
+def _label(text: str, listed: bool) -> str | None:
+    """Return a record's option: a letter and nothing else, or, if options are listed, the letter in front of a text."""
     plain = bare(text)
     if re.match(r"[a-z](?![a-zA-Z])", plain):
         return None
+    if not listed:
+        return only_option(text)
     if (label := option(text)) is not None:
         return label
     found = re.search(r"(?:^|\n)\s*(?:\(([A-J])\)|([A-J]))\s+[A-Z][a-z]+", plain)
-    return (
-        (found[1] or found[2])
-        if found and found[1]
-        else (found[2] if found and found[2] != "A" else "A" if found else None)
-    )
+    return (found[1] or found[2]) if found else None
 
 
 def refusal(gold: Gold, answer_type: str) -> str | None:

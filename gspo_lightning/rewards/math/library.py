@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import logging
 import re
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+_EXACT = 12
+"""Decimal places to which the library compares decimals where nothing else is set: they reach it as fractions."""
 _ARITHMETIC = re.compile(r"[-+*/^()\d.,\s%]+")
 _NUMBER = re.compile(r"[-+]?[\d.,\s]+%?")
 _SIDE = r"[-+]?\(*[-+]?\d[\d.,]*\)*"
@@ -79,8 +82,9 @@ def read(gold: str) -> tuple[Any, ...]:
     return tuple(found) if any(not isinstance(value, str) for value in found) else ()
 
 
-def equal(wanted: Any, given: Any, decimals: int, *, strict: bool) -> bool:
+def equal(wanted: Any, given: Any, decimals: int | None, *, strict: bool) -> bool:
     """True if any reading of one answer equals a reading of the other."""
+    decimals = _EXACT if decimals is None else decimals
     verify = _package().verify
     pairs = [(ours, theirs) for ours in wanted for theirs in given]
     pairs += [(_complex(a), _complex(b)) for a, b in pairs if _has_i(a) or _has_i(b)]
@@ -113,6 +117,21 @@ def _both_vanish(ours: Any, theirs: Any, decimals: int) -> bool:
     return max(sizes) < 10.0**-decimals and abs(sizes[0] - sizes[1]) > 1e-9 * max(sizes)
 
 
+def constant(text: str) -> Fraction | None:
+    r"""Return the value of a real constant to 40 digits; None if a text is none.
+
+    >>> constant(r"\sqrt{2}") ** 2 - 2 < 1e-30, constant("x")
+    (True, None)
+    """
+    for found in parse(text, boxed=True):
+        value = getattr(found, "evalf", None) and getattr(found, "is_number", False) and found.evalf(40)
+        if value is not None and value is not False and value.is_Float:
+            return Fraction(str(value))
+        if value is not None and value is not False and value.is_Rational:
+            return Fraction(int(value.p), int(value.q))
+    return None
+
+
 def same_family(wanted: str, given: str, name: str) -> bool:
     r"""True if two terms in an integer variable have the same set of values: ``k\pi`` and ``(k+1)\pi``."""
     from sympy import simplify
@@ -129,7 +148,7 @@ def same_family(wanted: str, given: str, name: str) -> bool:
     return False
 
 
-def chain_holds(expression: Any, decimals: int) -> bool:
+def chain_holds(expression: Any, decimals: int | None) -> bool:
     """True if each equation of ``x = 6 * 7 = 42`` that does not define a name holds."""
     from latex2sympy2_extended import is_expr_of_only_symbols
     from latex2sympy2_extended.logic import And  # type: ignore[import-untyped]

@@ -31,12 +31,22 @@ _WORDS = (
 )  # fmt: skip
 
 
+ENOUGH = 6
+"""Significant digits that a decimal must show to stand for a longer or an exact value."""
+
+
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A parsed number: its value, and whether it was written with a decimal point, which may stand for rounding."""
+    """A parsed number: its value, and whether it was written with a decimal point, which may stand for rounding.
+
+    ``places`` is the number of decimal places that a decimal shows (negative for ``1.5e3``), ``digits`` that of its
+    significant digits.
+    """
 
     value: Fraction
     decimal: bool = False
+    places: int = 0
+    digits: int = 0
 
 
 def plain_integer(text: str) -> int | None:
@@ -93,23 +103,29 @@ def _mixed(match: re.Match[str]) -> Literal | None:
         if not (above.isdigit() and below.isdigit() and 0 < value < 1):
             return None  # 2\frac{3}{2} is a product to some
         value += _number(whole)
-    return Literal(-value if sign == "-" else value, "." in above + below)
+    return Literal(-value if sign == "-" else value)
 
 
 def _single(text: str) -> Literal | None:
     if match := _PLAIN.fullmatch(text):
         sign, digits = match.groups()
-        value, decimal = _number(digits), "." in digits.rstrip(".")
-    elif match := _REPEATING.fullmatch(text):
+        return _decimal(sign, digits, 0)
+    if match := _REPEATING.fullmatch(text):
         sign, whole, fixed, period = match.groups()
         tail = Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed))
-        value, decimal = _number(whole) + Fraction(int(fixed or 0), 10 ** len(fixed)) + tail, False
-    elif match := _POWER.fullmatch(text) or _SCIENTIFIC.fullmatch(text):
+        value = _number(whole) + Fraction(int(fixed or 0), 10 ** len(fixed)) + tail
+        return Literal(-value if sign == "-" else value)
+    if match := _POWER.fullmatch(text) or _SCIENTIFIC.fullmatch(text):
         sign, factor, exponent = match.groups()
-        value, decimal = _number(factor or "1") * Fraction(10) ** int(exponent), "." in (factor or "")
-    else:
-        return None
-    return Literal(-value if sign == "-" else value, decimal)
+        return _decimal(sign, factor or "1", int(exponent))
+    return None
+
+
+def _decimal(sign: str, written: str, exponent: int) -> Literal:
+    value = _number(written) * Fraction(10) ** exponent
+    behind = written.partition(".")[2]
+    digits = len(re.sub("[.,]", "", written).lstrip("0"))
+    return Literal(-value if sign == "-" else value, bool(behind), len(behind) - exponent, digits)
 
 
 def _number(text: str) -> Fraction:
@@ -117,15 +133,33 @@ def _number(text: str) -> Fraction:
     return Fraction(f"{text}0" if text.endswith(".") else text)
 
 
-def same_number(gold: Literal, given: Literal, decimals: int) -> bool:
-    """True if two numbers are equal, or, if one is a decimal, equal and not 0 when rounded.
+def same_number(gold: Literal, given: Literal, decimals: int | None = None) -> bool:
+    """True if two numbers are equal, or one is a decimal of six significant digits or more that rounds the other.
 
-    >>> same_number(literal("1/3"), literal("0.333333"), 6), same_number(literal("1/3"), literal("0.33"), 6)
+    An integer of the record equals only itself. ``decimals`` replaces the rule: numbers of which one is a decimal are
+    equal if they agree, and are not 0, when rounded to so many places.
+
+    >>> same_number(literal("1/3"), literal("0.333333")), same_number(literal("1/3"), literal("0.33"))
     (True, False)
+    >>> same_number(literal("5"), literal("5.0000004")), same_number(literal("1.4e-6"), literal("1.2e-6"))
+    (False, False)
     """
     if gold.value == given.value:
         return True
     if not (gold.decimal or given.decimal):
         return False
-    rounded = round(gold.value, decimals)
-    return rounded == round(given.value, decimals) != 0
+    if decimals is not None:
+        rounded = round(gold.value, decimals)
+        return rounded == round(given.value, decimals) != 0
+    if not gold.decimal and gold.value.denominator == 1:
+        return False
+    if gold.decimal and given.decimal:
+        shorter, longer = sorted((gold, given), key=lambda number: number.places)
+        return shorter.places < longer.places and rounds(shorter, longer.value)
+    decimal, exact = (gold, given) if gold.decimal else (given, gold)
+    return rounds(decimal, exact.value)
+
+
+def rounds(decimal: Literal, value: Fraction) -> bool:
+    """True if a decimal shows enough digits and is a value rounded to the places it shows."""
+    return decimal.digits >= ENOUGH and 2 * abs(decimal.value - value) <= Fraction(10) ** -decimal.places

@@ -51,19 +51,21 @@ _PM = re.compile(r"\\pm(?![a-zA-Z])")
 _UNEQUAL = re.compile(r"^\s*[A-Za-z]\s*(?:\\neq?(?![a-z])|\u2260)\s*")
 
 
-def compared(gold: str, given: str, same: Same) -> bool | None:
+def compared(gold: str, given: str, same: Same, names: tuple[str, ...] = ()) -> bool | None:
     """Return the verdict on an answer if it or the record's has a structure of its own, else None.
 
     Args:
         gold: the record's answer, in LaTeX's spelling.
         given: the answer, in the same spelling.
         same: compares the parts.
+        names: the order of the names of a point that the prompt asks for; without it, that of the alphabet.
     """
-    for rule in (_by_rows, _by_congruence, _by_family, _by_names, _by_signs):
+    for rule in (_by_rows, _by_congruence, _by_family):
         verdict = rule(gold, given, same)
         if verdict is not None:
             return verdict
-    return None
+    verdict = _by_names(gold, given, same, names)
+    return _by_signs(gold, given, same) if verdict is None else verdict
 
 
 def has_structure(gold: str) -> bool:
@@ -132,8 +134,12 @@ def _names(text: str) -> dict[str, str] | None:
     return dict(found) if len(found) > 1 and len(dict(found)) == len(found) else None
 
 
-def _by_names(gold: str, given: str, same: Same) -> bool | None:
+def _by_names(gold: str, given: str, same: Same, order: tuple[str, ...]) -> bool | None:
     """Compare named values; a point lists them in the order of their names, a list in the record's order."""
+
+    def ordered(names: dict[str, str]) -> list[str]:
+        return list(order) if set(order) == set(names) else sorted(names)
+
     wanted, found = _names(gold), _names(given)
     if wanted and found:
         if set(wanted) != set(found):
@@ -144,14 +150,14 @@ def _by_names(gold: str, given: str, same: Same) -> bool | None:
         values = [value.strip() for value in _pieces(point[1] if point else given)]
         if len(values) != len(wanted) or "=" in given or re.match(r"\s*\\?\{", given):
             return None
-        names = sorted(wanted) if point else list(wanted)
+        names = ordered(wanted) if point else list(wanted)
         return all(same(wanted[name], value) for name, value in zip(names, values, strict=True))
     if found:
         point = re.fullmatch(r"\s*\((.*)\)\s*", gold)
         if not point or "=" in gold:
             return None if "=" in gold else same(gold, ", ".join(found.values()))
         values = [value.strip() for value in _pieces(point[1])]
-        ours = [found[name] for name in sorted(found)]
+        ours = [found[name] for name in ordered(found)]
         return len(values) == len(ours) and all(same(a, b) for a, b in zip(values, ours, strict=True))
     return None
 

@@ -13,13 +13,15 @@ from typing import Any, Literal
 from gspo_lightning.errors import UserError
 from gspo_lightning.rewards.math import library
 from gspo_lightning.rewards.math.comparison import Comparison
-from gspo_lightning.rewards.math.gold import ANSWER_TYPES, Gold, bare, read_gold, refusal
-from gspo_lightning.rewards.math.notation import canonical, in_latex, unwrapped
+from gspo_lightning.rewards.math.gold import ANSWER_TYPES, Gold, bare, read_gold, refusal, spelled
+from gspo_lightning.rewards.math.notation import canonical, unwrapped
 from gspo_lightning.rewards.math.numbers import literal
+from gspo_lightning.rewards.math.question import Question, read_question
 from gspo_lightning.rewards.math.text import Extracted, after_thinking, boxed, without_hidden
 from gspo_lightning.rewards.math.unboxed_answer import committed, concluded
 from gspo_lightning.rewards.math.units import quantity
 from gspo_lightning.rewards.math.withdrawn_boxes import taken_back
+from gspo_lightning.rewards.math.words import options
 from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.types import Score
 
@@ -53,7 +55,9 @@ class MathVerifier(Reward):
         require_box: an answer outside a box is worth 0. Otherwise, without a box, the last sentence that commits to a
             value counts. Boxes are unambiguous: ask for them in the prompt, require them.
         max_characters: longer answers are worth 0 (``model_error``); without a box the end is read, up to this length.
-        decimals: decimal places to which numbers with a decimal point must agree.
+        decimals: decimal places to which numbers with a decimal point must agree. By default a decimal equals an exact
+            value, or a longer decimal, if it is that value rounded to the places it shows and shows at least six
+            significant digits; an integer of the record equals only itself.
         strict: names of variables matter, and a set is not a tuple; Math-Verify's option of that name.
         evaluated: any answer that still contains the task is worth 0, also a power or factorial (``2^{10}`` for
             1024) or an expression of the prompt.
@@ -73,7 +77,7 @@ class MathVerifier(Reward):
         self,
         require_box: bool = False,
         max_characters: int = 2000,
-        decimals: int = 6,
+        decimals: int | None = None,
         strict: bool = True,
         evaluated: bool = False,
         form: Literal["any", "factored", "expanded"] = "any",
@@ -81,7 +85,7 @@ class MathVerifier(Reward):
     ) -> None:
         if max_characters < 1:
             raise UserError("MathVerifier.max_characters", f"is {max_characters}; it must be at least 1")
-        if not 0 <= decimals <= 15:
+        if decimals is not None and not 0 <= decimals <= 15:
             raise UserError("MathVerifier.decimals", f"is {decimals}; it must lie in 0 to 15")
         if form not in ("any", "factored", "expanded"):
             raise UserError("MathVerifier.form", f"is {form!r}; it must be any, factored or expanded")
@@ -107,25 +111,27 @@ class MathVerifier(Reward):
             if answer_type not in ANSWER_TYPES:
                 return Score.missing(f"the record's answer_type is {answer_type!r}, none of {', '.join(ANSWER_TYPES)}")
             kind = answer_type
-        gold = read_gold(str(answer))
-        unreadable, found = refusal(gold, kind), self._final(completion, gold)
+        question = read_question(prompt)
+        gold = read_gold(str(answer), question.options)
+        unreadable = refusal(gold, kind)
+        found = self._final(completion, gold, question)
         if unreadable is not None:
             repeated = gold.text and kind not in ("integer", "number", "choice") and not found.reason
             return Score(1.0) if repeated and canonical(found.text) == gold.canonical else Score.missing(unreadable)
         if found.reason:
             return Score.model_error(found.reason) if found.too_long else Score(0.0, detail=found.reason)
         try:
-            compare = Comparison(self.decimals, self.strict)
+            compare = Comparison(self.decimals, self.strict, question)
             same, reason = compare.same(gold, found.text, kind, boxed=found.boxed, formula=found.formula)
             if same:
                 reason = self._in_form(gold, found, prompt)
         except MemoryError:
             raise
         except Exception as error:  # computer algebra may raise anything on model text
-            return Score.model_error(f"computer algebra failed: {type(error).__name__}")
+            return Score.missing(f"the grader failed on this answer: {type(error).__name__}: {str(error)[:80]}")
         return Score(float(same and not reason), detail=reason)
 
-    def _final(self, completion: str, gold: Gold) -> Extracted:
+    def _final(self, completion: str, gold: Gold, question: Question) -> Extracted:
         """Return the answer that the completion commits to."""
         text = after_thinking(completion)
         if text is None:
@@ -139,11 +145,12 @@ class MathVerifier(Reward):
             return found
         if self.require_box:
             return Extracted(reason="no box")
-        return committed(text, self.max_characters, options=gold.option is not None)
+        listed = gold.option is not None or (question.options and options(gold.text, joined=True) is not None)
+        return committed(text, self.max_characters, options=listed)
 
     def _in_form(self, gold: Gold, found: Extracted, prompt: str) -> str:
         """Return why an equal answer is not in the required form; empty if it is."""
-        given = in_latex(unwrapped(found.text))
+        given = spelled(unwrapped(found.text))
         if canonical(given) == gold.canonical:
             return ""
         if left_to_compute(gold, given) or (self.evaluated and unevaluated(gold.text, given, prompt)):

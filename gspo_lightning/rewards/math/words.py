@@ -16,9 +16,14 @@ _DATE = re.compile(
 _MATH = re.compile(
     r"(?<![A-Za-z])(?:sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|inf|infinity|infty|mod|max|min|det|theta)(?![A-Za-z])"
 )
-_OPTION = re.compile(r"\(?\s*\[?\s*([A-Ja-j])\s*\]?\s*(?:[).:\]]\s*(.*)|)", re.DOTALL)
+_OPTION = re.compile(
+    r"(\(?\s*\[?)\s*([A-Za-z])\s*\]?\s*(?:[).:\]]\s*(.*)|,\s*(?:i\.?\s?e\.?|that is|which is|namely|because"
+    r"|since)\b(.*)|)",
+    re.DOTALL,
+)
 _MORE = re.compile(
-    r"(?<![A-Za-z(\\])\(?[A-J]\s*(?:[).\]](?![A-Za-z0-9])|:(?!\s*[A-J]\b))|\b(?:or|and)\b\s*\(?[A-J]\b|[,;/]\s*\(?[A-J]\)?\s*$"
+    r"(?<![A-Za-z(\\])\(?[A-J]\s*(?:[).\]](?![A-Za-z0-9])|:(?!\s*[A-J]\b))|\b(?:or|and)\b\s*\(?[A-J]\b"
+    r"|[,;/]\s*\(?[A-J]\)?\s*$"
 )
 """A second option behind the first one."""
 _ARTICLES = {"a", "an", "the"}
@@ -71,22 +76,82 @@ def option(text: str) -> str | None:
     plain = re.sub(r"\s+", " ", re.sub(r"\\[,;:! ]|\\quad|~", " ", _TEXT.sub(lambda m: m[1], text))).strip(" $*")
     plain = re.sub(r"^(?:the )?(?:correct )?(?:answer|option|choice)(?: is)?\s*:?\s*", "", plain, flags=re.IGNORECASE)
     match = _OPTION.fullmatch(plain)
-    if match is None:
+    if match is None or _MORE.search(match[3] or match[4] or ""):
         return None
-    rest = match[2] or ""
-    if _MORE.search(rest):
-        return None
-    return match[1].upper()
+    return match[2].upper()
 
 
-def options(text: str) -> frozenset[str] | None:
+def only_option(text: str) -> str | None:
+    """Return the letter of a text that is nothing but the letter of an option: ``B``, ``(b)``, ``K)``; else None.
+
+    A letter without parentheses must be one of A to J: others are names.
+
+    >>> only_option("B"), only_option("(b)"), only_option("(K)"), only_option("x"), only_option("(A) 42")
+    ('B', 'B', 'K', None, None)
+    """
+    plain = _TEXT.sub(lambda m: m[1], text).strip(" $*.")
+    match = re.fullmatch(r"\(\s*([A-Za-z])\s*\)|([A-Z])\s*[).:]|([A-J])", plain)
+    return next(group for group in match.groups() if group).upper() if match else None
+
+
+def options(text: str, *, joined: bool = False) -> frozenset[str] | None:
     r"""Return the letters of a list of two or more options, all of which are named; None for anything else.
+
+    Args:
+        text: the list.
+        joined: the letters may stand side by side, in the order of the alphabet: ``AC``.
 
     >>> sorted(options(r"\text{A and C}") or ()), sorted(options("(A), (C)") or ()), options("A or C"), options("AC")
     (['A', 'C'], ['A', 'C'], None, None)
     """
     plain = re.sub(r"\\[,;:! ]|\\quad|~", " ", _TEXT.sub(lambda m: m[1], text)).strip(" $*.")
+    if joined and re.fullmatch("[A-J]{2,10}", plain):
+        return frozenset(plain) if sorted(set(plain)) == list(plain) else None
     letters = [
         re.fullmatch(r"\s*\(?\s*([A-J])\s*\)?\s*", piece) for piece in re.split(r",\s*and\b|,|;|&|\band\b", plain)
     ]
     return frozenset(letter[1] for letter in letters if letter) if len(letters) > 1 and all(letters) else None
+
+
+_SHORT_WORDS = {
+    "no", "yes", "on", "up", "in", "at", "by", "to", "of", "or", "not", "all", "any", "odd", "one", "two", "six", "ten",
+    "red", "tie", "win", "due", "day", "man", "old", "new", "low", "big", "hot", "dry", "wet", "jan", "feb", "mar",
+    "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec", "mon", "tue", "wed", "thu", "fri", "sat", "sun",
+}  # fmt: skip
+_NAMES = re.compile(r"\\[A-Za-z]+|[A-Za-z]+")
+
+
+def case_differs(gold: str, given: str, *, symbol: bool = False) -> bool:
+    r"""True if two texts differ in capitals that mean something; all other differences are left to others.
+
+    Capitals mean nothing in words of four letters or more, in three-letter words that are small or begin with a
+    capital, and in a few short words; they do in every other name, and in LaTeX's commands.
+
+    Args:
+        gold: a text.
+        given: another.
+        symbol: the answer is a symbol of chemistry or genetics: ``NO`` is not ``No``, ``AABB`` not ``aabb``.
+
+    >>> case_differs("Aa", "aa"), case_differs("Monday", "monday"), case_differs(r"\Theta", r"\theta")
+    (True, False, True)
+    """
+    ours = _NAMES.findall(gold)
+    theirs = _NAMES.findall(given)
+    if len(ours) != len(theirs) or any(a.lower() != b.lower() for a, b in zip(ours, theirs, strict=True)):
+        return False
+    alone = len(ours) == 1
+    return any(a != b and _counts(a, b, symbol=symbol, alone=alone) for a, b in zip(ours, theirs, strict=True))
+
+
+def _counts(a: str, b: str, *, symbol: bool, alone: bool) -> bool:
+    if a.startswith("\\"):
+        return True
+    if a.lower() in _ARTICLES and not alone:
+        return False
+    plain = all(word.islower() or word.istitle() or word.isupper() for word in (a, b))
+    capitals = a.isupper() or b.isupper()
+    if symbol and (len(a) < 4 or capitals):
+        return True
+    if len(a) >= 4:
+        return not plain
+    return not plain or ((capitals or len(a) < 3) and a.lower() not in _SHORT_WORDS)

@@ -226,7 +226,7 @@ def test_score_pays_no_repeated_question(tmp_path: Path, capsys: pytest.CaptureF
     assert "mean reward 0.5714; 14 ok" in capsys.readouterr().out
 
 
-def test_what_computer_algebra_raises_is_the_models_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_computer_algebra_raises_is_a_missing_sample_with_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     from gspo_lightning.rewards.math import library
 
     def raises(*_: object, **__: object) -> bool:
@@ -234,7 +234,8 @@ def test_what_computer_algebra_raises_is_the_models_mistake(monkeypatch: pytest.
 
     monkeypatch.setattr(library, "equal", raises)
     score = MathVerifier().score(r"\boxed{\sqrt{x}}", r"\sqrt{y+1}")
-    assert (score.reward, score.status, score.detail) == (0.0, "model_error", "computer algebra failed: TypeError")
+    detail = "the grader failed on this answer: TypeError: Invalid comparison of non-real I"
+    assert (score.reward, score.status, score.detail) == (None, "missing", detail)
 
 
 def test_samples_are_judged_in_a_worker_with_their_prompt() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from gspo_lightning.rewards import MathVerifier
 from gspo_lightning.rewards.math.bases import based
-from gspo_lightning.rewards.math.comparison import as_interval
-from gspo_lightning.rewards.math.numbers import literal
+from gspo_lightning.rewards.math.numbers import calculated, literal
+from gspo_lightning.rewards.math.real_sets import equal_sets
 from gspo_lightning.rewards.math.times import clock
 from gspo_lightning.rewards.math.units import quantity
 from gspo_lightning.rewards.math.words import option, words
@@ -111,5 +111,5 @@ def test_units_bases_times_words_options_and_intervals() -> None:
     assert (clock("12:30 a.m."), clock("25:00"), clock("2:3")) == ((0, 30, 0, True), None, None)
     assert (words(r"\text{no solution}"), words("sin x"), words("no")) == (r"\emptyset", None, "no")
     assert (option("(c)"), option(r"\text{(D)}"), option("AB"), option("A or B")) == ("C", "D", None, None)
-    assert as_interval(r"\{x \mid -1 \le x < 2\}") == "[-1,2)"
-    assert as_interval("x < y") is None
+    assert equal_sets(r"\{x \mid -1 \le x < 2\}", "[-1,2)", calculated)
+    assert equal_sets("x < y", "(1,2)", calculated) is None

@@ -1,0 +1,141 @@
+r"""Lists, sets, points and vectors, compared element by element.
+
+The order of a list counts if the prompt asks for one, and how often a value stands in it if the prompt asks for that or
+both lists repeat a value; a set in braces has neither. A point, ``\langle 1, 2 \rangle``, a column and ``i + 2j`` are
+one vector.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from gspo_lightning.rewards.math.equations import split
+from gspo_lightning.rewards.math.question import Question
+
+Same = Callable[[str, str], bool]
+_MOST = 12
+"""Most elements that are compared one by one."""
+_BRACES = re.compile(r"\s*\\?\{(.*?)\\?\}\s*", re.DOTALL)
+_AND = re.compile(r",?\s*(?:\\(?:text|mathrm|mbox|textrm)\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)\s*")
+_NAME = re.compile(r"^\s*\\?[a-zA-Z]+(?:_\{?\w+\}?)?\s*=\s*(?=[^=<>]+$)")
+_POINT = re.compile(
+    r"\s*(?:[A-Z]'?\s*=?\s*)?(\(|\[|\\langle(?![a-z])|\\left\\langle|<)(.*?)(\)|\]|\\rangle(?![a-z])|>)\s*", re.DOTALL
+)
+_MATRIX = re.compile(r"\s*\\begin\{([pbBvV]?matrix|array)\}(?:\{[lcr|]*\})?(.*?)\\end\{\1\}\s*", re.DOTALL)
+_BASIS = re.compile(
+    r"([+-]?)((?:[^+\-{}()]|\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\([^()]*\))*?)\\?(?:mathbf|hat|vec|bm|boldsymbol"
+    r"|textbf)\s*\{?\s*\\?(?:mathbf\s*\{)?\s*([ijk])(?:math)?\s*\}{0,2}"
+)
+_SPACE = re.compile(r"\s+|\\[,;:! ]")
+
+
+def by_lists(gold: str, given: str, same: Same, question: Question) -> bool | None:
+    """Compare points, vectors and lists; None if the two are not of one kind.
+
+    Args:
+        gold: the record's answer, in LaTeX's spelling.
+        given: the answer, in the same spelling.
+        same: compares two elements.
+        question: the prompt, which may ask for an order or for multiplicities.
+    """
+    point = vector(gold)
+    if point is not None:
+        theirs = vector(given)
+        if theirs is None or max(len(point), len(theirs)) > _MOST:
+            return None
+        if question.names and (order := _named(given, question)) is not None:
+            theirs = order
+        return len(point) == len(theirs) and all(map(same, point, theirs))
+    wanted, found = _elements(gold), _elements(given)
+    if wanted is None or found is None or max(len(wanted), len(found)) > _MOST:
+        return None
+    braces = [_BRACES.fullmatch(text) is not None for text in (gold, given)]
+    if question.ordered and not any(braces) and len(wanted) > 1:
+        return len(wanted) == len(found) and all(map(_alike(same), wanted, found))
+    repeats = all(len(set(values)) < len(values) for values in (wanted, found))
+    if len(wanted) < 2 and not braces[0]:
+        return None
+    if not braces[0] and (question.counted or repeats) and len(wanted) != len(found):
+        return False
+    return _matched(wanted, found, _alike(same), counted=not braces[0] and (question.counted or repeats))
+
+
+def _alike(same: Same) -> Same:
+    """Compare elements; a set is never equal to its only element."""
+
+    def compare(ours: str, theirs: str) -> bool:
+        braces = [_BRACES.fullmatch(text) is not None for text in (ours, theirs)]
+        return braces[0] == braces[1] and same(ours, theirs)
+
+    return compare
+
+
+def _matched(wanted: list[str], found: list[str], same: Same, *, counted: bool) -> bool:
+    """True if two lists have the same elements in any order; ``counted``: each as often."""
+    if not counted:
+        wanted, found = list(dict.fromkeys(wanted)), list(dict.fromkeys(found))
+        return all(any(same(a, b) for b in found) for a in wanted) and all(
+            any(same(a, b) for a in wanted) for b in found
+        )
+    rest = list(found)
+    for value in wanted:
+        match = next((other for other in rest if same(value, other)), None)
+        if match is None:
+            return False
+        rest.remove(match)
+    return not rest
+
+
+def _elements(text: str) -> list[str] | None:
+    """Return the elements of a set in braces or of a list with commas; None for anything else."""
+    inner = _BRACES.fullmatch(text) if re.match(r"\s*\\?\{.*\\?\}\s*$", text, re.DOTALL) else None
+    if inner is None and re.match(r"\s*[(\[]|.*\\begin|.*[<>]|.*\\(?:cup|cap|le|ge|in|ne|mid)(?![a-z])", text):
+        return None
+    body = _AND.sub(",", inner[1] if inner else text)
+    pieces = [piece for part in split(body, ",") for piece in split(part, ";")]
+    values = [_NAME.sub("", piece).strip() for piece in pieces]
+    return values if all(values) and (inner or len(values) > 1) else None
+
+
+def vector(text: str) -> list[str] | None:
+    r"""Return the coordinates of a point, a vector in angle brackets, a single row or column, or ``i + 2j``.
+
+    >>> vector(r"\langle 1, 2\rangle"), vector(r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"), vector("A(1, 2)")
+    (['1', '2'], ['1', '2'], ['1', '2'])
+    >>> vector(r"\mathbf{i} - 2\mathbf{k}"), vector("1, 2"), vector("(1, 2]")
+    (['1', '0', '-2'], None, None)
+    """
+    if match := _MATRIX.fullmatch(text):
+        rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?", match[2]) if row.strip()]
+        cells = [cell.strip() for row in rows for cell in row.split("&")]
+        single = len(rows) == 1 or len(cells) == len(rows)
+        return cells if single and len(cells) > 1 and all(cells) else None
+    if (match := _POINT.fullmatch(text)) and (match[1][-1:] + match[3][-1:]) in ("()", "ee", "<>"):
+        cells = split(match[2], ",")
+        plain = not re.search(r"[<>=]|\\cup|^[^(]*\)", match[2])
+        return cells if len(cells) > 1 and all(cells) and plain else None
+    return _by_basis(text)
+
+
+def _by_basis(text: str) -> list[str] | None:
+    plain = _SPACE.sub("", text)
+    if not re.search(r"\\(?:mathbf|hat|vec|bm|boldsymbol|textbf)", plain) or len(plain) > 200:
+        return None
+    found: dict[str, str] = {}
+    position = 0
+    while position < len(plain):
+        match = _BASIS.match(plain, position)
+        if match is None or match.end() == position or match[3] in found:
+            return None
+        factor = match[2].removesuffix("\\cdot").removesuffix("*") or "1"
+        found[match[3]] = f"{'-' if match[1] == '-' else ''}{factor}"
+        position = match.end()
+    names = "ijk" if "k" in found else "ij"
+    return [found.get(name, "0") for name in names]
+
+
+def _named(given: str, question: Question) -> list[str] | None:
+    """Return named values in the order of the names that the prompt asks for; None if they are not named."""
+    pairs = dict(re.findall(r"([A-Za-z](?:_\{?\w+\}?)?)\s*=\s*([^,;=]+)", given))
+    return [pairs[name] for name in question.names] if set(pairs) == set(question.names) else None

@@ -1,0 +1,126 @@
+r"""Comparison of values with units: the record's unit, or else the one that the prompt asks for, decides."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from gspo_lightning.rewards.math import library
+from gspo_lightning.rewards.math.numbers import Literal, literal, same_number
+from gspo_lightning.rewards.math.numerals import exact
+from gspo_lightning.rewards.math.unit_names import Unit, scale
+from gspo_lightning.rewards.math.units import DEGREE, PERCENT, RADIAN, Quantity, conversion, converted, rivals
+
+_FONT = re.compile(r"\\(?:text|mathrm|textbf|mathbf|textit|mbox|textrm)\s*\{([^{}]*)\}")
+_IN_RADIANS = re.compile(r"\\pi(?![a-zA-Z])|\\?arc(?:sin|cos|tan|cot)|\\(?:sin|cos|tan)\s*\^\s*\{\s*-1\s*\}")
+_NO_UNIT = {"units", "unit", "in total", "total", "exactly", "altogether"}
+_SHARE = (("share", 1),)
+_PI = Fraction(3141592653589793238462643383279502884, 10**36)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A record's value and unit and an answer's, ready to be compared.
+
+    ``wanted`` and ``found`` are the units to compare in: that of the record, and that of the answer.
+    """
+
+    gold: Quantity
+    given: Quantity
+    wanted: Unit
+    found: Unit
+
+    @property
+    def excluded(self) -> bool:
+        """True if the units, or the words in their place, rule out that the two are equal."""
+        if rivals(self.gold, self.given):
+            return True
+        if self.gold.unit and self.given.words and self.given.words not in _NO_UNIT:
+            return True
+        if self.gold.words and self.gold.words not in _NO_UNIT and self.given.unit:
+            return True
+        return bool(self.wanted and self.found) and conversion(self.wanted, self.found) is None
+
+    @property
+    def same_scale(self) -> bool:
+        """True if the values can be compared as they are written."""
+        if not (self.wanted and self.found) or self.wanted == self.found:
+            return True
+        scales = conversion(self.wanted, self.found)
+        return scales is not None and scales[0] == scales[1]
+
+
+def measured(gold: Quantity, given: Quantity, asked: Unit) -> Measured:
+    """Settle the units of a comparison.
+
+    An angle in degrees may be given as a multiple of pi, and one with pi, without a unit, in degrees.
+
+    Args:
+        gold: the record's value.
+        given: the answer's.
+        asked: the unit that the prompt asks for; it counts if the record names none.
+    """
+    wanted = gold.unit or asked
+    found = given.unit
+    if not found and wanted == DEGREE and _IN_RADIANS.search(given.value):
+        found = RADIAN
+    if not wanted and found == DEGREE and _IN_RADIANS.search(gold.value):
+        wanted = RADIAN
+    return Measured(gold, given, wanted, found)
+
+
+def equal_literals(pair: Measured, gold: Literal, given: Literal, decimals: int | None) -> bool:
+    """Compare two written-out numbers with their units."""
+    shares = [bool(unit) and scale(unit).dimension == _SHARE for unit in (pair.wanted, pair.found)]
+    if any(shares) and not all(shares) and not (pair.wanted and pair.found):
+        return _equal_shares(pair, gold, given, decimals)
+    if pair.same_scale:
+        return same_number(gold, given, decimals)
+    scales = conversion(pair.wanted, pair.found)
+    if scales is None:
+        return False
+    moved = converted(gold.value, scales[0], scales[1], _PI)
+    return moved == given.value or (given.decimal and same_number(Literal(moved), given, decimals))
+
+
+def _equal_shares(pair: Measured, gold: Literal, given: Literal, decimals: int | None) -> bool:
+    """Compare a percentage with a number: 20 % is 0.2; its sign may be left out, or stand behind a number above 1."""
+    unit = pair.wanted or pair.found
+    size = scale(unit).factor
+    if pair.wanted:
+        if same_number(gold, given, decimals):
+            return bool(pair.gold.unit) or given.value != gold.value * size
+        return pair.gold.unit != () and same_number(_times(gold, size), given, decimals)
+    if unit == PERCENT and abs(gold.value) > 1 and same_number(gold, given, decimals):
+        return True
+    return same_number(gold, _times(given, size), decimals)
+
+
+def _times(number: Literal, size: Fraction) -> Literal:
+    """Return a percentage as a number, with as many digits."""
+    moved = len(str(size.denominator)) - 1
+    return Literal(number.value * size, number.decimal, number.places + moved, number.digits)
+
+
+def equal_expressions(pair: Measured, decimals: int | None) -> bool | None:
+    """Compare two expressions with units of different size by computer algebra; None if the size is the same."""
+    if pair.same_scale:
+        return None
+    scales = conversion(pair.wanted, pair.found)
+    if scales is None:
+        return False
+    from sympy import Rational, pi  # type: ignore[import-untyped]
+
+    factor = converted(Rational(1), scales[1], scales[0], pi) if scales[0].offset == scales[1].offset else None
+    if factor is None:
+        return None
+    wanted = library.read(exact(_FONT.sub(lambda m: m[1], pair.gold.value)))
+    found = library.parse(exact(pair.given.value), boxed=True)
+    size = Rational(factor.numerator, factor.denominator) if isinstance(factor, Fraction) else factor
+    return library.equal(wanted, [one * size for one in found if hasattr(one, "free_symbols")], decimals, strict=True)
+
+
+def value_of(found: Quantity) -> Literal | None:
+    """Return the number of a quantity if it is written out."""
+    return literal(_FONT.sub(lambda m: m[1], found.value).strip())

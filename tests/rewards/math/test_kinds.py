@@ -1,0 +1,205 @@
+r"""Kinds of answers: for each, what must be paid and what only looks like it (prompt, record, answer, paid)."""
+
+from __future__ import annotations
+
+import pytest
+
+from gspo_lightning.rewards import MathVerifier
+
+Case = tuple[str, str, str, bool]
+
+OPTIONS: list[Case] = [
+    ("Do both parts.", "(a) 7, (b) 9", "(a) 9, (b) 7", False),
+    ("Do both parts.", "(a) 7, (b) 9", "(b) 9, (a) 7", True),
+    ("Do both parts.", "(a) 7, (b) 9", "7, 9", True),
+    ("Do both parts.", "(a) 7, (b) 9", "9, 7", False),
+    ("Do both parts.", r"\text{(i)}\ 7;\quad \text{(ii)}\ \frac12", "A", False),
+    ("Do both parts.", "I: 3, II: 8", "I: 8, II: 3", False),
+    ("Which author?", "B. Brecht", "B. Dylan", False),
+    ("Which author?", "B. Brecht", "B", False),
+    ("Which author?", "B. Brecht", r"\text{B. Brecht}", True),
+    ("Choose: (A) 4 (B) 5 (C) 6", "(B) 5", "B", True),
+    ("Choose: (A) 4 (B) 5 (C) 6", "(B) 5", "(C) 5", False),
+    ("Choose: (A) 4 (B) 5 (C) 6", "B", "B, that is 5", True),
+    ("Select every true one: (A) p (B) q (C) r", "BC", r"\text{B, C}", True),
+    ("Select every true one: (A) p (B) q (C) r", "B, C", "BC", True),
+    ("Select every true one: (A) p (B) q (C) r", "B, C", "AC", False),
+]
+DEGREES: list[Case] = [
+    ("Evaluate.", r"6\sin 20^\circ", "5.477672", False),
+    ("Evaluate.", r"6\sin 20^\circ", "2.052121", True),
+    ("Evaluate.", r"\sin 150^\circ", r"\frac12", True),
+    ("Evaluate.", "0.5", r"\sin(150^\circ)", True),
+    ("Evaluate.", r"\cos 50^\circ", r"\cos 50", False),
+    ("Evaluate.", r"\cos 50^\circ", r"\sin{40^\circ}", True),
+    ("Find the angle.", r"60^\circ", r"\arccos\frac12", True),
+    ("Find the angle.", r"60^\circ", r"\frac{\pi}{3}", True),
+    ("Find the angle.", r"\frac{\pi}{3}", r"60^\circ", True),
+    ("Find the angle.", r"\frac{\pi}{3}", r"\frac{\pi}{3}^\circ", False),
+]
+UNITS: list[Case] = [
+    ("Find it.", r"8\text{ V}", r"8\text{ kV}", False),
+    ("Find it.", r"8\text{ V}", r"8000\text{ mV}", True),
+    ("Find it.", r"8\text{ mF}", r"8\text{ MF}", False),
+    ("Find it.", r"8\text{ g}", r"8\text{ kPa}", False),
+    ("Find it.", r"15\text{ m/s}", r"54\text{ km/h}", True),
+    ("Find it.", r"15\text{ m/s}", r"15\,\mathrm{m\cdot s^{-1}}", True),
+    ("Find it.", r"15\text{ m/s}", r"15\,\mathrm{m\,s^{-2}}", False),
+    ("Find it.", r"6\ \text{J}", r"6\text{ N}\cdot\text{m}", True),
+    ("Find it.", r"25^\circ\text{C}", r"298.15\text{ K}", True),
+    ("Find it.", r"25^\circ\text{C}", r"25^\circ\text{F}", False),
+    ("Find it.", r"2.5\text{ hours}", r"2\text{ h }30\text{ min}", True),
+    ("Find it.", r"2.5\text{ hours}", r"2\text{ h }5\text{ min}", False),
+    ("Find it.", r"4\text{ feet}", r"48\text{ inches}", True),
+    ("Find it.", r"\$9", r"9\text{ kroner}", False),
+    ("Find it.", r"\$9", r"900\text{ cents}", True),
+    ("Find it.", r"9\text{ pounds}", r"£9", True),
+    ("Find it.", r"9\text{ m east}", r"9\text{ m}", True),
+    ("Find it.", r"9\text{ east}", r"9\text{ west}", False),
+    ("Find it.", "9", r"9\text{ apples}", True),
+    ("Find it.", r"9\text{ m}", r"9\text{ apples}", False),
+    ("How long is it, in cm?", "9", r"9\text{ mm}", False),
+    ("How long is it, in cm?", "9", r"90\text{ mm}", True),
+    ("Find the angle in radians.", "3", r"3^\circ", False),
+    ("Find the angle in degrees.", "30", r"\frac{\pi}{6}", True),
+    ("Find the angle in degrees.", "30", r"30\text{ rad}", False),
+    ("What is the probability?", r"\frac14", r"\frac14\%", False),
+    ("What is the probability?", r"\frac14", r"25\%", True),
+    ("What percentage is it?", "25", r"25\%", True),
+    ("Find it.", r"4\%", r"4\text{ basis points}", False),
+    ("Find it.", r"4\%", r"400\text{ basis points}", True),
+]
+MAGNITUDES: list[Case] = [
+    ("How many?", "5", r"5\text{ thousand}", False),
+    ("How many?", "5000", r"5\text{ thousand}", True),
+    ("How many?", "5", r"5\text{ tenths}", False),
+    ("How many?", "125", r"5\text{ cubed}", True),
+    ("How many?", "36", r"\text{three dozen}", True),
+    ("How many?", "74", r"\text{seventy-four}", True),
+    ("How many?", "-8", r"\text{negative eight}", True),
+    ("How many?", r"\frac23", r"\text{two thirds}", True),
+    ("How many?", r"\$4{,}500{,}000", r"\$4.5\text{ million}", True),
+    ("Which film?", "Twelve Monkeys", r"\text{Twelve Angry Men}", False),
+    ("Which film?", "Twelve Monkeys", "12", False),
+]
+DECIMALS: list[Case] = [
+    ("How long, in m?", r"3.2\times10^{-7}", r"3.4\times10^{-7}", False),
+    ("How long, in m?", r"3.2\times10^{-7}", r"0.00000032", True),
+    ("Which integer?", "8", "8.0000003", False),
+    ("Which integer?", "8", "8.0", True),
+    ("Evaluate.", r"\frac17", "0.142857", True),
+    ("Evaluate.", r"\frac17", "0.142858", False),
+    ("Evaluate.", r"\frac17", "0.14", False),
+    ("Evaluate.", "2.7182818", "2.71828", True),
+    ("Evaluate.", "2.7182818", "2.7182819", False),
+    ("Evaluate.", r"\sqrt{3}", "1.732051", True),
+    ("Evaluate.", r"\sqrt{3}", "1.732052", False),
+]
+CAPITALS: list[Case] = [
+    ("Which genotype?", r"\text{Bb}", r"\text{BB}", False),
+    ("Which element?", r"\text{Co}", r"\text{CO}", False),
+    ("Which element?", r"\text{Cobalt}", r"\text{cobalt}", True),
+    ("Which angle?", r"\Phi", r"\phi", False),
+    ("Which side?", "PQ", "pq", False),
+    ("Is it true?", r"\text{Yes}", r"\text{YES}", True),
+    ("Which day?", r"\text{Monday}", r"\text{monday}", True),
+]
+ORDER: list[Case] = [
+    ("List all roots with their multiplicity.", "3, 3, 5", "3, 5", False),
+    ("List all roots with their multiplicity.", "3, 3, 5", "5, 3, 3", True),
+    ("List the roots.", "3, 3, 5", "3, 5", True),
+    ("List the roots.", "3, 3, 5", "3, 5, 5", False),
+    ("List the primes in increasing order.", "5, 7, 11", "7, 5, 11", False),
+    ("List the primes.", "5, 7, 11", "7, 5, 11", True),
+    ("Give the set.", r"\{4, \{6\}\}", r"\{4, 6\}", False),
+    ("Find (u, v).", "(7, 2)", "v = 2, u = 7", True),
+    ("Find (v, u).", "(7, 2)", "v = 2, u = 7", False),
+]
+NUMBERS: list[Case] = [
+    ("Solve.", r"x = 2\frac{3}{4}", "x = 2", False),
+    ("Solve.", r"\frac{11}{4}", "x = 2 3/4", True),
+    ("Find it.", r"\frac{\pi}{4}", r"1\frac{1}{4}\pi", False),
+    ("Find it.", r"\frac{5\pi}{4}", r"1\frac{1}{4}\pi", True),
+    ("Find the interval.", r"(\frac32, 4]", r"(1\frac12, 4]", True),
+    ("Find it.", "x = 5600", "x = 5.6e3", True),
+    ("Find it.", "x = 5600", "x = 5,600", True),
+    ("Find it.", r"\frac{7}{3}x", r"2.\overline{3}x", True),
+    ("Find it.", "x > 2500", "x > 2,500", True),
+    ("Find it.", "2345678.5", "2.345.678,5", True),
+]
+CODE: list[Case] = [
+    ("Compute.", "12", "(lambda: 12)()", False),
+    ("Compute.", "12", "int('12')", False),
+    ("Compute.", "12", "f()", False),
+    ("Compute.", "12", "len(range(12))", False),
+    ("Compute.", r"\lambda = 12", r"\lambda = 12", True),
+]
+LEFT_SIDES: list[Case] = [
+    ("Find r+s.", "17", "r+s = 17", True),
+    ("Find r+s.", "17", "r+s = 8+9 = 17", True),
+    ("Find r+s.", "17", "r+s = 8+8 = 17", False),
+    ("Find g'(3).", "17", "g'(3) = 17", True),
+    ("Find the probability.", r"\frac14", r"P(Y = 3) = \frac14", True),
+    ("Find the angle.", r"70^\circ", r"\angle PQR = 70^\circ", True),
+    ("Find the ratio.", r"\frac52", r"\frac{PQ}{QR} = \frac52", True),
+    ("Find the derivative.", "6t", r"\frac{ds}{dt} = 6t", True),
+    ("Find the remainder of M divided by 100.", "36", r"M \equiv 36 \pmod{100}", True),
+    ("Find the remainder of M divided by 100.", "36", r"M \equiv 36 \pmod{10}", False),
+    ("Solve for y.", "9", "3y = 27, y = 9", True),
+    ("Solve for y.", "27", "3y = 27", False),
+    ("Solve for y.", "9", "|y| = 9", False),
+    ("Solve |y| = 9.", "9", "|y| = 9", False),
+    ("Find y, if x = 4.", "9", "x = 4, y = 9", True),
+    ("Find y, if x = 4.", "4", "x = 4, y = 9", False),
+]
+REAL_SETS: list[Case] = [
+    ("Find the domain.", "(3,8]", "]3,8]", True),
+    ("Find the domain.", "(3,8]", r"3 < t \text{ and } t \le 8", True),
+    ("Find the domain.", "(3,8]", r"t > 3 \text{ or } t \le 8", False),
+    ("Find the domain.", r"(-\infty,5)\cup(5,\infty)", r"t \neq 5", True),
+    ("Find the domain.", r"(-\infty,5)\cup(5,\infty)", r"\mathbb{R}\setminus\{5\}", True),
+    ("Find the domain.", r"(-\infty,5)\cup(5,\infty)", r"\mathbb{R}\setminus\{-5\}", False),
+    ("Find the domain.", r"(3,6)", r"(1,6)\cap(3,9)", True),
+    ("Find the domain.", r"(-\infty,\infty)", r"\text{all real numbers}", True),
+    ("Find the domain.", r"t < -2 \text{ or } t > 2", "|t| > 2", True),
+    ("Solve |t| > 2.", r"t < -2 \text{ or } t > 2", "|t| > 2", False),
+]
+VECTORS: list[Case] = [
+    ("Find u.", r"\langle 4, -1\rangle", r"4\mathbf{i} - \mathbf{j}", True),
+    ("Find u.", r"\langle 4, -1\rangle", r"\begin{pmatrix} 4 \\ -1 \end{pmatrix}", True),
+    ("Find u.", r"\langle 4, -1\rangle", r"4\mathbf{j} - \mathbf{i}", False),
+    ("Find the point.", "(4,-1)", "Q(4,-1)", True),
+    ("Find the point.", "(4,-1)", "Q(-1,4)", False),
+]
+KINDS = {
+    "options and parts": OPTIONS,
+    "degrees": DEGREES,
+    "units": UNITS,
+    "magnitudes": MAGNITUDES,
+    "decimals": DECIMALS,
+    "capitals": CAPITALS,
+    "order": ORDER,
+    "numbers": NUMBERS,
+    "code": CODE,
+    "left sides": LEFT_SIDES,
+    "sets of reals": REAL_SETS,
+    "vectors": VECTORS,
+}
+
+
+@pytest.fixture(scope="module")
+def verifier() -> MathVerifier:
+    verifier = MathVerifier()
+    verifier.prepare()
+    return verifier
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kind_is_judged_as_it_says(verifier: MathVerifier, kind: str) -> None:
+    wrong = [
+        (prompt, answer, written, score.reward, score.detail)
+        for prompt, answer, written, paid in KINDS[kind]
+        if (score := verifier.score(f"So it is $\\boxed{{{written}}}$.", answer, prompt)).reward != float(paid)
+    ]
+    assert wrong == []
+    assert {paid for *_, paid in KINDS[kind]} == {True, False}
