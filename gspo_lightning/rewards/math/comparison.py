@@ -11,6 +11,7 @@ from gspo_lightning.rewards.math import library
 from gspo_lightning.rewards.math.bases import based
 from gspo_lightning.rewards.math.equations import Statement, has_letters, statement
 from gspo_lightning.rewards.math.gold import Gold, bare, read_gold, spelled
+from gspo_lightning.rewards.math.identity import equal_beyond_algebra
 from gspo_lightning.rewards.math.lists import by_lists
 from gspo_lightning.rewards.math.notation import canonical, unwrapped
 from gspo_lightning.rewards.math.numbers import Literal, calculated, literal, plain_integer, rounds, same_number
@@ -169,7 +170,8 @@ class Comparison:
             if gold.time[3] or (literal(bare(given)) is not None and "frac" not in given and "/" not in given):
                 return False
         if gold.words is not None and gold.literal is None:
-            return words(given) == gold.words
+            same = words(given) == gold.words
+            return same or bool(equal_sets(gold.text, given, _constant))
         verdict = self._by_value(gold, given)
         return self._by_structure(gold, given) if verdict is None else verdict
 
@@ -248,7 +250,8 @@ class Comparison:
         if not found:
             return False, "the answer is not understood as mathematics"
         if not self._equal(wanted, found):
-            return False, ""
+            beyond = boxed and not gold.prose and equal_beyond_algebra(wanted_text, given, self.question)
+            return beyond, ""
         if "=" not in gold.text and not self._equations_hold(wanted, given, found):
             return False, "a false equation"
         return True, ""

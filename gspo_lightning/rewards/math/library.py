@@ -132,22 +132,6 @@ def constant(text: str) -> Fraction | None:
     return None
 
 
-def same_family(wanted: str, given: str, name: str) -> bool:
-    r"""True if two terms in an integer variable have the same set of values: ``k\pi`` and ``(k+1)\pi``."""
-    from sympy import simplify
-
-    for ours, theirs in ((a, b) for a in parse(wanted, boxed=True) for b in parse(given, boxed=True)):
-        names = [s for s in getattr(ours, "free_symbols", ()) if str(s) == name]
-        if not names or names[0] not in getattr(theirs, "free_symbols", ()):
-            continue
-        k, steps = names[0], (ours.diff(names[0]), theirs.diff(names[0]))
-        if any(step.has(k) for step in steps) or simplify(steps[0] ** 2 - steps[1] ** 2) != 0:
-            continue
-        if simplify((ours.subs(k, 0) - theirs.subs(k, 0)) / steps[0]).is_integer:
-            return True
-    return False
-
-
 def chain_holds(expression: Any, decimals: int | None) -> bool:
     """True if each equation of ``x = 6 * 7 = 42`` that does not define a name holds."""
     from latex2sympy2_extended import is_expr_of_only_symbols

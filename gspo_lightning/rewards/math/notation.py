@@ -6,6 +6,7 @@ Only characters and spellings change, never a value: ``½`` becomes ``\frac{1}{2
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable
 
 _SYMBOLS = {
@@ -14,7 +15,10 @@ _SYMBOLS = {
     "\u2264": r"\le ", "\u2265": r"\ge ", "\u2260": r"\ne ", "\u2208": r"\in ", "\u222a": r"\cup ",
     "\u2229": r"\cap ", "\u2205": r"\emptyset ", "\u00b0": r"^{\circ}", "\u2032": "'", "\u03b8": r"\theta ",
     "\u03b1": r"\alpha ", "\u03b2": r"\beta ", "\u2248": r"\approx ", "\u00a0": " ", "\u2009": " ", "\u202f": " ",
-    "\u2003": " ",
+    "\u2003": " ", "\u2044": "/", "\u2215": "/", "\u066b": ".", "\u066c": ",", "\u2220": r"\angle ", "\u00ac": r"\neg ",
+    "\u2227": r"\land ", "\u2228": r"\lor ", "\u2192": r"\to ", "\u2194": r"\leftrightarrow ", "\u2295": r"\oplus ",
+    "\u2216": r"\setminus ", "\u2124": r"\mathbb{Z}", "\u2115": r"\mathbb{N}",
+    "\u27e8": r"\langle ", "\u27e9": r"\rangle ",
 }  # fmt: skip
 _VULGAR = {
     "½": "12", "⅓": "13", "⅔": "23", "¼": "14", "¾": "34", "⅕": "15", "⅖": "25", "⅗": "35", "⅘": "45", "⅙": "16",
@@ -23,9 +27,27 @@ _VULGAR = {
 _RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-", strict=True))
 _LOWERED = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
 _CHARACTERS = str.maketrans(_SYMBOLS | {c: rf"\frac{{{v[0]}}}{{{v[1]}}}" for c, v in _VULGAR.items()})
+_DIGITS = re.compile(r"(?![0-9])\d")
+_WIDE = re.compile("[\uff01-\uff5e]")
 _INVISIBLE = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]")
+_APPROXIMATELY = (
+    r"(?:\s|~|\\[,;:! ])*(?:\\(?:text|mathrm|mbox)\s*\{\s*)?\(?\s*(?:approximately|approx\.?|about|roughly"
+    r"|exactly)\s*\)?(?:\s*\})?"
+    r"(?:\s|~|\\[,;:! ])*"
+)
+_INTRODUCED = (
+    r"(?:\\(?:text|mathrm|mbox)\s*\{\s*)?(?:so |thus |therefore |hence )?(?:the |my )?(?:final |correct )?"
+    r"(?:answer|result|value|solution)(?: is| equals|:)\s*(?:\}|(?=[-\d$\\]))\s*"
+)
+"""Words in front of a value that announce it."""
+_INFINITE = (
+    r"(?:\\(?:text|mathrm|mbox)\s*\{\s*)?(?:(?:it )?(?:diverges|tends|goes|increases|approaches|equals|is)(?: to)? )?"
+    r"(?:(negative |minus |-\s*)|positive |plus )?infinity\s*\}?"
+)
+_COUNT = r"\d{1,3}|[a-z]"
+_BEFORE_C = r"(?:\{\s*\}\s*[_^]|(?<![A-Za-z0-9})])\{?\s*[_^])"
 _SPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
-    (re.compile(r"\\(?:d|t|c)frac(?![a-zA-Z])"), r"\\frac"),
+    (re.compile(r"\\(?:d|t|c|s|nice|xnice)frac(?![a-zA-Z])"), r"\\frac"),
     (re.compile(r"\\frac\s*(\d)\s*(\d)(?!\d)"), r"\\frac{\1}{\2}"),
     (re.compile(r"\\frac\s*(\d)\s*\{"), r"\\frac{\1}{"),
     (re.compile(r"(\\frac\s*\{[^{}]*\})\s*(\d)"), r"\1{\2}"),
@@ -35,6 +57,49 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], 
     (re.compile(r"\u221a\s*(\d+|[A-Za-z])"), r"\\sqrt{\1}"),
     (re.compile(r"\\(overline|bar|dot)\s*(\d)(?!\d)"), r"\\overline{\2}"),
     (re.compile(r"\\(?:bar|dot)\s*\{(\d+)\}"), r"\\overline{\1}"),
+    (re.compile(r"[\u221b\u221c]\s*(?:\{([^{}]*)\}|\(([^()]*)\)|(\d+|[A-Za-z]))"), lambda m: _root(m)),
+    (re.compile(r"\\(?:bm|boldsymbol|pmb|mathbf|textbf|mathit)\s*\{\s*([-+]?[\d.,]*\d)\s*\}"), r"\1"),
+    (re.compile(r"\\(?:tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge)(?![a-zA-Z])\s*"), ""),
+    (
+        re.compile(
+            r"(?:\s|\\[,;:! ]|\\q?quad)*(?:\\(?:checkmark|blacksquare|square|qed|Box)(?![a-zA-Z])"
+            r"|[\u2713\u2714\u25a0\u25a1])$"
+        ),
+        "",
+    ),
+    (re.compile(rf"{_APPROXIMATELY}$|^{_APPROXIMATELY}", re.IGNORECASE), ""),
+    (re.compile(rf"^{_INTRODUCED}", re.IGNORECASE), ""),
+    (re.compile(r"(?<![A-Za-z])(?:US|USD)\s*\\?\$"), r"\\$"),
+    (
+        re.compile(
+            rf"{_BEFORE_C}\s*\{{?\s*({_COUNT})\s*\}}?\s*\}}?\s*(?:\\mathrm\s*\{{C\}}"
+            rf"|C)\s*_\s*\{{?\s*({_COUNT})\s*\}}?"
+        ),
+        r"\\binom{\1}{\2}",
+    ),
+    (
+        re.compile(
+            rf"(?<![A-Za-z\\])C\s*(?:_\s*\{{?\s*({_COUNT})\s*\}}?\s*\^\s*\{{?\s*({_COUNT})\s*\}}?"
+            rf"|\^\s*\{{?\s*({_COUNT})\s*\}}?\s*_\s*\{{?\s*({_COUNT})\s*\}}?)"
+        ),
+        lambda m: _binomial(m),
+    ),
+    (re.compile(r"\\(?:operatorname|text|mathrm)\s*\{\s*cis\s*\}|(?<![A-Za-z\\])cis(?![A-Za-z])"), r"\\cis "),
+    (
+        re.compile(
+            r"\\cis\s*(?:\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}|\(([^()]*)\)|(\\frac\{[^{}]*\}\{[^{}]*\}"
+            r"|[\d.]+(?:\\pi)?(?:\^\\circ|\^\{\\circ\})?|\\?[A-Za-z]+))"
+        ),
+        lambda m: _cis(m),
+    ),
+    (
+        re.compile(
+            r"\\(?:left)?\s*[(\[]\s*(?=\\begin\{smallmatrix\})|(?<=\\end\{smallmatrix\})\s*(?:\\right)?\s*[)\]]"
+        ),
+        "",
+    ),
+    (re.compile(r"\{smallmatrix\}"), "{pmatrix}"),
+    (re.compile(rf"^{_INFINITE}$", re.IGNORECASE), lambda m: rf"{'-' if m[1] else ''}\infty"),
     (re.compile(r"\\varnothing(?![a-zA-Z])"), r"\\emptyset"),
     (re.compile(r"\\leqslant(?![a-zA-Z])|\\leqq(?![a-zA-Z])"), r"\\le"),
     (re.compile(r"\\geqslant(?![a-zA-Z])|\\geqq(?![a-zA-Z])"), r"\\ge"),
@@ -75,7 +140,7 @@ def unwrapped(text: str) -> str:
     >>> unwrapped(r" $42$. "), unwrapped(r"**42**"), unwrapped(r"\$36")
     ('42', '42', '\\$36')
     """
-    text = text.strip()
+    text = text.strip().removesuffix("\u3002")
     for _ in range(3):
         before = text
         text = text.removesuffix(".").removesuffix("\\").strip() if not text.endswith((r"\right.", "..")) else text
@@ -101,7 +166,7 @@ def in_latex(text: str) -> str:
     if not text.isascii():
         text = re.sub(f"[{''.join(_RAISED)}]+", lambda m: "^{" + "".join(_RAISED[c] for c in m[0]) + "}", text)
         text = re.sub(f"[{''.join(_LOWERED)}]+", lambda m: "_{" + "".join(_LOWERED[c] for c in m[0]) + "}", text)
-        text = text.translate(_CHARACTERS)
+        text = _DIGITS.sub(lambda m: str(unicodedata.decimal(m[0])), _WIDE.sub(_narrow, text)).translate(_CHARACTERS)
     if "matrix" not in text and "array" not in text and "cases" not in text:
         text = _DOUBLED.sub(r"\\", text)
     while blank := _BLANK_END.search(text[-6:]):
@@ -120,3 +185,26 @@ def canonical(text: str) -> str:
     text = in_latex(unwrapped(text))
     text = _APART.sub("\0", _WRAPPED.sub(lambda m: m[1].strip(), text))  # 4 2 is not 42
     return _SPACING.sub("", text).replace(",\0", ", ").replace("\0", " ")
+
+
+def _narrow(match: re.Match[str]) -> str:
+    """Return the usual character for a full-width one."""
+    return chr(ord(match[0]) - 0xFEE0)
+
+
+def _root(match: re.Match[str]) -> str:
+    degree = 3 if match[0].startswith("\u221b") else 4
+    return f"\\sqrt[{degree}]{{{match[1] or match[2] or match[3]}}}"
+
+
+def _binomial(match: re.Match[str]) -> str:
+    """Write ``C_{10}^3`` as a binomial coefficient; authors differ about which index is the larger, numbers do not."""
+    low, high = (match[1], match[2]) if match[1] else (match[4], match[3])
+    if low.isdigit() and high.isdigit() and int(low) < int(high):
+        low, high = high, low
+    return f"\\binom{{{low}}}{{{high}}}"
+
+
+def _cis(match: re.Match[str]) -> str:
+    angle = match[1] or match[2] or match[3]
+    return f"(\\cos({angle})+i\\sin({angle}))"

@@ -14,7 +14,23 @@ def _compiled(*parts: str) -> re.Pattern[str]:
     return re.compile("".join(parts), re.IGNORECASE)
 
 
+NEGATIONS = (
+    r"(?:\b(?:nicht|keineswegs|niet|n['\u2019](?:est|est pas|\u00e9tait)(?: pas| jamais)?|no (?:es|son"
+    r"|puede ser|era)|nunca es|"
+    r"n[\u00e3a]o (?:\u00e9|e)|non (?:\u00e8|e)|nie jest|inte|ikke|de\u011fil|\u043d\u0435)(?!\w)|"
+    r"\u4e0d\u662f|\u4e0d\u70ba|\u4e0d\u4e3a|\u4e0d\u7b49\u4e8e|\u5e76\u975e|\u800c\u975e)"
+)
+"""Negations of other languages in front of a value; models answer in the language they are asked in."""
+NEGATIONS_BEHIND = (
+    r"(?:\s*(?:\u3067\u306f\u3042\u308a\u307e\u305b\u3093|\u3067\u306f\u306a\u3044|\u3058\u3083\u306a\u3044|de\u011fil|"
+    r"\uc774 \uc544\ub2c8|\uac00 \uc544\ub2c8|\u0928\u0939\u0940\u0902))"
+)
+"""Negations of languages that put them behind a value."""
 ANNOUNCED = _compiled(
+    r"(?:(?:die|la|a|o|der|el)\s+)?(?:antwort|respuesta|r\u00e9ponse|resposta|risposta|soluci\u00f3n"
+    r"|l\u00f6sung|\u043e\u0442\u0432\u0435\u0442)\s*",
+    r"(?:ist|lautet|es|est|\u00e9|\u00e8|:)[\s*_:]*|(?:\u6240\u4ee5|\u56e0\u6b64)?(?:\u7b54\u6848"
+    r"|\u7b54\u3048)(?:\u662f|\u4e3a|\u70ba|\u306f|:|\uff1a)[\s*_:]*|",
     r"(?:(?:final|correct|right)\s+)?(?:answer|option|choice)(?:\s+(?:to|of|for)\b[^.\n:]{0,60}?)?(?:",
     r"\s*(?:is|=|:)[\s*_:]*",
     r"(?:therefore|thus|then|so|simply|exactly|given by|option|choice|equal to|:)?[\s*_:]*",
@@ -53,14 +69,15 @@ SECOND_THOUGHT = _compiled(
 CONDITION = _compiled(r"^\s*", one_of("let", "suppose", "assume", "if", "given", "say", "consider", "try"))
 _SMALL = r"(?:\s+(?:it'?s|be|same as|the|a|an|equal to|equal|is|or|and|number|value|option|[A-E](?=\s+or)))*"
 DENIED = _compiled(
-    r"(?:\b(?:not|never|nor|neither|cannot|without|unlike|any \w+ but)|n['\u2019]t",
+    rf"(?:{NEGATIONS}\s*[\s(\"'*$]*$)|(?:\b(?:not|never|nor|neither|cannot|without|unlike|any \w+ but)|n['\u2019]t",
     r"|\\neq?(?![a-z])|\\not(?![a-z])|\u2260)",
     _SMALL,
     r"\s*[\s(\"'*]*$",
 )
 """Denial of the value that follows."""
 DENIED_AFTER = _compiled(
-    r"^[\s*)\"'.$\]]*(?:is|was|are|were|does|would be|seems)\s*",
+    rf"^[\s*)\"'.$\]]*(?:{NEGATIONS_BEHIND}|\((?:is )?(?:wrong|incorrect|false|not)\b)|^[\s*)\"'.$\]]*(?:is|was"
+    rf"|are|were|does|would be|seems)\s*",
     r"(?:n['\u2019]t|not|wrong|incorrect|false|impossible|invalid|too)\b",
 )
 _CONCLUDES = _compiled(

@@ -6,10 +6,11 @@ a congruence, a piecewise definition or ``2k\pi, k \in \mathbb{Z}``. Each is spl
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 
-from gspo_lightning.rewards.math import library
+from gspo_lightning.rewards.math.families import Family, equal_families
 from gspo_lightning.rewards.math.notation import canonical
 
 Same = Callable[[str, str], bool]
@@ -29,19 +30,21 @@ _ROWS = re.compile(
     re.DOTALL,
 )
 _CONDITION = re.compile(rf"{_TEXT}([^{{}}]*)\}}|\b(?:if|for|when|where)\b|\\[,;:! ]|\\q?quad|~")
+_MODULI = 10**5
+"""Largest common modulus of congruences that are compared."""
 _MODULUS = re.compile(
     rf"(.+?){_SPACE}\(?\s*(?:\\pmod|\\p?bmod|\\mod|\(?\s*(?:\\(?:text|mathrm|operatorname)\s*\{{\s*mod\s*\}}|\bmod))"
     r"\s*\{?\s*(\d{1,9})\s*\}?\s*\)?\s*"
 )
 _CONGRUENT = re.compile(r"\s*(?:[A-Za-z]\s*(?:\\equiv(?![a-z])|\u2261|=))?(.*)")
 _RESIDUE = re.compile(r"(\\pm|\u00b1)?\s*([+-]?\d{1,9})")
-_SET = r"(?:\\mathbb\s*\{?\s*([ZN])\s*\}?|\\mathbf\s*\{?\s*([ZN])\s*\}?|([ZN\u2124\u2115]))"
+_SET = r"(?:\\mathbb\s*\{?\s*(?P<one>[ZN])\s*\}?|\\mathbf\s*\{?\s*(?P<two>[ZN])\s*\}?|(?P<three>[ZN\u2124\u2115]))"
 _BLANK = re.compile(rf"{_TEXT}([^{{}}]*)\}}|\\[,;:! ]|\\q?quad(?![a-z])|~|\$|\s+")
 _DOMAIN = re.compile(
     r" ?[,;:(|]? ?(?:\\mid )?\(? ?(?:(?:where|for|with|and) )?(?:(?:all|any|every|some) )?"
     r"(?:integers? )?(?:\\forall ?)?"
-    rf"(?<![a-zA-Z\\])([a-zA-Z]) ?(?:\\in ?{_SET}(?: ?[\^_] ?(?:\{{[^{{}}]*\}}|[+*\d]))?|"
-    r",? ?(?:is )?(?:an? )?(?:any )?integers?|"
+    rf"(?<![a-zA-Z\\])(?P<letter>[a-zA-Z]) ?(?:\\in ?{_SET}(?P<mark> ?[\^_] ?(?:\{{[^{{}}]*\}}|[+*\d]))?|"
+    r",? ?(?:is )?(?:an? )?(?:any )?(?P<sort>positive |natural |non-?negative )?(?:integers?|numbers?)|"
     r"(?<=integer .)|(?<=integers .)) ?\)? ?$"
 )
 _TAIL = 120
@@ -230,15 +233,30 @@ def _by_congruence(gold: str, given: str, same: Same) -> bool | None:
     wanted = _congruence(gold)
     if wanted is None:
         return None
+    family = _family(given)
+    if family is not None:
+        residues, modulus = wanted
+        ours = Family(
+            tuple(f"{residue}+{modulus}{family.variable}" for residue in sorted(residues)), family.variable, "Z"
+        )
+        return equal_families(ours, family)
     found = _congruence(given if re.search(r"\\equiv|\u2261", given) else f"x \\equiv {given}")
-    return found == wanted
+    if found is None:
+        return False
+    common = math.lcm(wanted[1], found[1])
+    return wanted == found or (common <= _MODULI and _modulo(*wanted, common) == _modulo(*found, common))
+
+
+def _modulo(residues: frozenset[int], modulus: int, multiple: int) -> set[int]:
+    """Return residues modulo a multiple of their modulus."""
+    return {residue + step for residue in residues for step in range(0, multiple, modulus)}
 
 
 # families ------------------------------------------------------------------------------------------------------------
 
 
-def _family(text: str) -> tuple[str, str] | None:
-    r"""Return the body and the variable of ``2k\pi, k \in \mathbb{Z}``."""
+def _family(text: str) -> Family | None:
+    r"""Return the terms and the variable of ``2k\pi, k \in \mathbb{Z}``; ``\pm`` stands for two terms."""
     built = _BUILT.fullmatch(text.strip())
     text = built[1].rstrip("\\") if built else text.strip()
     text = re.sub(" +", " ", _BLANK.sub(lambda m: f" {m[1]} " if m[1] else " ", text)).strip()
@@ -247,7 +265,22 @@ def _family(text: str) -> tuple[str, str] | None:
     if domain is None:
         return None
     body = text[: domain.start()].strip(" ,;")
-    return (body, domain[1]) if _uses(body, domain[1]) else None
+    if not _uses(body, domain["letter"]):
+        return None
+    return Family(_terms(body), domain["letter"], _domain(domain))
+
+
+def _domain(match: re.Match[str]) -> str:
+    """Return the set that a family's variable runs through."""
+    positive = "+" in (match["mark"] or "") or (match["sort"] or "").startswith("positive")
+    natural = any(name in ("N", "\u2115") for name in (match["one"], match["two"], match["three"]))
+    if positive:
+        return "N+"
+    return "N" if natural or match["sort"] else "Z"
+
+
+def _terms(body: str) -> tuple[str, ...]:
+    return tuple(value for element in elements(body) for value in _signed(element))
 
 
 def _uses(body: str, letter: str) -> bool:
@@ -255,22 +288,27 @@ def _uses(body: str, letter: str) -> bool:
 
 
 def _by_family(gold: str, given: str, same: Same) -> bool | None:
-    """Compare the elements of families; the integer variable may have any name."""
+    """Compare families by their elements; the integer variable may have any name."""
     wanted = _family(gold)
     if wanted is None:
         return None
-    body, letter = wanted
-    theirs, name = _family(given) or (given, "")
-    if not name:
-        others = [other for other in "knmlt" if _uses(theirs, other) and not _uses(body, other)]
-        name = others[0] if len(others) == 1 and not _uses(theirs, letter) else letter
-    if name != letter:
-        if _uses(theirs, letter):
+    found = _family(given)
+    if found is None:
+        if (congruence := _congruence(given)) is not None:
+            residues, modulus = congruence
+            terms = tuple(f"{residue}+{modulus}k" for residue in sorted(residues))
+            return equal_families(wanted, Family(terms, "k", "Z"))
+        letters = [other for other in "knmlt" if _uses(given, other) and not _uses(gold, other)]
+        unnamed = letters[0] if len(letters) == 1 and not _uses(given, wanted.variable) else wanted.variable
+        if not _uses(given, unnamed):
             return False
-        theirs = re.sub(rf"(?<![a-zA-Z\\]){name}(?![a-zA-Z])", letter, theirs)
-    if (whole := NAMED.match(body)) and NAMED.match(theirs) and whole[0] == body[: whole.end()]:
-        body, theirs = NAMED.sub("", body), NAMED.sub("", theirs)
-    return _matched(elements(body), elements(theirs), lambda a, b: same(a, b) or library.same_family(a, b, letter))
+        found = Family(_terms(given), unnamed)
+    verdict = equal_families(wanted, found)
+    if verdict is not None:
+        return verdict
+    name = rf"(?<![a-zA-Z\\]){found.variable}(?![a-zA-Z])"
+    theirs = [re.sub(name, wanted.variable, term) for term in found.terms]
+    return found.domain in ("", wanted.domain) and _matched(list(wanted.terms), theirs, same)
 
 
 # signs ---------------------------------------------------------------------------------------------------------------

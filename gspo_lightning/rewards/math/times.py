@@ -18,6 +18,15 @@ _IN_WORDS = re.compile(
     rf"(?:{_MONTH} (\d{{1,2}})(?:st|nd|rd|th)?|(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? {_MONTH}),? (\d{{4}})", re.IGNORECASE
 )
 _CLOCK = re.compile(r"(\d{1,2})(?::([0-5]\d))?(?::([0-5]\d))?\s*(?:([ap])\.?\s*m\.?)?", re.IGNORECASE)
+_HOURS = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+)  # fmt: skip
+_SPOKEN = re.compile(
+    r"(?:(?:an? )?(?P<minutes>half|quarter|\d{1,2}|five|ten|twenty(?:[- ]five)?)(?: minutes)? (?P<side>past"
+    r"|after|to|before) )?"
+    rf"(?P<hour>{'|'.join(_HOURS[1:])}|\d{{1,2}})(?P<clock> o['\u2019]?clock)?(?: (?P<rest>[ap]\.? ?m\.?))?",
+    re.IGNORECASE,
+)
 _DROPPED = re.compile(r"\\(?:text|mathrm|textrm|mbox)\s*\{|[{}$~]|\\[,;:! ]")
 
 
@@ -28,6 +37,7 @@ def clock(text: str) -> Time | None:
     ((15, 0, 0, True), (15, 0, 0, True), (12, 0, 0, False), None)
     """
     text = re.sub(r"\s+", " ", _DROPPED.sub(lambda m: " " if m[0] in ("~", "\\ ") else "", text)).strip()
+    text = _in_digits(text) or text
     match = _CLOCK.fullmatch(text)
     if match is None or (match[2] is None and match[4] is None):
         return None
@@ -37,6 +47,31 @@ def clock(text: str) -> Time | None:
     if half:
         hour = hour % 12 + (12 if half == "p" else 0)
     return hour, minute, second, bool(half) or hour > 12 or match[1].startswith("0")
+
+
+def _in_digits(text: str) -> str | None:
+    """Return a time in words in digits: noon, half past three, a quarter to 5, 3 o'clock; None if it is not one."""
+    if match := re.fullmatch(r"(?:12(?::00)? )?(noon|midday|midnight)", text, re.IGNORECASE):
+        return "12:00 am" if match[1].lower() == "midnight" else "12:00 pm"
+    match = _SPOKEN.fullmatch(text)
+    if match is None:
+        return None
+    hour = _HOURS.index(match["hour"].lower()) if match["hour"].lower() in _HOURS else int(match["hour"])
+    if match["minutes"] is None:
+        return f"{hour}:00 {match['rest'] or ''}".strip() if match["clock"] else None
+    minutes = {"half": 30, "quarter": 15}.get(match["minutes"].lower()) or _minutes(match["minutes"].lower())
+    if not 1 <= hour <= 12 or minutes is None or not 0 < minutes < 60:
+        return None
+    if match["side"].lower() in ("to", "before"):
+        hour = (hour - 2) % 12 + 1
+        minutes = 60 - minutes
+    return f"{hour}:{minutes:02d} {match['rest'] or ''}".strip()
+
+
+def _minutes(word: str) -> int | None:
+    if word.isdigit():
+        return int(word)
+    return {"five": 5, "ten": 10, "twenty": 20, "twenty-five": 25, "twenty five": 25}.get(word)
 
 
 def date(text: str) -> Date | None:

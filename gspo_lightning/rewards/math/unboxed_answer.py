@@ -46,6 +46,8 @@ _IN_CODE = re.compile(
     r"|^[\s`]*return\s+$|^[\s`]*assert\b.*==\s*$"
 )
 """Code before a value: neither a program nor a call is the answer."""
+_CJK = re.compile(r"(?<=[\u3040-\u30ff\u3400-\u9fff\uff1a])(?=[-\d$\\])")
+"""Place between a script without spaces and a value."""
 _LONGEST = 300
 """Maximum characters of a completion that is an answer as a whole."""
 _FEW = 8
@@ -71,6 +73,7 @@ def committed(text: str, max_characters: int, options: bool = False) -> Extracte
     ('no sentence commits to an answer', 'no sentence commits to an answer')
     """
     text = _on_lines(TOKENS.sub("", _CODE.sub("", text)[-max_characters:]))
+    text = _CJK.sub(" ", text)
     if not text:
         return Extracted(reason="empty")
     reader = _Reader(_OPTIONS if options else _VALUES, options)
@@ -97,10 +100,10 @@ class _Reader:
     def announced(self, text: str) -> Extracted | None:
         """Read the last announcement of a text; None if there is none, an empty answer if it does not commit."""
         found = list(phrases.ANNOUNCED.finditer(text))
-        if not found or phrases.SECOND_THOUGHT.search(text[max(0, found[-1].start() - 12) : found[-1].start()]):
+        head = _SENTENCE.split(text[: found[-1].start()])[-1] if found else ""
+        if not found or phrases.SECOND_THOUGHT.search(head[-12:]):
             return None
         nothing = Extracted(reason="no sentence commits to an answer")
-        head = _SENTENCE.split(text[: found[-1].start()])[-1]
         sentences = _sentences(text[found[-1].end() :])
         if not sentences or phrases.CONDITION.match(head) or re.search(r"\bif\b[^,]*$", head):
             return nothing

@@ -6,7 +6,7 @@ import re
 
 from gspo_lightning.rewards.math.notation import canonical
 from gspo_lightning.rewards.math.numbers import literal
-from gspo_lightning.rewards.math.phrases import one_of
+from gspo_lightning.rewards.math.phrases import NEGATIONS, NEGATIONS_BEHIND, one_of
 from gspo_lightning.rewards.math.rejection import rejected_before, rejected_behind
 from gspo_lightning.rewards.math.text import Extracted
 from gspo_lightning.rewards.math.units import quantity
@@ -18,6 +18,7 @@ _READ = 2000
 _CLOSERS = re.compile(r"^(?:\s|[$*_)\]}]|\\[)\]])*")
 _MARKS = re.compile(r"^(?:\s|[$*_.,;:!)\]}\u2014\u2013]|\\[)\]])*")
 _DENIED_BEFORE = re.compile(
+    rf"{NEGATIONS}[\s*_$(\\\[]*$|"
     r"(?:\b(?:not|never|cannot be|can'?t be|neither|either)|n['\u2019]t(?: be)?)"
     r"(?:\s+true that(?: the)?(?: \w+)? is)?[\s*_$(\\\[]*$|\\neq?\s*$|\\not\s*=?\s*$|\\neg\s*$|\u2260\s*$",
     re.IGNORECASE,
@@ -46,6 +47,21 @@ _SECOND = re.compile(
 )
 """Naming of another value; not one that is only reasoned about ("but 41 is too small")."""
 _CLAIM = re.compile(rf"\b(?:answer|result)\b(?=\s+(?:is|should|must)\b|:){_OPEN}{_OTHER}", re.IGNORECASE)
+_NAMED_SO = re.compile(
+    r"(?P<value>\$[^$\n=]{1,60}\$|-?\d+(?:[.,/]\d+)*)\s+(?:is|was)\s+(?:in fact |actually |really )?"
+    r"the\s+(?:true|real|correct|right|actual|final|exact)\s+(?:answer|value|result|one|number"
+    r"|solution)\b(?! (?:to|of|for)\b)",
+    re.IGNORECASE,
+)
+"""Claim in which the value stands first: ``5 is the true answer``."""
+_ONLY = re.compile(
+    r"(?:is|was|gives|would be|serves as)\s+(?:only |just |merely |but )?(?:an?|the)\s+(?:\w+ )?(?:bound"
+    r"|estimate|guess|"
+    r"approximation|candidate|starting point|partial result|intermediate (?:step|result|value))\b",
+    re.IGNORECASE,
+)
+"""Words behind a box that call its content something less than the answer."""
+_ITSELF = re.compile(rf"\b(?:is|equals|are|be)\s+(?:really |actually |exactly )?{_OTHER}", re.IGNORECASE)
 _SLIPPED = re.compile(
     one_of(
         "no,? wait", "wait,? no", "oops", "whoops", "scratch that", "correction", "sorry", "on second thought",
@@ -55,7 +71,8 @@ _SLIPPED = re.compile(
     re.IGNORECASE,
 )  # fmt: skip
 _CONCLUDED = re.compile(
-    r"\b(?:it|this|that|(?:the|its|my)(?: (?:true|correct|right|actual|real|final))? (?:value|answer|result|sum|total))"
+    r"\b(?:it|this|that|(?:the|its|my)(?: (?:true|correct|right|actual|real|final))? (?:value|answer|result|sum"
+    r"|total))"
     rf"(?:\s+(?:is|should be|must be|becomes|equals)|['\u2019]s)\s+{_OPEN}{_OTHER}",
     re.IGNORECASE,
 )
@@ -76,6 +93,8 @@ def taken_back(found: Extracted) -> bool:
     if _DENIED_BEFORE.search(found.before[-60:]) or rejected_before(f"{before} "):
         return True
     behind = TOKENS.sub("", found.after[:_READ])
+    if re.match(rf"[\s$*_)\]}}]*{NEGATIONS_BEHIND}", behind):
+        return True
     if rejected_behind(_CLOSERS.sub("", behind), number=literal(quantity(canonical(found.text)).value) is not None):
         return True
     rest = _MARKS.sub("", behind)
@@ -90,7 +109,11 @@ def names_another(text: str, answer: str) -> bool:
     claims = [*_CLAIM.finditer(text)]
     if claims:
         return other_value(claims[-1]["value"], answer)
-    if any(other_value(match["value"], answer) for match in _SECOND.finditer(text)):
+    second = [*_SECOND.finditer(text), *_NAMED_SO.finditer(text)]
+    if any(other_value(match["value"], answer) for match in second):
+        return True
+    less = _ONLY.match(text)
+    if less and any(other_value(match["value"], answer) for match in _ITSELF.finditer(text, less.end())):
         return True
     slip = _SLIPPED.search(text)
     concluded = [*_CONCLUDED.finditer(text, slip.end())] if slip else []

@@ -32,6 +32,27 @@ _EMPTY = re.compile(
 )
 
 
+_SAME = (
+    (
+        re.compile(r"(?:the |this |it )?(?:limit |value )?(?:dne|does not exist|doesn['\u2019]t exist|do not exist)"),
+        "does not exist",
+    ),
+    (
+        re.compile(
+            r"(?:there (?:is|are) )?(?:infinitely many|an? infinite number of|infinite)(?: solutions"
+            r"| answers| values| roots| points)?"
+        ),
+        "infinitely many",
+    ),
+    (re.compile(r"(?:there (?:is|are) )?(?:none|nothing)(?: of (?:them|these|the above))?"), "none"),
+    (
+        re.compile(r"all (?:the )?real(?: numbers| values)?|all reals|every real number|any real number|r"),
+        "all real numbers",
+    ),
+)
+"""Phrases of one meaning, and the words that stand for it."""
+
+
 def words(text: str) -> str | None:
     r"""Return the words of a text, in lower case and without articles; None if it is not made of words.
 
@@ -44,16 +65,21 @@ def words(text: str) -> str | None:
     if _EMPTY.fullmatch(plain.strip()):
         return "\\emptyset"
     if _DATE.fullmatch(plain):
-        return " ".join(
-            sorted(re.sub(r"(\d)(?:st|nd|rd|th)\b", r"\1", t) for t in re.findall(r"[a-z0-9]+", plain.lower()))
-        )
+        return " ".join(sorted(_of_date(t) for t in re.findall(r"[a-z0-9]+", plain.lower()) if t not in ("of", "the")))
     if not _WORDS.fullmatch(plain) or _MATH.search(plain):
         return None
     found: list[str] = re.findall(r"[a-z]+(?:['\u2019_-][a-z]+)*", plain.lower())
     if not any(len(w) > 1 for w in found) or not (wrapped or any(map(_is_word, plain.split()))):
         return None
     kept = [w for w in found if w not in _ARTICLES] if len(found) > 1 else found
-    return " ".join(kept)
+    said = " ".join(kept)
+    return next((meaning for pattern, meaning in _SAME if pattern.fullmatch(said)), said)
+
+
+def _of_date(token: str) -> str:
+    """Return a day without its ending, a month by its first three letters."""
+    month = re.fullmatch(r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*", token)
+    return month[1] if month else re.sub(r"(\d)(?:st|nd|rd|th)\b", r"\1", token)
 
 
 def _is_word(token: str) -> bool:

@@ -171,6 +171,64 @@ VECTORS: list[Case] = [
     ("Find the point.", "(4,-1)", "Q(4,-1)", True),
     ("Find the point.", "(4,-1)", "Q(-1,4)", False),
 ]
+NOTATION: list[Case] = [
+    ("Compute.", r"\frac34", r"\nicefrac{3}{4}", True),
+    ("Compute.", r"\frac34", "3\u20444", True),
+    ("Compute.", "3", "\u221b27", True),
+    ("Compute.", "85", "\uff18\uff15", True),
+    ("Compute.", "85", "\u0668\u0665", True),
+    ("Compute.", "85", "\u0668\u0664", False),
+    ("Compute.", "85", r"\Large\bm{85}\ \checkmark", True),
+    ("Compute.", "85", r"\text{The answer is }85", True),
+    ("Compute.", "85", r"\text{The answer is not }85", False),
+    ("Compute.", r"\binom{9}{4}", "C_9^4", True),
+    ("Compute.", "126", "{}_9C_4", True),
+    ("Compute.", "126", "{}_9C_3", False),
+    ("Compute.", "i", r"\operatorname{cis}\frac{\pi}{2}", True),
+    ("Find the limit.", r"-\infty", r"\text{diverges to negative infinity}", True),
+    ("Find the limit.", r"-\infty", r"\text{infinity}", False),
+]
+FAMILIES: list[Case] = [
+    ("Solve.", r"x = k\pi, k\in\mathbb{Z}", r"x = 2k\pi \text{ or } x = \pi + 2k\pi,\ k\in\mathbb{Z}", True),
+    ("Solve.", r"x = k\pi, k\in\mathbb{Z}", r"x = 2k\pi,\ k\in\mathbb{Z}", False),
+    (
+        "Solve.",
+        r"x = \pm\frac{\pi}{4} + 2n\pi, n\in\mathbb{Z}",
+        r"\frac{\pi}{4}+2k\pi, -\frac{\pi}{4}+2k\pi, k\in\mathbb{Z}",
+        True,
+    ),
+    ("Solve.", r"x = \pm\frac{\pi}{4} + 2n\pi, n\in\mathbb{Z}", r"\frac{\pi}{4}+2k\pi, k\in\mathbb{Z}", False),
+    ("Solve.", r"x = \frac{\pi}{6} + k\pi, k\in\mathbb{Z}", r"x = 30^\circ + 180^\circ n, n\in\mathbb{Z}", True),
+    ("Solve.", r"4k-1, k\in\mathbb{Z}", r"4k+3, k\in\mathbb{Z}", True),
+    ("Solve.", r"4k-1, k\in\mathbb{Z}", r"4k+3, k\in\mathbb{N}", False),
+    ("Solve.", r"n\equiv 2\pmod{5}", r"n\equiv 2, 7\pmod{10}", True),
+    ("Solve.", r"n\equiv 2\pmod{5}", r"n\equiv 2\pmod{10}", False),
+    ("Solve.", r"n\equiv 2, 3\pmod{5}", r"n = 5k\pm 2, k\in\mathbb{Z}", True),
+]
+ASSUMPTIONS: list[Case] = [
+    ("Simplify, where x and y are positive.", r"\sqrt{x}\sqrt{y}", r"\sqrt{xy}", True),
+    ("Simplify.", r"x", r"\sqrt{x^2}", False),
+    ("Simplify, for t > 0.", r"3\ln t", r"\ln t^3", True),
+    ("Simplify.", r"|x|", r"\sqrt{x^2}", True),
+    ("Evaluate.", "-5", r"\sqrt[3]{-125}", True),
+    ("Find the indefinite integral.", r"\tan^2 x + C", r"\sec^2 x + C", True),
+    ("Find the indefinite integral.", r"x^3 + C", r"x^3 + 4x + C", False),
+    ("Find the indefinite integral.", r"x^3 + C", "x^3", False),
+    ("Find the indefinite integral.", r"x^3 + C", "x^3 + K", True),
+    ("Find the general solution.", r"C_1\cos x + C_2\sin x", r"A\sin x + B\cos x", True),
+    ("Find the general solution.", r"C_1\cos x + C_2\sin x", r"C_1\cos x + C_2\sin 2x", False),
+]
+WORDS: list[Case] = [
+    ("Find the limit.", r"\text{does not exist}", "DNE", True),
+    ("Find the limit.", r"\text{does not exist}", r"\text{exists}", False),
+    ("How many solutions?", r"\text{infinitely many}", r"\text{There are infinitely many solutions}", True),
+    ("How many solutions?", r"\text{infinitely many}", r"\text{many}", False),
+    ("When?", r"4{:}15", r"\text{quarter past four}", True),
+    ("When?", r"4{:}15", r"\text{quarter to four}", False),
+    ("When?", r"\text{12:00 a.m.}", r"\text{midnight}", True),
+    ("When?", r"\text{Sept 8}", r"\text{8th of September}", True),
+    ("When?", r"\text{Sept 8}", r"\text{October 8}", False),
+]
 KINDS = {
     "options and parts": OPTIONS,
     "degrees": DEGREES,
@@ -184,6 +242,10 @@ KINDS = {
     "left sides": LEFT_SIDES,
     "sets of reals": REAL_SETS,
     "vectors": VECTORS,
+    "notation": NOTATION,
+    "families": FAMILIES,
+    "assumptions": ASSUMPTIONS,
+    "words and times": WORDS,
 }
 
 
@@ -203,3 +265,26 @@ def test_kind_is_judged_as_it_says(verifier: MathVerifier, kind: str) -> None:
     ]
     assert wrong == []
     assert {paid for *_, paid in KINDS[kind]} == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("completion", "paid"),
+    [
+        (r"Das Ergebnis ist nicht \boxed{14}.", False),
+        (r"El resultado no es \boxed{14}.", False),
+        ("\u7ed3\u679c\u4e0d\u662f\\boxed{14}\u3002", False),
+        ("Antwort: nicht 14.", False),
+        ("Die Antwort lautet 14.", True),
+        ("\u7b54\u6848\u662f14\u3002", True),
+        (r"\boxed{14}. Just kidding, 15 is the correct answer.", False),
+        (r"\boxed{14}. Here 14 is the correct answer.", True),
+        (r"\boxed{14} is only an upper bound; the maximum is 12.", False),
+        (r"\boxed{14} is an upper bound, and it is reached.", True),
+        ("Answer: 14 (wrong), 15 (right)", False),
+        ("All but 14 fail. The answer is the number that fail.", False),
+    ],
+)
+def test_an_answer_that_the_text_denies_is_not_paid_in_any_language(
+    verifier: MathVerifier, completion: str, paid: bool
+) -> None:
+    assert verifier.score(completion, "14", "Compute.").reward == float(paid)

@@ -1,0 +1,196 @@
+r"""Equality of expressions at points, where computer algebra does not see it: assumptions and constants.
+
+Letters are positive where the prompt says so, odd roots are real, and constants of integration stand for any number:
+``-\frac12\cos 2x + C`` is ``\sin^2 x + C``. Two expressions are equal if they agree to many digits at several points.
+"""
+
+from __future__ import annotations
+
+import cmath
+import re
+from typing import Any
+
+from gspo_lightning.rewards.math import library
+from gspo_lightning.rewards.math.question import Question
+
+_POINTS = (
+    (0.8137, 1.3719, 2.1173, 0.5541, 1.7287, 2.6131),
+    (-1.2713, 2.3391, -0.6167, 1.1519, -2.1733, 0.7457),
+    (2.9173, -0.7219, 1.5639, -1.8311, 0.4337, -1.3979),
+    (1.6411, 0.3571, 3.2287, 2.4919, -0.9151, 1.2253),
+    (-0.4391, -1.9337, 0.8713, -2.7531, 1.1177, -3.1273),
+)
+"""Values of up to six letters at each point: numbers of no meaning, of both signs."""
+_DIGITS = 1e-12
+_CONSTANT = re.compile(r"(?<![A-Za-z\\])[CcKkABD](?:_\{?(\d)\}?|(?![A-Za-z_]))")
+"""Letter that stands for a constant, unless the prompt uses it."""
+_MOST_CONSTANTS = 4
+_LONGEST = 300
+
+
+def equal_at_points(wanted: Any, given: Any, question: Question) -> bool:
+    """True if a reading of one text equals a reading of the other at all points where both are defined.
+
+    Args:
+        wanted: the readings of the record's answer.
+        given: those of the answer.
+        question: the prompt; it says whether letters are positive.
+    """
+    return any(
+        _agree(_real(ours), _real(theirs), positive=question.positive)
+        for ours in wanted
+        for theirs in given
+        if _plain(ours) and _plain(theirs) and ours.free_symbols == theirs.free_symbols
+    )
+
+
+def _plain(value: Any) -> bool:
+    """True for expressions that have a value: no sets, equations, matrices or texts."""
+    return getattr(value, "is_commutative", False) is True and hasattr(value, "evalf") and not hasattr(value, "lhs")
+
+
+def _real(value: Any) -> Any:
+    """Give odd roots their real values."""
+    from sympy import Abs, Rational, sign  # type: ignore[import-untyped]
+
+    def odd_root(power: Any) -> bool:
+        exponent = getattr(power, "exp", None)
+        return bool(power.is_Pow and isinstance(exponent, Rational) and exponent.q % 2 == 1 and exponent.q > 1)
+
+    return value.replace(odd_root, lambda power: sign(power.base) ** power.exp.p * Abs(power.base) ** power.exp)
+
+
+def _agree(ours: Any, theirs: Any, *, positive: bool) -> bool:
+    symbols = sorted(ours.free_symbols, key=str)
+    if len(symbols) > len(_POINTS[0]):
+        return False
+    equal = 0
+    for point in _POINTS if symbols else _POINTS[:1]:
+        values = {s: abs(x) if positive else x for s, x in zip(symbols, point, strict=False)}
+        pair = [_number(one, values) for one in (ours, theirs)]
+        first, second = pair
+        if first is None or second is None:
+            if first is not second:
+                return False
+            continue
+        if abs(first - second) > _DIGITS * max(1.0, abs(first), abs(second)) or min(abs(first), abs(second)) < 1e-12:
+            return False
+        equal += 1
+    return equal >= (3 if symbols else 1)
+
+
+def _number(expression: Any, values: dict[Any, float]) -> complex | None:
+    """Return the value at a point, or None if there is none."""
+    from sympy import Float
+
+    try:
+        value = complex(expression.subs({s: Float(x, 30) for s, x in values.items()}).evalf(25))
+        return value if cmath.isfinite(value) else None
+    except (TypeError, ValueError, OverflowError, ZeroDivisionError):  # not a number there
+        return None
+
+
+def constants_of(text: str, question: Question) -> frozenset[str]:
+    r"""Return the names of the constants in a text, as the library names them.
+
+    >>> sorted(constants_of(r"A\cos x + C_1x", Question("Find it for c = A.")))
+    ['c_1']
+    """
+    used = {match[0] for match in _CONSTANT.finditer(question.text)}
+    found = [match for match in _CONSTANT.finditer(text) if match[0] not in used]
+    return frozenset(match[0][0].lower() + (f"_{match[1]}" if match[1] else "") for match in found)
+
+
+def equal_with_constants(wanted: Any, given: Any, names: tuple[frozenset[str], frozenset[str]]) -> bool | None:
+    r"""Compare solutions with constants that stand for any number; None if there are none, or not linearly.
+
+    Such a solution is a fixed part and a combination of functions with the constants as factors. Two are the same set
+    of functions if they have as many constants, each function of one is a combination of those of the other, and so
+    is the difference of the fixed parts.
+
+    Args:
+        wanted: the readings of the record's answer.
+        given: those of the answer.
+        names: the names of the constants of the two.
+    """
+    for ours in wanted:
+        for theirs in given:
+            if not (_plain(ours) and _plain(theirs)):
+                continue
+            first = _linear(ours, names[0])
+            second = _linear(theirs, names[1])
+            if first is None or second is None:
+                continue
+            if len(first[1]) != len(second[1]) or first[2] != second[2]:
+                return False
+            return _same_span(first, second)
+    return None
+
+
+def _linear(expression: Any, names: frozenset[str]) -> tuple[Any, list[Any], frozenset[Any]] | None:
+    """Split an expression into its fixed part, the factors of its constants, and its variables."""
+    constants = [s for s in expression.free_symbols if re.sub("[{}]", "", str(s)).lower() in names]
+    if not 0 < len(constants) <= _MOST_CONSTANTS:
+        return None
+    factors = [expression.diff(s) for s in constants]
+    if any(factor.free_symbols & set(constants) for factor in factors):
+        return None
+    fixed = expression.subs(dict.fromkeys(constants, 0))
+    return fixed, factors, frozenset(expression.free_symbols - set(constants))
+
+
+def _same_span(first: tuple[Any, list[Any], frozenset[Any]], second: tuple[Any, list[Any], frozenset[Any]]) -> bool:
+    symbols = sorted(first[2], key=str)
+    columns = []
+    for function in (*first[1], *second[1], first[0] - second[0]):
+        values = [_number(function, dict(zip(symbols, _point(i, len(symbols)), strict=True))) for i in range(9)]
+        columns.append([value for value in values if value is not None])
+    count = len(first[1])
+    rows = min(map(len, columns))
+    if rows < count + 3 or rows < 9:
+        return False
+    rank = _rank(columns[:count])
+    return rank == count == _rank(columns[count : 2 * count]) and rank == _rank(columns)
+
+
+def _point(index: int, size: int) -> tuple[float, ...]:
+    return tuple(0.31 + 0.173 * index + 0.29 * place + 0.07 * ((index * 7 + place * 3) % 5) for place in range(size))
+
+
+def _rank(columns: list[list[complex]]) -> int:
+    """Return the rank of a matrix of numbers, by elimination with pivots."""
+    rest = [list(column) for column in columns]
+    size = max((abs(x) for column in rest for x in column), default=0.0)
+    rank = 0
+    for row in range(len(rest[0])):
+        pivot = max(range(rank, len(rest)), key=lambda i: abs(rest[i][row]), default=None)
+        if pivot is None or abs(rest[pivot][row]) <= 1e-9 * size:
+            continue
+        rest[rank], rest[pivot] = rest[pivot], rest[rank]
+        for i in range(rank + 1, len(rest)):
+            factor = rest[i][row] / rest[rank][row]
+            rest[i] = [a - factor * b for a, b in zip(rest[i], rest[rank], strict=True)]
+        rank += 1
+        if rank == len(rest):
+            break
+    return rank
+
+
+def equal_beyond_algebra(wanted_text: str, given_text: str, question: Question) -> bool:
+    """Compare two expressions at points, with the assumptions of the prompt.
+
+    Args:
+        wanted_text: the record's answer, without its unit.
+        given_text: the answer, without its unit.
+        question: the prompt.
+    """
+    if max(len(wanted_text), len(given_text)) > _LONGEST:
+        return False
+    wanted = library.read(wanted_text)
+    given = library.parse(given_text, boxed=True)
+    if question.constants or re.search(r"[+-]\s*[CK](?:_\{?\d\}?)?\s*$", wanted_text):
+        names = constants_of(wanted_text, question), constants_of(given_text, question)
+        verdict = equal_with_constants(wanted, given, names)
+        if verdict is not None:
+            return verdict
+    return equal_at_points(wanted, given, question)
