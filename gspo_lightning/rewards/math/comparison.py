@@ -13,7 +13,7 @@ from gspo_lightning.rewards.math.equations import Statement, has_letters, statem
 from gspo_lightning.rewards.math.gold import Gold, bare, read_gold, spelled
 from gspo_lightning.rewards.math.identity import equal_beyond_algebra
 from gspo_lightning.rewards.math.lists import by_lists
-from gspo_lightning.rewards.math.notation import canonical, unwrapped
+from gspo_lightning.rewards.math.notation import bare_latex, canonical, unwrapped
 from gspo_lightning.rewards.math.numbers import Literal, calculated, literal, plain_integer, rounds, same_number
 from gspo_lightning.rewards.math.numerals import exact
 from gspo_lightning.rewards.math.parts import by_parts
@@ -38,9 +38,12 @@ _CODE = re.compile(
     r"(?<!\\)\bfor\s+\w+\s+in\b|^[^\\]*\bif\b.*\belse\b|(?<![=<>!])==(?!=)|(?<!\\)\b[a-z]\w+\.[a-z]\w+\("
 )
 """Calls and code: they may compute an answer, but are none."""
+_CODE_MARKS = ("(", "==", "__", "lambda", "import", "return", "assert", " else", "for ", "def ")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z]))")
 _FORMULA = re.compile(r"\\(?!text|mathrm)[a-z]|[\^/]")
 _EQUATION = re.compile(r"=|\\equiv(?![a-z])")
+_CAPITAL = re.compile("[A-J]")
+_SUM = re.compile(r"\d[^\d]*[A-Za-z][^\d]*\d")
 _RELATION = re.compile(r"[<>\u2264\u2265]|\\(?:leq?|geq?|lt|gt)(?![a-zA-Z])")
 
 
@@ -65,15 +68,15 @@ class Comparison:
         if text.strip() == gold.text:
             return True, ""
         given = spelled(unwrapped(text))
-        if gold.canonical and canonical(given) == gold.canonical:
+        if gold.canonical and bare_latex(given) == gold.canonical:
             return True, ""
-        if _CODE.search(bare(given)):
-            return False, "code in place of an answer"
         if answer_type == "choice":
             return option(given) == gold.option, ""
+        if any(mark in given for mark in _CODE_MARKS) and _CODE.search(bare(given)):
+            return False, "code in place of an answer"
         if answer_type == "text":
             wanted = gold.words or words(gold.text)
-            same = canonical(given).casefold() == gold.canonical.casefold()
+            same = bare_latex(given).casefold() == gold.canonical.casefold()
             return same or (wanted is not None and words(given) == wanted), ""
         if answer_type in ("integer", "number"):
             return self._by_calculation(gold, given, boxed=boxed)
@@ -119,6 +122,8 @@ class Comparison:
         if gold.option is not None and (letter := option(given)) is not None:
             return letter == gold.option, ""
         joined = self.question.options
+        if not _CAPITAL.search(gold.text):
+            return None
         if (letters := options(gold.text, joined=joined)) and (others := options(given, joined=joined)):
             return letters == others, ""
         return None
@@ -153,8 +158,8 @@ class Comparison:
 
     def _by_rules(self, gold: Gold, given: str) -> bool | None:
         """Return the verdict of the first rule for this kind of answer, or None."""
-        ours = compound(gold.text)
-        theirs = compound(given)
+        ours = compound(gold.text) if _SUM.search(gold.text) else None
+        theirs = compound(given) if _SUM.search(given) else None
         if ours is not None or theirs is not None:
             return self._by_compound(gold, given, ours, theirs)
         base = based(given)

@@ -13,7 +13,7 @@ from typing import Literal as OneOf
 from gspo_lightning.rewards.math import library
 from gspo_lightning.rewards.math.bases import based
 from gspo_lightning.rewards.math.lists import vector
-from gspo_lightning.rewards.math.notation import canonical, in_latex, unwrapped
+from gspo_lightning.rewards.math.notation import bare_latex, in_latex, unwrapped
 from gspo_lightning.rewards.math.numbers import Literal, literal, plain_integer
 from gspo_lightning.rewards.math.numerals import in_digits
 from gspo_lightning.rewards.math.parts import parts
@@ -94,10 +94,10 @@ def read_gold(answer: str, listed: bool = False) -> Gold:
     text = spelled(text)
     label = _label(text, listed)
     if prose:
-        return Gold(text, canonical(text), prose=True, option=label)
+        return Gold(text, bare_latex(text), prose=True, option=label)
     measured = quantity(text)
     return Gold(
-        text, canonical(text), False, label, based(text), clock(text), date(text), words(text), measured,
+        text, bare_latex(text), False, label, based(text), clock(text), date(text), words(text), measured,
         literal(bare(measured.value)), plain_integer(text),
     )  # fmt: skip
 
@@ -107,6 +107,7 @@ def bare(text: str) -> str:
     return _TEXT.sub(lambda m: m[1], text).strip()
 
 
+@lru_cache(maxsize=256)  # an answer is spelled for its comparison and for its form
 def spelled(text: str) -> str:
     r"""Convert a text to LaTeX's spelling with its numbers in digits; words that go on stay words.
 

@@ -46,31 +46,37 @@ _INFINITE = (
 )
 _COUNT = r"\d{1,3}|[a-z]"
 _BEFORE_C = r"(?:\{\s*\}\s*[_^]|(?<![A-Za-z0-9})])\{?\s*[_^])"
-_SPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
-    (re.compile(r"\\(?:d|t|c|s|nice|xnice)frac(?![a-zA-Z])"), r"\\frac"),
-    (re.compile(r"\\frac\s*(\d)\s*(\d)(?!\d)"), r"\\frac{\1}{\2}"),
-    (re.compile(r"\\frac\s*(\d)\s*\{"), r"\\frac{\1}{"),
-    (re.compile(r"(\\frac\s*\{[^{}]*\})\s*(\d)"), r"\1{\2}"),
-    (re.compile(r"(\\sqrt\s*\[[^\[\]]*\])\s*([A-Za-z0-9])"), r"\1{\2}"),
-    (re.compile(r"\u221a\s*\{"), r"\\sqrt{"),
-    (re.compile(r"\u221a\s*\(([^()]*)\)"), r"\\sqrt{\1}"),
-    (re.compile(r"\u221a\s*(\d+|[A-Za-z])"), r"\\sqrt{\1}"),
-    (re.compile(r"\\(overline|bar|dot)\s*(\d)(?!\d)"), r"\\overline{\2}"),
-    (re.compile(r"\\(?:bar|dot)\s*\{(\d+)\}"), r"\\overline{\1}"),
-    (re.compile(r"[\u221b\u221c]\s*(?:\{([^{}]*)\}|\(([^()]*)\)|(\d+|[A-Za-z]))"), lambda m: _root(m)),
-    (re.compile(r"\\(?:bm|boldsymbol|pmb|mathbf|textbf|mathit)\s*\{\s*([-+]?[\d.,]*\d)\s*\}"), r"\1"),
-    (re.compile(r"\\(?:tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge)(?![a-zA-Z])\s*"), ""),
+_WAYS: tuple[tuple[str, re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
+    ("frac", re.compile(r"\\(?:d|t|c|s|nice|xnice)frac(?![a-zA-Z])"), r"\\frac"),
+    ("frac", re.compile(r"\\frac\s*(\d)\s*(\d)(?!\d)"), r"\\frac{\1}{\2}"),
+    ("frac", re.compile(r"\\frac\s*(\d)\s*\{"), r"\\frac{\1}{"),
+    ("frac", re.compile(r"(\\frac\s*\{[^{}]*\})\s*(\d)"), r"\1{\2}"),
+    ("sqrt", re.compile(r"(\\sqrt\s*\[[^\[\]]*\])\s*([A-Za-z0-9])"), r"\1{\2}"),
+    ("\u221a", re.compile(r"\u221a\s*\{"), r"\\sqrt{"),
+    ("\u221a", re.compile(r"\u221a\s*\(([^()]*)\)"), r"\\sqrt{\1}"),
+    ("\u221a", re.compile(r"\u221a\s*(\d+|[A-Za-z])"), r"\\sqrt{\1}"),
+    ("\\", re.compile(r"\\(overline|bar|dot)\s*(\d)(?!\d)"), r"\\overline{\2}"),
+    ("\\", re.compile(r"\\(?:bar|dot)\s*\{(\d+)\}"), r"\\overline{\1}"),
+    ("\u221b \u221c", re.compile(r"[\u221b\u221c]\s*(?:\{([^{}]*)\}|\(([^()]*)\)|(\d+|[A-Za-z]))"), lambda m: _root(m)),
+    ("\\", re.compile(r"\\(?:bm|boldsymbol|pmb|mathbf|textbf|mathit)\s*\{\s*([-+]?[\d.,]*\d)\s*\}"), r"\1"),
     (
+        "\\",
+        re.compile(r"\\(?:tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge)(?![a-zA-Z])\s*"),
+        "",
+    ),
+    (
+        "checkmark blacksquare square qed Box \u2713 \u2714 \u25a0 \u25a1",
         re.compile(
             r"(?:\s|\\[,;:! ]|\\q?quad)*(?:\\(?:checkmark|blacksquare|square|qed|Box)(?![a-zA-Z])"
             r"|[\u2713\u2714\u25a0\u25a1])$"
         ),
         "",
     ),
-    (re.compile(rf"{_APPROXIMATELY}$|^{_APPROXIMATELY}", re.IGNORECASE), ""),
-    (re.compile(rf"^{_INTRODUCED}", re.IGNORECASE), ""),
-    (re.compile(r"(?<![A-Za-z])(?:US|USD)\s*\\?\$"), r"\\$"),
+    ("pprox bout oughly xactly", re.compile(rf"{_APPROXIMATELY}$|^{_APPROXIMATELY}", re.IGNORECASE), ""),
+    ("nswer esult alue olution", re.compile(rf"^{_INTRODUCED}", re.IGNORECASE), ""),
+    ("US", re.compile(r"(?<![A-Za-z])(?:US|USD)\s*\\?\$"), r"\\$"),
     (
+        "C",
         re.compile(
             rf"{_BEFORE_C}\s*\{{?\s*({_COUNT})\s*\}}?\s*\}}?\s*(?:\\mathrm\s*\{{C\}}"
             rf"|C)\s*_\s*\{{?\s*({_COUNT})\s*\}}?"
@@ -78,14 +84,16 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], 
         r"\\binom{\1}{\2}",
     ),
     (
+        "C",
         re.compile(
             rf"(?<![A-Za-z\\])C\s*(?:_\s*\{{?\s*({_COUNT})\s*\}}?\s*\^\s*\{{?\s*({_COUNT})\s*\}}?"
             rf"|\^\s*\{{?\s*({_COUNT})\s*\}}?\s*_\s*\{{?\s*({_COUNT})\s*\}}?)"
         ),
         lambda m: _binomial(m),
     ),
-    (re.compile(r"\\(?:operatorname|text|mathrm)\s*\{\s*cis\s*\}|(?<![A-Za-z\\])cis(?![A-Za-z])"), r"\\cis "),
+    ("cis", re.compile(r"\\(?:operatorname|text|mathrm)\s*\{\s*cis\s*\}|(?<![A-Za-z\\])cis(?![A-Za-z])"), r"\\cis "),
     (
+        "cis",
         re.compile(
             r"\\cis\s*(?:\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}|\(([^()]*)\)|(\\frac\{[^{}]*\}\{[^{}]*\}"
             r"|[\d.]+(?:\\pi)?(?:\^\\circ|\^\{\\circ\})?|\\?[A-Za-z]+))"
@@ -93,35 +101,42 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], 
         lambda m: _cis(m),
     ),
     (
+        "smallmatrix",
         re.compile(
             r"\\(?:left)?\s*[(\[]\s*(?=\\begin\{smallmatrix\})|(?<=\\end\{smallmatrix\})\s*(?:\\right)?\s*[)\]]"
         ),
         "",
     ),
-    (re.compile(r"\{smallmatrix\}"), "{pmatrix}"),
-    (re.compile(rf"^{_INFINITE}$", re.IGNORECASE), lambda m: rf"{'-' if m[1] else ''}\infty"),
-    (re.compile(r"\\varnothing(?![a-zA-Z])"), r"\\emptyset"),
-    (re.compile(r"\\leqslant(?![a-zA-Z])|\\leqq(?![a-zA-Z])"), r"\\le"),
-    (re.compile(r"\\geqslant(?![a-zA-Z])|\\geqq(?![a-zA-Z])"), r"\\ge"),
-    (re.compile(r"\\(le|ge)([a-z])(?![a-z])(?<!leq)(?<!geq)"), r"\\\1 \2"),
-    (re.compile(r"\\[bB]igg?[lr]?(?![a-zA-Z])|\\(?:left|right)(?![a-z])\.?|\\(?:display|text)style(?![a-zA-Z])"), ""),
-    (re.compile(r"\{,\}|\{\\,\}"), ","),
-    (re.compile(r"\{:\}"), ":"),
-    (re.compile(r"\.\d{3}(?:\\[,!;:]\d{3})*\\[,!;:]\d{1,3}(?!\d)"), lambda m: re.sub(r"\\.", "", m[0])),
-    (re.compile(r"(?<=\d)(?:,?\\[,!;: ]\s*|,\s*\\!\s*)(?=\d{3}(?!\d))"), ","),
-    (re.compile(r"\\(?:mathrm|text|mbox|textrm)\s*\{\s*\}"), ""),
-    (re.compile(r"\\(?:rm|bf|it)(?![a-zA-Z])\s*"), ""),
-    (re.compile(r"\\(?:texttt|textsf|mathtt|mathsf|emph|underline)\s*\{([^{}]*)\}"), r"\\text{\1}"),
-    (re.compile(r"^(?:\s|\\[,;:! ]|\\q?quad(?![a-zA-Z])|~)+"), ""),
-    (re.compile(r"^\\(?:text|mathrm|mbox|textrm)\s*\{\s*([-+]?\d[^{}]*)\}$"), r"\1"),
-    (re.compile(r"\\(?:mathrm|text)\s*\{\s*e\s*\}"), "e"),
-    (re.compile(r"(?<![a-zA-Z\\{])pi(?![a-zA-Z])"), r"\\pi "),
-    (re.compile(r"(?<![a-zA-Z\\{])sqrt\s*\(([^()]*)\)"), r"\\sqrt{\1}"),
-    (re.compile(r"(?<![a-zA-Z\\{])(sin|cos|tan|ln|log|exp)(?=\s*\()"), r"\\\1"),
-    (re.compile(r"\*\*"), "^"),
-    (re.compile(r"^\s*\\approx(?![a-zA-Z])\s*"), ""),
-    (re.compile(r"(\\mathbb\s*\{?[A-Z]\}?)\s*-\s*(?=\\\{)"), r"\1 \\setminus "),
+    ("smallmatrix", re.compile(r"\{smallmatrix\}"), "{pmatrix}"),
+    ("nfinity", re.compile(rf"^{_INFINITE}$", re.IGNORECASE), lambda m: rf"{'-' if m[1] else ''}\infty"),
+    ("varnothing", re.compile(r"\\varnothing(?![a-zA-Z])"), r"\\emptyset"),
+    ("leqslant leqq", re.compile(r"\\leqslant(?![a-zA-Z])|\\leqq(?![a-zA-Z])"), r"\\le"),
+    ("geqslant geqq", re.compile(r"\\geqslant(?![a-zA-Z])|\\geqq(?![a-zA-Z])"), r"\\ge"),
+    ("\\le \\ge", re.compile(r"\\(le|ge)([a-z])(?![a-z])(?<!leq)(?<!geq)"), r"\\\1 \2"),
+    (
+        "\\",
+        re.compile(r"\\[bB]igg?[lr]?(?![a-zA-Z])|\\(?:left|right)(?![a-z])\.?|\\(?:display|text)style(?![a-zA-Z])"),
+        "",
+    ),
+    ("{,} {\\,}", re.compile(r"\{,\}|\{\\,\}"), ","),
+    ("{:}", re.compile(r"\{:\}"), ":"),
+    ("\\", re.compile(r"\.\d{3}(?:\\[,!;:]\d{3})*\\[,!;:]\d{1,3}(?!\d)"), lambda m: re.sub(r"\\.", "", m[0])),
+    ("\\", re.compile(r"(?<=\d)(?:,?\\[,!;: ]\s*|,\s*\\!\s*)(?=\d{3}(?!\d))"), ","),
+    ("\\", re.compile(r"\\(?:mathrm|text|mbox|textrm)\s*\{\s*\}"), ""),
+    ("\\", re.compile(r"\\(?:rm|bf|it)(?![a-zA-Z])\s*"), ""),
+    ("\\", re.compile(r"\\(?:texttt|textsf|mathtt|mathsf|emph|underline)\s*\{([^{}]*)\}"), r"\\text{\1}"),
+    ("", re.compile(r"^(?:\s|\\[,;:! ]|\\q?quad(?![a-zA-Z])|~)+"), ""),
+    ("\\", re.compile(r"^\\(?:text|mathrm|mbox|textrm)\s*\{\s*([-+]?\d[^{}]*)\}$"), r"\1"),
+    ("\\", re.compile(r"\\(?:mathrm|text)\s*\{\s*e\s*\}"), "e"),
+    ("pi", re.compile(r"(?<![a-zA-Z\\{])pi(?![a-zA-Z])"), r"\\pi "),
+    ("sqrt", re.compile(r"(?<![a-zA-Z\\{])sqrt\s*\(([^()]*)\)"), r"\\sqrt{\1}"),
+    ("sin cos tan ln log exp", re.compile(r"(?<![a-zA-Z\\{])(sin|cos|tan|ln|log|exp)(?=\s*\()"), r"\\\1"),
+    ("**", re.compile(r"\*\*"), "^"),
+    ("\\approx", re.compile(r"^\s*\\approx(?![a-zA-Z])\s*"), ""),
+    ("mathbb", re.compile(r"(\\mathbb\s*\{?[A-Z]\}?)\s*-\s*(?=\\\{)"), r"\1 \\setminus "),
 )
+"""Marks of which a text must have one, a pattern, and its replacement."""
+_SPELLINGS = tuple((tuple(marks.split()) or ("",), pattern, replacement) for marks, pattern, replacement in _WAYS)
 _BLANK_END = re.compile(r"(?:\s+|~|(?<!\\)\\[,;:! ]|\\q?quad)$")
 _TO = r"\s*(?:\\(?:text|mathrm)\s*\{\s*to\s*\}|\bto\b|:)\s*"
 _RATIO = re.compile(rf"\d+(?:\.\d+)?(?:{_TO}\d+(?:\.\d+)?)+")
@@ -171,8 +186,11 @@ def in_latex(text: str) -> str:
         text = _DOUBLED.sub(r"\\", text)
     while blank := _BLANK_END.search(text[-6:]):
         text = text[: -len(blank[0])]
-    for pattern, replacement in _SPELLINGS:
-        text = pattern.sub(replacement, text)
+    for marks, pattern, replacement in _SPELLINGS:
+        for mark in marks:
+            if mark in text:
+                text = pattern.sub(replacement, text)
+                break
     return re.sub(_TO, ":", text) if _RATIO.fullmatch(text.strip()) else text
 
 
@@ -182,7 +200,11 @@ def canonical(text: str) -> str:
     >>> canonical(r"$\dfrac{1}{2}\,$."), canonical(r"\text{Monday}")
     ('\\frac{1}{2}', 'Monday')
     """
-    text = in_latex(unwrapped(text))
+    return bare_latex(in_latex(unwrapped(text)))
+
+
+def bare_latex(text: str) -> str:
+    """Do the same to a text that is in LaTeX's spelling already."""
     text = _APART.sub("\0", _WRAPPED.sub(lambda m: m[1].strip(), text))  # 4 2 is not 42
     return _SPACING.sub("", text).replace(",\0", ", ").replace("\0", " ")
 

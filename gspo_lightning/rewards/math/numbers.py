@@ -122,10 +122,15 @@ def _single(text: str) -> Literal | None:
 
 
 def _decimal(sign: str, written: str, exponent: int) -> Literal:
-    value = _number(written) * Fraction(10) ** exponent
+    value = _number(written)
+    if exponent:
+        value *= Fraction(10) ** exponent
+    value = -value if sign == "-" else value
     behind = written.partition(".")[2]
+    if not behind:
+        return Literal(value)
     digits = len(re.sub("[.,]", "", written).lstrip("0"))
-    return Literal(-value if sign == "-" else value, bool(behind), len(behind) - exponent, digits)
+    return Literal(value, True, len(behind) - exponent, digits)
 
 
 def _number(text: str) -> Fraction:

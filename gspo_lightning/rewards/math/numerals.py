@@ -36,6 +36,7 @@ _SPACING = re.compile(
     rf"\\[,;:! ]|~|-(?=(?:{'|'.join(_UNITS)}|{'|'.join(_DENOMINATORS)})s?\b)|(?<=[a-z]),", re.IGNORECASE
 )
 """What stands between the words of a number."""
+_LETTERS = re.compile("(?<!\\\\)[a-zA-Z]{3}")
 _TOKEN = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?|[A-Za-z]+")
 _LONGEST = 120
 
@@ -62,17 +63,22 @@ def in_digits(text: str) -> str:
     >>> in_digits(r"0.(3)x"), in_digits("x = 5.6e1"), in_digits(r"\text{two million dollars}")
     ('\\frac{1}{3}x', 'x = 56', '2000000\\text{ dollars}')
     """
-    if _HAS_WORDS.search(text) and (spelled := _from_words(text)) is not None:
+    if _LETTERS.search(text) and _HAS_WORDS.search(text) and (spelled := _from_words(text)) is not None:
         text = spelled
     if not any(character.isdigit() for character in text):
         return text
-    text = _EUROPEAN.sub(lambda m: m[1].replace(".", "") + (f".{m[2]}" if m[2] else ""), text)
+    if "." in text:
+        text = _EUROPEAN.sub(lambda m: m[1].replace(".", "") + (f".{m[2]}" if m[2] else ""), text)
+        text = _REPEATING.sub(_repeating, text)
     if "," in text and not _lists(text):
         text = _SEPARATED.sub(lambda m: m[1].replace(",", ""), text)
-    text = _REPEATING.sub(_repeating, text)
-    text = _SCIENTIFIC.sub(lambda m: _written(Fraction(m[1]) * Fraction(10) ** int(m[2])), text)
-    text = _POWER_OF_TEN.sub(lambda m: _written(Fraction(m[1]) * Fraction(10) ** int(m[2] or m[3])), text)
-    return _MIXED_SLASH.sub(_mixed, _MIXED.sub(_mixed, text))
+    if "e" in text or "E" in text:
+        text = _SCIENTIFIC.sub(lambda m: _written(Fraction(m[1]) * Fraction(10) ** int(m[2])), text)
+    if "10" in text:
+        text = _POWER_OF_TEN.sub(lambda m: _written(Fraction(m[1]) * Fraction(10) ** int(m[2] or m[3])), text)
+    if "\\frac" in text:
+        text = _MIXED.sub(_mixed, text)
+    return _MIXED_SLASH.sub(_mixed, text) if "/" in text else text
 
 
 def exact(text: str) -> str:

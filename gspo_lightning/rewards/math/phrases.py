@@ -27,10 +27,6 @@ NEGATIONS_BEHIND = (
 )
 """Negations of languages that put them behind a value."""
 ANNOUNCED = _compiled(
-    r"(?:(?:die|la|a|o|der|el)\s+)?(?:antwort|respuesta|r\u00e9ponse|resposta|risposta|soluci\u00f3n"
-    r"|l\u00f6sung|\u043e\u0442\u0432\u0435\u0442)\s*",
-    r"(?:ist|lautet|es|est|\u00e9|\u00e8|:)[\s*_:]*|(?:\u6240\u4ee5|\u56e0\u6b64)?(?:\u7b54\u6848"
-    r"|\u7b54\u3048)(?:\u662f|\u4e3a|\u70ba|\u306f|:|\uff1a)[\s*_:]*|",
     r"(?:(?:final|correct|right)\s+)?(?:answer|option|choice)(?:\s+(?:to|of|for)\b[^.\n:]{0,60}?)?(?:",
     r"\s*(?:is|=|:)[\s*_:]*",
     r"(?:therefore|thus|then|so|simply|exactly|given by|option|choice|equal to|:)?[\s*_:]*",
@@ -38,6 +34,23 @@ ANNOUNCED = _compiled(
     r"|####[ :]*|<answer>\s*",
 )
 """Announcement of an answer: ``The answer is``, ``**Answer:**``, ``####``, ``<answer>``."""
+_NOUNS = (
+    "ntwort", "espuesta", "\u00e9ponse", "esposta", "isposta", "oluci\u00f3n", "\u00f6sung", "\u0442\u0432\u0435\u0442",
+    "\u7b54\u6848", "\u7b54\u3048",
+)  # fmt: skip
+_ELSEWHERE = _compiled(
+    rf"(?:{'|'.join(_NOUNS)})\s*(?:(?:ist|lautet|es|est|\u00e9|\u00e8)(?!\w)|[:\uff1a\u662f\u4e3a\u70ba\u306f])[\s*_:]*"
+)
+
+
+def announcements(text: str) -> list[re.Match[str]]:
+    """Return the announcements of an answer in a text, in English or, if there is none, in another language."""
+    found = list(ANNOUNCED.finditer(text))
+    if not found and any(noun in text for noun in _NOUNS):
+        found = list(_ELSEWHERE.finditer(text))
+    return found
+
+
 FINAL = _compiled(r"final answer is(?=[:\s]*[^\s:])")
 UNSURE = _compiled(
     one_of("maybe", "perhaps", r"guess\w*", "unsure", "not sure", "not certain", "don'?t know", "do not know"),

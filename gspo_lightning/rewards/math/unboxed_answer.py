@@ -99,7 +99,7 @@ class _Reader:
 
     def announced(self, text: str) -> Extracted | None:
         """Read the last announcement of a text; None if there is none, an empty answer if it does not commit."""
-        found = list(phrases.ANNOUNCED.finditer(text))
+        found = phrases.announcements(text)
         head = _SENTENCE.split(text[: found[-1].start()])[-1] if found else ""
         if not found or phrases.SECOND_THOUGHT.search(head[-12:]):
             return None

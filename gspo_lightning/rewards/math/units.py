@@ -215,20 +215,24 @@ def _is_unit_like(words: str, *, known: bool) -> bool:
 
 def rivals(gold: Quantity, given: Quantity) -> bool:
     """True if the words behind two values exclude each other, as north and south do."""
-    ours, theirs = set(gold.words.split()), set(given.words.split())
-    return any(
-        ours & set(group) and theirs & set(group) and ours & set(group) != theirs & set(group) for group in _RIVALS
-    )
+    if not (gold.words and given.words):
+        return False
+    for group in map(set, _RIVALS):
+        ours = group.intersection(gold.words.split())
+        theirs = group.intersection(given.words.split())
+        if ours and theirs and ours != theirs:
+            return True
+    return False
 
 
 def conversion(gold: Unit, given: Unit) -> tuple[Scale, Scale] | None:
     """Return the scales of two units of one dimension, None if they have two; ``pound`` is a mass or money."""
     names = {name for name, _ in (*gold, *given)}
     if {"lb", "gbp"} <= names:
-        gold, given = (
-            tuple(("gbp" if name == "lb" else name, power) for name, power in unit) for unit in (gold, given)
-        )
-    ours, theirs = scale(gold), scale(given)
+        gold = _as_money(gold)
+        given = _as_money(given)
+    ours = scale(gold)
+    theirs = scale(given)
     return (ours, theirs) if ours.dimension == theirs.dimension else None
 
 

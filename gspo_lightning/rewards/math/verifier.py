@@ -14,7 +14,7 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.rewards.math import library
 from gspo_lightning.rewards.math.comparison import Comparison
 from gspo_lightning.rewards.math.gold import ANSWER_TYPES, Gold, bare, read_gold, refusal, spelled
-from gspo_lightning.rewards.math.notation import canonical, unwrapped
+from gspo_lightning.rewards.math.notation import bare_latex, canonical, unwrapped
 from gspo_lightning.rewards.math.numbers import literal
 from gspo_lightning.rewards.math.question import Question, read_question
 from gspo_lightning.rewards.math.text import Extracted, after_thinking, boxed, without_hidden
@@ -117,7 +117,11 @@ class MathVerifier(Reward):
         found = self._final(completion, gold, question)
         if unreadable is not None:
             repeated = gold.text and kind not in ("integer", "number", "choice") and not found.reason
-            return Score(1.0) if repeated and canonical(found.text) == gold.canonical else Score.missing(unreadable)
+            return (
+                Score(1.0)
+                if repeated and bare_latex(spelled(unwrapped(found.text))) == gold.canonical
+                else Score.missing(unreadable)
+            )
         if found.reason:
             return Score.model_error(found.reason) if found.too_long else Score(0.0, detail=found.reason)
         try:
@@ -151,7 +155,7 @@ class MathVerifier(Reward):
     def _in_form(self, gold: Gold, found: Extracted, prompt: str) -> str:
         """Return why an equal answer is not in the required form; empty if it is."""
         given = spelled(unwrapped(found.text))
-        if canonical(given) == gold.canonical:
+        if bare_latex(given) == gold.canonical:
             return ""
         if left_to_compute(gold, given) or (self.evaluated and unevaluated(gold.text, given, prompt)):
             return "not evaluated"
