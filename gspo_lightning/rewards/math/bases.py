@@ -13,6 +13,12 @@ _BASE = rf"(\d{{1,2}}|{'|'.join(_NAMES)})"
 _WRAPPED = r"(?:\\(?:text|mathrm)\s*\{\s*(?:base\s*)?" + _BASE + r"\s*\}|" + _BASE + ")"
 _DIGITS = r"(?:\\(?:text|mathrm)\s*\{\s*)?\(?\s*([0-9][0-9A-Za-z]*|[0-9A-Fa-f]+)\s*\)?\s*\}?"
 _INDEX = re.compile(rf"{_DIGITS}\s*_\s*\{{?\s*\(?\s*{_WRAPPED}\s*\)?\s*\}}?", re.IGNORECASE)
+_PREFIXED = re.compile(
+    r"(?:\\(?:text|mathrm|texttt)\s*\{\s*)?0(?:(?=x[0-9a-f]+\W*$)(x)|(?=b[01]+\W*$)(b)"
+    r"|(?=o[0-7]+\W*$)(o))([0-9a-f]+)\s*\}?",
+    re.IGNORECASE,
+)
+"""Number as programming languages write it: ``0xFF``, ``0b101``."""
 _SPOKEN = re.compile(
     rf"{_DIGITS}\s*\\?\s*(?:\\(?:text|mathrm)\s*\{{)?\s*\(?\s*(?:in\s+)?base[\s-]*{_BASE}\s*\)?\s*\}}?", re.IGNORECASE
 )
@@ -24,6 +30,9 @@ def based(text: str) -> tuple[str, int] | None:
     >>> based("1010_2"), based(r"4210_{\text{seven}}"), based("1010"), based("x_2")
     (('1010', 2), ('4210', 7), None, None)
     """
+    if prefixed := _PREFIXED.fullmatch(text.strip()):
+        mark = next(group for group in prefixed.groups()[:3] if group).lower()
+        return prefixed[4].upper(), {"x": 16, "b": 2, "o": 8}[mark]
     text = re.sub(r"(?<=\d),(?=\d{3})|\\[,! ]", "", text.strip())
     match = _INDEX.fullmatch(text) or _SPOKEN.fullmatch(text)
     if match is None:

@@ -43,6 +43,7 @@ _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z
 _FORMULA = re.compile(r"\\(?!text|mathrm)[a-z]|[\^/]")
 _EQUATION = re.compile(r"=|\\equiv(?![a-z])")
 _CAPITAL = re.compile("[A-J]")
+_CHOICES = re.compile(r"(?<![A-Za-z\\}_^])C\s*\(\s*(\d+)\s*,\s*(\d+)\s*\)")
 _SUM = re.compile(r"\d[^\d]*[A-Za-z][^\d]*\d")
 _RELATION = re.compile(r"[<>\u2264\u2265]|\\(?:leq?|geq?|lt|gt)(?![a-zA-Z])")
 
@@ -141,13 +142,13 @@ class Comparison:
             return False, reason
         value = calculated(quantity(stated.value).value)
         for side in stated.numbers:
-            if _ROUNDED.fullmatch(side):
+            if _ROUNDED.fullmatch(side) or (based(stated.value) and not based(side)):
                 continue
             number = calculated(quantity(side).value)
             if number is not None and value is not None:
                 agree = same_number(Literal(value, True, 99, 99), Literal(number, True, 6, 6), self.decimals)
             else:
-                agree = self._same_texts(stated.value, side)
+                agree = _same_base(stated.value, side) or self._same_texts(stated.value, side)
             if not agree:
                 return False, "a false equation"
         if boxed and has_letters(stated.value):
@@ -164,8 +165,10 @@ class Comparison:
             return self._by_compound(gold, given, ours, theirs)
         base = based(given)
         if gold.based is not None or base is not None:
-            if gold.based is None and base is not None and base[1] == 10:
+            if gold.based is None and base is not None and base[1] == (self.question.base or 10):
                 given = base[0]
+            elif base is None and gold.based is not None and gold.based[1] == self.question.base:
+                return given.strip().upper().lstrip("0") == gold.based[0].lstrip("0")
             else:
                 return gold.based == base
         if gold.time is not None:
@@ -304,6 +307,13 @@ class Comparison:
         return all(library.chain_holds(expression, self.decimals) for expression in found)
 
 
+def _same_base(text: str, other: str) -> bool:
+    """True if two numbers that name their bases have one value."""
+    ours = based(text)
+    theirs = based(other)
+    return bool(ours and theirs) and int(*ours) == int(*theirs)
+
+
 def _several(text: str) -> bool:
     """True if a record's answer may be a list of values."""
     return len(elements(text)) > 1 or has_signs(text)
@@ -325,6 +335,7 @@ def _spelled(text: str) -> str:
     r"""Rewrite what the library misreads: decimals, degrees in trigonometric functions, remainders of integers."""
     if TRIGONOMETRIC.search(text):
         text = _DEGREES.sub(r"\\frac{\1\\pi}{180}", text)
+    text = _CHOICES.sub(r"\\binom{\1}{\2}", text)
     text = re.sub(r"(\d{1,18})\s*\\b?mod\s*([1-9]\d{0,17})", lambda m: str(int(m[1]) % int(m[2])), text)
     return text if literal(text) is not None else exact(text)
 

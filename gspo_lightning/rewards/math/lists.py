@@ -46,6 +46,8 @@ def by_lists(gold: str, given: str, same: Same, question: Question) -> bool | No
             return None
         if question.names and (order := _named(given, question)) is not None:
             theirs = order
+        if len(theirs) == 2 and len(point) == 3 and _by_basis(given) is not None:
+            theirs = [*theirs, "0"]  # i + j in space
         return len(point) == len(theirs) and all(map(same, point, theirs))
     wanted, found = _elements(gold), _elements(given)
     if wanted is None or found is None or max(len(wanted), len(found)) > _MOST:

@@ -61,6 +61,11 @@ _CONSTANTS = re.compile(
     r"|\\int(?!\s*_)|\u222b",
     re.IGNORECASE,
 )
+_BASES = {"bin": 2, "ter": 3, "oct": 8, "dec": 10, "hex": 16}
+_BASE = re.compile(
+    r"\b(?:in|to|into)\s+base[\s-]*(\d{1,2})\b|\b(?:in|to|into|as an?)\s+(binary|ternary|octal|decimal|hexadecimal)\b",
+    re.IGNORECASE,
+)
 _FORM = re.compile(r"\b(factor(?:i[sz]e)?|expand)\b(?! of| theorem)", re.IGNORECASE)
 
 
@@ -69,7 +74,8 @@ class Question:
     """Hints of a prompt about its answer; everything is empty for an unknown wording.
 
     ``unit`` is the unit asked for, ``unknown`` the letter to solve for, ``names`` the names of a point in the order
-    asked for. ``form`` is ``factored`` or ``expanded`` if the task is to bring an expression into that form.
+    asked for. ``base`` is that of the numbers asked for, 0 if the prompt names none. ``form`` is ``factored`` or
+    ``expanded`` if the task is to bring an expression into that form.
     """
 
     text: str = ""
@@ -83,6 +89,7 @@ class Question:
     symbol: bool = False
     constants: bool = False
     form: str = ""
+    base: int = 0
 
 
 @lru_cache(maxsize=256)  # the samples of a group follow each other
@@ -111,8 +118,18 @@ def read_question(prompt: str) -> Question:
         positive=_POSITIVE.search(text) is not None,
         symbol=_SYMBOL.search(text) is not None,
         constants=_CONSTANTS.search(text) is not None,
+        base=_base(text),
         form={"f": "factored", "e": "expanded"}[form[1][0].lower()] if form else "",
     )
+
+
+def _base(text: str) -> int:
+    """Return the last base that a prompt asks for."""
+    found = list(_BASE.finditer(text))
+    if not found:
+        return 0
+    name = found[-1][1] or found[-1][2]
+    return int(name) if name.isdigit() else _BASES[name.lower()[:3]]
 
 
 def _unit(text: str) -> Unit:

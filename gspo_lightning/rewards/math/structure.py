@@ -24,6 +24,12 @@ _OR = rf"{_TEXT}\s*(?:and|or)\s*\}}|\\(?:lor|land|vee|wedge)(?![a-z])|\b(?:and|o
 _AND = re.compile(rf",?{_SPACE}(?:{_OR}){_SPACE}")
 _EQUATION = re.compile(r"([A-Za-z]{1,2}(?:_\{?\w+\}?)?)\s*=([^=<>]+)")
 _POINT = re.compile(rf"\(([^()]*)\){_SPACE}={_SPACE}\((.*)\)")
+_COLUMNS = re.compile(
+    rf"\\begin\{{([pb]matrix)\}}(?P<names>[A-Za-z0-9_{{}}\s\\&]*?)\\end\{{\1\}}{_SPACE}={_SPACE}"
+    r"\\begin\{([pb]matrix)\}(?P<values>.*?)\\end\{\3\}",
+    re.DOTALL,
+)
+"""Vector of names that is equal to a vector of values."""
 _ROWS = re.compile(
     r"(?:([^=]*)=\s*)?(?:\\\{\s*)?\\begin\{(cases|array|aligned|align\*?|gathered|matrix)\}(?:\{[lcr| ]*\})?"
     r"(.*)\\end\{\2\}[\s.]*",
@@ -125,6 +131,11 @@ def _names(text: str) -> dict[str, str] | None:
         if len(names) != len(values) or not all(re.fullmatch(r"[A-Za-z](?:_\{?\w+\}?)?", name) for name in names):
             return None
         found = list(zip(names, values, strict=True))
+    elif columns := _COLUMNS.fullmatch(text.strip()):
+        names, values = (re.split(r"\\\\|&", columns[group]) for group in ("names", "values"))
+        if len(names) != len(values):
+            return None
+        found = [(name.strip(), value.strip()) for name, value in zip(names, values, strict=True)]
     else:
         inner = re.fullmatch(r"\\?\{(.*?)\\?\}|\((.*)\)", text.strip(), re.DOTALL)
         equations = [

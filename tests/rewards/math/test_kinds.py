@@ -229,6 +229,16 @@ WORDS: list[Case] = [
     ("When?", r"\text{Sept 8}", r"\text{8th of September}", True),
     ("When?", r"\text{Sept 8}", r"\text{October 8}", False),
 ]
+BASES: list[Case] = [
+    ("Write 45 in base 2.", "101101", "45_{10} = 101101_2", True),
+    ("Write 45 in base 2.", "101101", "101101_3", False),
+    ("Write 45 in binary.", "101101_2", "101101", True),
+    ("Write 190 in hexadecimal.", "BE_{16}", r"\text{0xBE}", True),
+    ("Write 190 in hexadecimal.", "BE_{16}", r"\text{0xBF}", False),
+    ("Compute 23_4 + 2_4.", "31_4", "23_4 + 2_4 = 31_4", True),
+    ("What is the chance?", r"\frac29", r"2\text{ out of }9", True),
+    ("Which segment?", r"\overline{PQ}", "PQ", True),
+]
 KINDS = {
     "options and parts": OPTIONS,
     "degrees": DEGREES,
@@ -246,6 +256,7 @@ KINDS = {
     "families": FAMILIES,
     "assumptions": ASSUMPTIONS,
     "words and times": WORDS,
+    "bases and other notations": BASES,
 }
 
 
