@@ -311,7 +311,9 @@ def _same_base(text: str, other: str) -> bool:
     """True if two numbers that name their bases have one value."""
     ours = based(text)
     theirs = based(other)
-    return bool(ours and theirs) and int(*ours) == int(*theirs)
+    if not ours or not theirs:
+        return False
+    return int(*ours) == int(*theirs)
 
 
 def _several(text: str) -> bool:
