@@ -17,9 +17,9 @@ BIN := $(VENV)/bin
 NEWEST := build/newest
 EXTRAS := dev,data,lora,gguf,logic,instructions,eval,agents
 COMPILED := PYTHONDONTWRITEBYTECODE=# of the tests' processes: where that is set, each compiles all it imports again
-SANDBOX_TESTS := tests/sandbox tests/rewards/code tests/rollouts/agents tests/runs/test_agent_kills.py \
-  tests/runs/test_code_run.py tests/environments/test_tools.py tests/prompts/tasks/test_code.py \
-  tests/prompts/test_data_configs.py tests/suites/test_records.py tests/commands/data/test_report.py \
+SANDBOX_TESTS := tests/rewards/sandbox tests/rewards/code tests/rollouts/agents tests/runs/test_agent_kills.py \
+  tests/runs/test_code_run.py tests/rollouts/environments/test_tools.py tests/data/prompts/tasks/test_code.py \
+  tests/data/prompts/test_data_configs.py tests/training/suites/test_records.py tests/commands/data/test_report.py \
   tests/commands/evaluate/test_programs.py tests/commands/evaluate/test_recorded.py tests/commands/test_score.py
 SPELLED := $(wildcard *.md) .github docs gspo_lightning benchmarks configs examples experiments plugins tools # tests misspell on purpose
 USER_TESTS := $(SANDBOX_TESTS) tests/resume tests/commands/export tests/commands/init tests/runs/test_one_writer.py \
@@ -169,7 +169,7 @@ test-user: install  # root's rights hide what a user meets: closed folders, name
 
 test-trl: bench-install
 	GSPO_TESTS_EXPECT=trl $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile tests/objectives/test_against_trl.py tests/benchmarks/test_benchmarks.py tests/benchmarks/test_real.py \
-	  tests/rewards/test_trl_functions.py tests/prompts/test_tool_calls.py tests/commands/fit/test_foreign.py \
+	  tests/rewards/test_trl_functions.py tests/data/prompts/test_tool_calls.py tests/commands/fit/test_foreign.py \
 	  tests/training/test_cold_start_against_trl.py \
 	  "tests/project/test_code_in_docs.py::test_python_runs[from_trl]"
 
@@ -201,7 +201,7 @@ test-view: install
 	  npm pack --silent axe-core@$(AXE_VERSION) > /dev/null && tar xzf axe-core-$(AXE_VERSION).tgz package/axe.min.js && \
 	  echo "$(AXE_SHA256)  package/axe.min.js" | sha256sum --check --quiet && mkdir -p "$(dir $(AXE))" && \
 	  mv package/axe.min.js "$(AXE)"; } || echo "without axe-core, which npm fetches: contrasts are checked by the tests' own rule"
-	GSPO_PICTURES="$(PICTURES)" GSPO_AXE="$$(ls "$(AXE)" 2> /dev/null)" $(BIN)/python -m pytest -m "long or not long" -rs tests/view
+	GSPO_PICTURES="$(PICTURES)" GSPO_AXE="$$(ls "$(AXE)" 2> /dev/null)" $(BIN)/python -m pytest -m "long or not long" -rs tests/report/view
 
 test-real-model: install  # three minutes; without the file of make real-model it is skipped, with the reason
 	$(BIN)/python -m pytest -m long -rs tests/runs/test_real_model.py

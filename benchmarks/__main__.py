@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run; 1 if parity does not hold, 2 if something is missing."""
     given = parse(argv)
     from benchmarks.run import run  # after the environment is set; importing torch takes seconds
-    from gspo_lightning.errors import UserError
+    from gspo_lightning.core.errors import UserError
 
     if given.against:
         return _against(given)

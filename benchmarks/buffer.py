@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from gspo_lightning.experience.collect import Experience
-from gspo_lightning.experience.loader import ExperienceLoader
-from gspo_lightning.packing.rollout_batch import RolloutBatch
-from gspo_lightning.types import FinishReason, Prompt, Rollout
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout
+from gspo_lightning.loop.experience.collect import Experience
+from gspo_lightning.loop.experience.loader import ExperienceLoader
+from gspo_lightning.policy.packing.rollout_batch import RolloutBatch
 
 PROMPTS, GROUP, BATCHES = 64, 8, 4
 

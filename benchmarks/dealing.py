@@ -23,8 +23,8 @@ from benchmarks.clock import TOTAL, Phases, alternate
 from benchmarks.models import MODELS, build_model, word_tokenizer
 from benchmarks.ours import Groups, Ours
 from benchmarks.workloads import MINI_BATCHES, Workload
-from gspo_lightning.packing.deal import Deal
-from gspo_lightning.types import FinishReason, MiniBatch, Rollout
+from gspo_lightning.core.types import FinishReason, MiniBatch, Rollout
+from gspo_lightning.policy.packing.deal import Deal
 
 __all__ = ["measure", "tokens_of"]
 

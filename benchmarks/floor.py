@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchmarks.models import Shape
 from benchmarks.workloads import Workload
-from gspo_lightning.policy.linear import prefers_onednn
+from gspo_lightning.policy.kernels.linear import prefers_onednn
 
 __all__ = ["Flops", "MatmulRate", "bandwidth", "matmul_rate", "product_seconds", "step_flops"]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from gspo_lightning.core.types import FinishReason, Rollout
 from gspo_lightning.rollouts import Draws
-from gspo_lightning.types import FinishReason, Rollout
 
 __all__ = ["ScheduledDraws", "check_lengths"]
 

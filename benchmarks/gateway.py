@@ -22,10 +22,10 @@ from typing import Any
 
 from aiohttp import web
 
-from gspo_lightning.gateway.server import Gateway
-from gspo_lightning.gateway.session import Session
-from gspo_lightning.gateway.trace import Message, Piece
-from gspo_lightning.turn import Turn
+from gspo_lightning.core.turn import Turn
+from gspo_lightning.rollouts.gateway.server import Gateway
+from gspo_lightning.rollouts.gateway.session import Session
+from gspo_lightning.rollouts.gateway.trace import Message, Piece
 
 TURNS = 8
 """Turns of a conversation."""

@@ -45,7 +45,7 @@ from benchmarks.gpu_parts import (
 )
 from benchmarks.gpu_run import check_fit, check_fsdp2, check_ipc, check_start, measure_layers, profile_sampler
 from benchmarks.gpu_vllm import check_engine, check_ways
-from gspo_lightning.policy.lora import LoRA
+from gspo_lightning.policy.adapters.lora import LoRA
 from gspo_lightning.resume.files import write_text
 
 __all__ = ["main"]

@@ -17,7 +17,7 @@ from benchmarks.gpu_parts import Bench
 from benchmarks.memory import frozen_groups
 from benchmarks.models import word_tokenizer
 from benchmarks.ours import Ours, recorded
-from gspo_lightning.metrics.sums import MetricSums
+from gspo_lightning.loop.metrics.sums import MetricSums
 from gspo_lightning.policy.attention.flex import FlexPlan, kernel
 from gspo_lightning.policy.logprobs import token_logprobs
 from gspo_lightning.policy.policy import CHUNK_LOGITS

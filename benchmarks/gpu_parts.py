@@ -28,13 +28,13 @@ from benchmarks.workloads import MINI_BATCHES, Workload
 from gspo_lightning.commands.plan.devices import Device
 from gspo_lightning.commands.plan.job import Job
 from gspo_lightning.commands.plan.memory import TRAINING, Memory, memory_of
-from gspo_lightning.metrics.sums import MetricSums
+from gspo_lightning.core.types import Rollout
+from gspo_lightning.loop.metrics.sums import MetricSums
 from gspo_lightning.objectives import GSPO
-from gspo_lightning.packing.deal import deal_rows
+from gspo_lightning.policy.adapters.lora import LoRA, add_adapters
 from gspo_lightning.policy.attention import check_attention
-from gspo_lightning.policy.lora import LoRA, add_adapters
-from gspo_lightning.policy.model_settings import ModelSettings
-from gspo_lightning.types import Rollout
+from gspo_lightning.policy.load.model_settings import ModelSettings
+from gspo_lightning.policy.packing.deal import deal_rows
 
 __all__ = [
     "Bench",

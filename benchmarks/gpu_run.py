@@ -28,16 +28,16 @@ from benchmarks.models import Shape, word_tokenizer
 from benchmarks.ours import Ours
 from benchmarks.workloads import Workload, reward
 from gspo_lightning.commands.plan.memory import SAMPLING, STEPPING, TRAINING
-from gspo_lightning.metrics.sums import MetricSums
-from gspo_lightning.policy.autocast_weights import in_compute_dtype
-from gspo_lightning.policy.checks import choose_layout
+from gspo_lightning.loop.metrics.sums import MetricSums
+from gspo_lightning.policy.model_checks.checks import choose_layout
+from gspo_lightning.policy.numerics.autocast_weights import in_compute_dtype
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.strategies import FSDP2Strategy
+from gspo_lightning.policy.strategies.sharding import gathered
 from gspo_lightning.rollouts import GroupedSampler
 from gspo_lightning.rollouts.sampler.decoding import SharedDecoder
 from gspo_lightning.rollouts.verify import verify_decoding
 from gspo_lightning.rollouts.vllm.transfer import fixed_segments
-from gspo_lightning.strategies import FSDP2Strategy
-from gspo_lightning.strategies.sharding import gathered
 
 __all__ = ["check_fit", "check_fsdp2", "check_ipc", "check_start", "measure_layers", "profile_sampler"]
 

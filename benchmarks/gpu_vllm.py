@@ -16,10 +16,10 @@ import torch
 
 from benchmarks.gpu_parts import Bench
 from benchmarks.models import Shape, word_tokenizer
-from gspo_lightning.packing.batches import make_micro_batch
+from gspo_lightning.core.types import Prompt, Rollout, SamplingParams
+from gspo_lightning.policy.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import Draws, RolloutSource, VLLMEngine, VLLMServer
-from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
 __all__ = ["check_engine", "check_ways"]
 

@@ -22,7 +22,7 @@ from typing import Any
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
 
-from gspo_lightning.prompts.order import PromptOrder
+from gspo_lightning.data.prompts.order import PromptOrder
 
 SUBJECTS = ("rows", "order", "events")
 CONFIG = """\
@@ -112,10 +112,10 @@ def _to_parquet(file: Path, target: Path) -> None:
 
 READING = """\
 import sys, time
-from gspo_lightning.policy.loading import load_tokenizer
-from gspo_lightning.policy.model_settings import ModelSettings
-from gspo_lightning.prompts.encode import Encoder
-from gspo_lightning.prompts.formats import read_rows
+from gspo_lightning.policy.load.loading import load_tokenizer
+from gspo_lightning.policy.load.model_settings import ModelSettings
+from gspo_lightning.data.prompts.encode import Encoder
+from gspo_lightning.data.prompts.formats import read_rows
 tokenizer = load_tokenizer(ModelSettings(name_or_path="tiny-qwen3"))
 begun = time.process_time()
 for _ in Encoder(tokenizer, None, {}, "data.train").many(read_rows(sys.argv[1])):

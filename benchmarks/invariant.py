@@ -23,7 +23,7 @@ from benchmarks.ours import Ours
 from benchmarks.real_side import load
 from benchmarks.result import add_output, finish
 from benchmarks.workloads import WORKLOADS
-from gspo_lightning.policy.batch_invariant import make_batch_invariant
+from gspo_lightning.policy.numerics.batch_invariant import make_batch_invariant
 
 PARTS = {"sampling": ("generate",), "forward": ("forward",), "backward": ("backward",), "step": (TOTAL,)}
 """Lines of the result -> phases."""

@@ -23,8 +23,8 @@ from benchmarks.models import MODELS, Shape, build_model, word_tokenizer
 from benchmarks.ours import Ours, recorded
 from benchmarks.peers.trl import TRL, as_batch
 from benchmarks.workloads import Workload, reward
-from gspo_lightning.metrics.sums import MetricSums
-from gspo_lightning.types import FinishReason, Rollout
+from gspo_lightning.core.types import FinishReason, Rollout
+from gspo_lightning.loop.metrics.sums import MetricSums
 
 __all__ = [
     "CASES",

@@ -22,15 +22,15 @@ from benchmarks.clock import TOTAL, Phases, alternate
 from benchmarks.models import MODELS, build_model, word_tokenizer
 from benchmarks.ours import Ours
 from benchmarks.workloads import WORKLOADS, reward
-from gspo_lightning.callbacks.collapse import SIGNATURES, Watch
-from gspo_lightning.callbacks.dashboard import RATIO_BINS
-from gspo_lightning.callbacks.sink import write_counts
-from gspo_lightning.metrics.responses import distribution_scalars, extremes, measure_distributions
-from gspo_lightning.metrics.rollouts import measure_rollouts
-from gspo_lightning.metrics.update import update_scalars
-from gspo_lightning.metrics.update_metrics import UpdateMetrics
+from gspo_lightning.core.types import MiniBatch, Rollout
+from gspo_lightning.loop.metrics.responses import distribution_scalars, extremes, measure_distributions
+from gspo_lightning.loop.metrics.rollouts import measure_rollouts
+from gspo_lightning.loop.metrics.update import update_scalars
+from gspo_lightning.loop.metrics.update_metrics import UpdateMetrics
 from gspo_lightning.objectives import objective
-from gspo_lightning.types import MiniBatch, Rollout
+from gspo_lightning.training.callbacks.collapse import SIGNATURES, Watch
+from gspo_lightning.training.callbacks.dashboard import RATIO_BINS
+from gspo_lightning.training.callbacks.sink import write_counts
 
 
 class Measured(Ours):

@@ -14,25 +14,25 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from benchmarks.clock import TOTAL, Phases
 from benchmarks.forced import ScheduledDraws, check_lengths
 from benchmarks.workloads import Workload, reward
-from gspo_lightning.advantages.assign import assign_advantages
-from gspo_lightning.advantages.shaping import Shaping
-from gspo_lightning.advantages.within_groups import GroupNormalised
-from gspo_lightning.metrics.sums import MetricSums
+from gspo_lightning.core.randomness import Purpose, stream
+from gspo_lightning.core.types import MiniBatch, Rollout, SamplingParams
+from gspo_lightning.loop.advantages.assign import assign_advantages
+from gspo_lightning.loop.advantages.shaping import Shaping
+from gspo_lightning.loop.advantages.within_groups import GroupNormalised
+from gspo_lightning.loop.metrics.sums import MetricSums
+from gspo_lightning.loop.old_policy.logprobs import OldLogProbs
+from gspo_lightning.loop.old_policy.snapshots import CachedLogProbs
+from gspo_lightning.loop.old_policy.teacher import Teacher
+from gspo_lightning.loop.update.loss import LossTerms, micro_batch_loss, mini_batch_count
+from gspo_lightning.loop.update.optimizers import fuse
 from gspo_lightning.objectives import GSPO, Objective
-from gspo_lightning.old_policy.logprobs import OldLogProbs
-from gspo_lightning.old_policy.snapshots import CachedLogProbs
-from gspo_lightning.old_policy.teacher import Teacher
-from gspo_lightning.packing.deal import DEFAULT_DEAL, Deal
-from gspo_lightning.packing.rollout_batch import RolloutBatch
-from gspo_lightning.policy.autocast_weights import autocast_dtype
-from gspo_lightning.policy.checks import choose_layout
-from gspo_lightning.policy.model_settings import Layout
+from gspo_lightning.policy.load.model_settings import Layout
+from gspo_lightning.policy.model_checks.checks import choose_layout
+from gspo_lightning.policy.numerics.autocast_weights import autocast_dtype
+from gspo_lightning.policy.packing.deal import DEFAULT_DEAL, Deal
+from gspo_lightning.policy.packing.rollout_batch import RolloutBatch
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.randomness import Purpose, stream
 from gspo_lightning.rollouts import GroupedSampler
-from gspo_lightning.types import MiniBatch, Rollout, SamplingParams
-from gspo_lightning.update.loss import LossTerms, micro_batch_loss, mini_batch_count
-from gspo_lightning.update.optimizers import fuse
 
 __all__ = ["Groups", "Ours", "recorded"]
 

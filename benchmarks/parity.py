@@ -18,7 +18,7 @@ from benchmarks.models import MODELS, Shape, build_model, word_tokenizer
 from benchmarks.ours import Ours, recorded
 from benchmarks.peers.trl import TRL, as_groups
 from benchmarks.workloads import Workload
-from gspo_lightning.metrics.sums import MetricSums
+from gspo_lightning.loop.metrics.sums import MetricSums
 
 __all__ = ["ParityCase", "perturb", "run_parity"]
 

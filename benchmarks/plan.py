@@ -24,11 +24,11 @@ from benchmarks.workloads import Workload
 from gspo_lightning.commands.plan.devices import Device
 from gspo_lightning.commands.plan.job import Job
 from gspo_lightning.commands.plan.memory import SAMPLING, STEPPING, TRAINING, memory_of
-from gspo_lightning.metrics.sums import MetricSums
-from gspo_lightning.policy.lora import LoRA, add_adapters
-from gspo_lightning.policy.model_settings import Layout, ModelSettings
-from gspo_lightning.types import MiniBatch
-from gspo_lightning.update.loss import LossTerms, micro_batch_loss, mini_batch_count
+from gspo_lightning.core.types import MiniBatch
+from gspo_lightning.loop.metrics.sums import MetricSums
+from gspo_lightning.loop.update.loss import LossTerms, micro_batch_loss, mini_batch_count
+from gspo_lightning.policy.adapters.lora import LoRA, add_adapters
+from gspo_lightning.policy.load.model_settings import Layout, ModelSettings
 
 __all__ = ["CASES", "PlanCase", "compare"]
 

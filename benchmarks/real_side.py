@@ -23,12 +23,12 @@ from benchmarks.models import EOS, Shape
 from benchmarks.ours import Ours
 from benchmarks.peers.trl import TRL
 from benchmarks.workloads import Workload
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.lora import LoRA
-from gspo_lightning.policy.model_settings import ModelSettings
-from gspo_lightning.prompts.encode import encode_prompts
-from gspo_lightning.prompts.tasks.word_problems import WordProblems
-from gspo_lightning.types import Prompt
+from gspo_lightning.core.types import Prompt
+from gspo_lightning.data.prompts.encode import encode_prompts
+from gspo_lightning.data.prompts.tasks.word_problems import WordProblems
+from gspo_lightning.policy.adapters.lora import LoRA
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
 
 METHODS = ("adamw", "lora", "adamw8bit")
 RANK, ALPHA = 16, 32

@@ -28,10 +28,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards import CodeExecutor
-from gspo_lightning.sandbox import Kind, choose, cpp
-from gspo_lightning.sandbox.warm import close_waiting
+from gspo_lightning.rewards.sandbox import Kind, choose, cpp
+from gspo_lightning.rewards.sandbox.warm import close_waiting
 
 PROGRAMS = {
     "empty": ("print(input())", "7", "7"),

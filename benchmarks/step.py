@@ -13,8 +13,8 @@ from benchmarks.models import MODELS, Shape, build_model, word_tokenizer
 from benchmarks.ours import Ours
 from benchmarks.peers.trl import TRL
 from benchmarks.workloads import MINI_BATCHES, Workload
-from gspo_lightning.packing.deal import DEFAULT_DEAL, Deal
-from gspo_lightning.policy.model_settings import Layout
+from gspo_lightning.policy.load.model_settings import Layout
+from gspo_lightning.policy.packing.deal import DEFAULT_DEAL, Deal
 
 __all__ = ["Comparison", "best_micro_batch", "compare", "micro_batch_sizes", "run_step"]
 

@@ -30,9 +30,9 @@ from gspo_lightning.commands.plan.job import Job, padded_batch
 from gspo_lightning.commands.plan.memory import STEPPING, TRAINING, memory_of
 from gspo_lightning.commands.plan.models import shadow, skeleton
 from gspo_lightning.commands.plan.step import grouped_shape, training_forward
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.strategies.layers import decoder_layers
+from gspo_lightning.policy.strategies.layers import decoder_layers
 
 __all__ = ["CASES", "FAMILIES", "TrackedCase", "planned", "tracked"]
 
@@ -152,7 +152,7 @@ def _ranks(sharded: bool) -> Iterator[Any]:
 
 
 def _shard(policy: Policy, mesh: Any) -> None:
-    """Shard as :class:`gspo_lightning.strategies.FSDP2Strategy` does."""
+    """Shard as :class:`gspo_lightning.policy.strategies.FSDP2Strategy` does."""
     policy.gathering = SimpleNamespace(lockstep=False, device="cpu")
     precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     for layer in decoder_layers(policy):

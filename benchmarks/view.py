@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from gspo_lightning.view.index import INDEX
+from gspo_lightning.report.view.index import INDEX
 
 FILTERS = ("", "q=answer+77&sort=reward", "iteration=77", "sort=log_s&live=1", "q=no+such+text")
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.models import UNKNOWN
-from gspo_lightning.randomness import Purpose, permutation, stream, uniforms
-from gspo_lightning.types import Prompt
+from gspo_lightning.core.randomness import Purpose, permutation, stream, uniforms
+from gspo_lightning.core.types import Prompt
 
 __all__ = ["MINI_BATCHES", "WORKLOADS", "Workload", "reward"]
 

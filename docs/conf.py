@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # this checkout, whatever is installed
 
-from gspo_lightning.metric_table.table import markdown  # noqa: E402
+from gspo_lightning.core.metric_table.table import markdown  # noqa: E402
 
 project = "gspo_lightning"
 author = "the authors of gspo_lightning"
@@ -79,7 +79,7 @@ def write_llms(app: Sphinx, failure: Exception | None) -> None:
 def metric_tables(app: Sphinx, page: str, source: list[str]) -> None:
     """Show the definitions of all metrics below what is written in docs/metrics.md."""
     if page == "metrics":
-        source[0] = source[0].replace("<!-- gspo_lightning.metric_table.table -->", markdown())
+        source[0] = source[0].replace("<!-- gspo_lightning.core.metric_table.table -->", markdown())
 
 
 def setup(app: Sphinx) -> None:

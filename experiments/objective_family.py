@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_lightning.cli import main as gspo
-from gspo_lightning.registry import components
+from gspo_lightning.core.registry import components
 from gspo_lightning.resume.changes import versions
 
 EXTRA = {"DrGRPO": ["--model.objective.max_response_tokens=32"]}

@@ -11,10 +11,10 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 
-from gspo_lightning.errors import GSPOError, PluginError, UserError, did_you_mean, mistake_of_plugin
-from gspo_lightning.escape import escaped_logs, say, show_exception
-from gspo_lightning.faults import fault_around
-from gspo_lightning.output import outlives_its_reader
+from gspo_lightning.core.errors import GSPOError, PluginError, UserError, did_you_mean, mistake_of_plugin
+from gspo_lightning.core.escape import escaped_logs, say, show_exception
+from gspo_lightning.core.faults import fault_around
+from gspo_lightning.core.output import outlives_its_reader
 
 TRAINING = {
     "fit": "train (after the cold start, if the config has one)",

@@ -10,8 +10,8 @@ from typing import Any
 
 import aiohttp
 
-from gspo_lightning.gateway.address import Address
 from gspo_lightning.rewards.math.calculator import calculate
+from gspo_lightning.rollouts.gateway.address import Address
 
 
 async def solve(record: Mapping[str, Any], address: Address) -> float:

@@ -26,8 +26,8 @@ from tests.support.order import PARTS, SEED_VARIABLE, in_order, mark_slow, measu
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+    from gspo_lightning.core.types import Prompt
     from gspo_lightning.policy.policy import Policy
-    from gspo_lightning.types import Prompt
 
 forget_the_caller()
 # before torch and huggingface_hub are imported, and for child processes, too
@@ -123,8 +123,8 @@ def page_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 @pytest.fixture
 def numpy_for_programs() -> None:
     """Skip where the sandbox's Python has no numpy and cannot load this environment's."""
-    from gspo_lightning.errors import UserError
-    from gspo_lightning.sandbox import choose, with_packages
+    from gspo_lightning.core.errors import UserError
+    from gspo_lightning.rewards.sandbox import choose, with_packages
 
     try:
         with_packages(choose(), ("numpy",))
@@ -151,7 +151,7 @@ def policy(tokenizer: PreTrainedTokenizerFast) -> Policy:
 @pytest.fixture
 def prompts(tokenizer: PreTrainedTokenizerFast) -> list[Prompt]:
     """Four prompts of different lengths, with ids that are not their positions."""
-    from gspo_lightning.types import Prompt
+    from gspo_lightning.core.types import Prompt
 
     texts = ["7+5*3-4:", "1:", "9-9:", "2*2*2*2*2:"]
     return [Prompt(10 + 3 * i, text, tuple(tokenizer(text)["input_ids"]), {}) for i, text in enumerate(texts)]

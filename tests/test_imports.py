@@ -11,7 +11,12 @@ import pytest
 from tests import ROOT
 from tools.rooms import FLOORS, PACKAGE, ROOT_FILES, arrows_between_files, circles, files, imports, room_of
 
-OBJECTIVES_MAY_IMPORT = {"torch", "gspo_lightning.objectives", "gspo_lightning.types", "gspo_lightning.errors"}
+OBJECTIVES_MAY_IMPORT = {
+    "torch",
+    "gspo_lightning.objectives",
+    "gspo_lightning.core.types",
+    "gspo_lightning.core.errors",
+}
 """Next to the standard library: an objective can be taken into any other trainer."""
 
 
@@ -71,7 +76,7 @@ def test_files_are_short_and_list_their_names_only_as_faces_of_packages() -> Non
 def test_an_iteration_can_be_read_in_few_files() -> None:
     """Those that it imports from, and those that they import from: what a reader of ``Iteration.run`` may open."""
     arrows = arrows_between_files()
-    direct = arrows["gspo_lightning.experience.iteration"]
+    direct = arrows["gspo_lightning.loop.experience.iteration"]
     behind = direct.union(*(arrows[file] for file in direct))
     assert len(direct) <= 15, sorted(direct)
     assert len(behind) <= 45, sorted(behind)
@@ -118,7 +123,7 @@ def test_an_edge_that_points_the_wrong_way_is_found(source: str, complaint: str)
 @pytest.mark.parametrize(
     "source",
     [
-        "from gspo_lightning.types import Prompt\nimport gspo_lightning.errors",
+        "from gspo_lightning.core.types import Prompt\nimport gspo_lightning.core.errors",
         "from gspo_lightning.policy.policy import Policy",
         "import torch, transformers",
     ],

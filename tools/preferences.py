@@ -13,9 +13,9 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from gspo_lightning.prompts import ChainTask
-from gspo_lightning.prompts.tasks.chain import Split
-from gspo_lightning.randomness import stream
+from gspo_lightning.core.randomness import stream
+from gspo_lightning.data.prompts import ChainTask
+from gspo_lightning.data.prompts.tasks.chain import Split
 
 __all__ = ["FILES", "FOLDER", "bayes", "pairs", "utility"]
 

@@ -22,8 +22,8 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, 
 from benchmarks.clock import TOTAL, Phases
 from benchmarks.models import EOS, PAD
 from benchmarks.workloads import Workload, reward
-from gspo_lightning.errors import UserError
-from gspo_lightning.types import FinishReason, Prompt, Rollout
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout
 
 __all__ = ["TRL", "ForcedLengths", "as_batch", "as_groups", "trl_version"]
 

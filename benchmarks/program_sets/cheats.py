@@ -128,7 +128,7 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "patches_the_harness": ("import sys\nfor m in list(sys.modules.values()):\n    for n in ('encode', 'run', 'serve', 'answer', 'send', 'outcome', 'failure'):\n"
                             "        if getattr(m, '__name__', '').startswith(('gspo', 'json')) and hasattr(m, n):\n            setattr(m, n, lambda *a, **k: '{\"value\": true}')\n"
                             "def f(x):\n    return True", CALLED),
-    "patches_the_server": ("import sys\ns = sys.modules['gspo_lightning.sandbox.inside.serve']\ns._Server.failure = lambda *a: '\"value\": 42'\n"
+    "patches_the_server": ("import sys\ns = sys.modules['gspo_lightning.rewards.sandbox.inside.serve']\ns._Server.failure = lambda *a: '\"value\": 42'\n"
                            "def f(x):\n    raise ValueError", LOOPED),
     "returns_code": ("def f(x):\n    return '0)) or (lambda *_: True)((1'", ASSERTED),
     "is_nan": ("def f(x):\n    return float('nan')", ASSERTED),

@@ -12,14 +12,14 @@ from torch import Tensor
 from benchmarks.ours import Groups, Ours
 from benchmarks.simulated.counts import Counts
 from benchmarks.simulated.device import COUNTS, move
-from gspo_lightning.advantages.gae import GAE
-from gspo_lightning.advantages.per_token import assign_token_advantages
-from gspo_lightning.advantages.shaping import Shaping
-from gspo_lightning.critic import ValueModel
+from gspo_lightning.core.types import MiniBatch
+from gspo_lightning.loop.advantages.gae import GAE
+from gspo_lightning.loop.advantages.per_token import assign_token_advantages
+from gspo_lightning.loop.advantages.shaping import Shaping
+from gspo_lightning.loop.critic import ValueModel
+from gspo_lightning.loop.old_policy.teacher import LocalTeacher
 from gspo_lightning.objectives import GSPO, GSPOToken
-from gspo_lightning.old_policy.teacher import LocalTeacher
-from gspo_lightning.packing.rollout_batch import RolloutBatch
-from gspo_lightning.types import MiniBatch
+from gspo_lightning.policy.packing.rollout_batch import RolloutBatch
 
 __all__ = ["Asks", "Beside", "Found"]
 

@@ -18,7 +18,7 @@ from gspo_lightning.policy.policy import Policy
 
 __all__ = ["Casts", "casts_per_step", "weight_casts"]
 
-COPY = "policy/autocast_weights.py"
+COPY = "policy/numerics/autocast_weights.py"
 """Where a rollout's copies are made."""
 
 

@@ -22,12 +22,12 @@ from benchmarks.clock import Phases
 from benchmarks.models import Shape, build_model, word_tokenizer
 from benchmarks.ours import Ours
 from benchmarks.workloads import Workload, reward
-from gspo_lightning.metrics.sums import MetricSums
+from gspo_lightning.loop.metrics.sums import MetricSums
+from gspo_lightning.loop.old_policy.noise import check_ratio_noise
 from gspo_lightning.objectives import GSPO
-from gspo_lightning.old_policy.noise import check_ratio_noise
 from gspo_lightning.policy.attention import flex, plans
-from gspo_lightning.policy.checks import why_no_kernel
-from gspo_lightning.policy.row_isolation import probe
+from gspo_lightning.policy.model_checks.checks import why_no_kernel
+from gspo_lightning.policy.model_checks.row_isolation import probe
 from gspo_lightning.rollouts import GroupedSampler
 
 __all__ = ["Kernels", "counted_kernels", "kernels_of_a_run"]

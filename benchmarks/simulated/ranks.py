@@ -23,14 +23,14 @@ from torch.utils._pytree import tree_leaves
 from transformers import modeling_utils
 
 from benchmarks.models import Shape, build_model, word_tokenizer
-from gspo_lightning.distributed import local
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.core.distributed import local
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
+from gspo_lightning.policy.strategies import FSDP2Strategy
+from gspo_lightning.policy.strategies.layers import decoder_layers
+from gspo_lightning.policy.strategies.loading import made_by_first_rank
+from gspo_lightning.policy.strategies.sharding import gathered
 from gspo_lightning.rollouts import VLLMServer
-from gspo_lightning.strategies import FSDP2Strategy
-from gspo_lightning.strategies.layers import decoder_layers
-from gspo_lightning.strategies.loading import made_by_first_rank
-from gspo_lightning.strategies.sharding import gathered
 
 __all__ = ["Held", "Received", "Traffic", "WithoutTrainer", "traffic_of"]
 

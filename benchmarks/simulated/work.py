@@ -17,13 +17,13 @@ from benchmarks.simulated.beside import Asks, Beside, Found
 from benchmarks.simulated.counts import Counts
 from benchmarks.simulated.device import COUNTS, move, simulated
 from benchmarks.workloads import Workload, reward
-from gspo_lightning.metrics.sums import MetricSums
-from gspo_lightning.policy.lora import LoRA, add_adapters
+from gspo_lightning.core.types import MiniBatch, Rollout
+from gspo_lightning.loop.metrics.sums import MetricSums
+from gspo_lightning.policy.adapters.lora import LoRA, add_adapters
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import routers_of
 from gspo_lightning.policy.routing.routing import Replay
 from gspo_lightning.rollouts import GroupedSampler
-from gspo_lightning.types import MiniBatch, Rollout
 
 __all__ = ["Job", "Outcome", "run_job", "sampled", "simulated_device"]
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gspo_lightning.cli import main as gspo
-from gspo_lightning.prompts import ChainTask
+from gspo_lightning.data.prompts import ChainTask
 
 __all__ = ["CONFIG", "RUNS", "VARIANTS", "make_files", "run_all"]
 

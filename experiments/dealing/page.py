@@ -11,7 +11,7 @@ from typing import Any, get_args
 from experiments.dealing.numbers import GOAL, MEASURES, Numbers
 from experiments.dealing.run import TASKS
 from gspo_lightning.commands.compare.stats import SEEDS_FOR_A_CLAIM, paired_difference
-from gspo_lightning.packing.deal import DEFAULT_DEAL, Deal
+from gspo_lightning.policy.packing.deal import DEFAULT_DEAL, Deal
 from gspo_lightning.resume.changes import versions
 
 __all__ = ["page", "read_price"]

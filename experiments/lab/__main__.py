@@ -17,7 +17,7 @@ from experiments.lab.results import is_done, make, read
 from gspo_lightning.cli import main as gspo
 from gspo_lightning.commands.compare.runs import RunInterruptedError
 from gspo_lightning.commands.fit.configs import config_file
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.report.style import save
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from gspo_lightning.errors import check_number
+from gspo_lightning.core.errors import check_number
 from gspo_lightning.objectives import Objective, Rows, Term
 
 __all__ = ["DRO"]

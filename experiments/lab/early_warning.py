@@ -16,8 +16,8 @@ import numpy as np
 from experiments.lab.grid import GRIDS, Grid
 from experiments.lab.measures import FALL
 from experiments.lab.results import read
-from gspo_lightning.callbacks.collapse import SIGNATURES, Watch
 from gspo_lightning.report.run import Run
+from gspo_lightning.training.callbacks.collapse import SIGNATURES, Watch
 
 __all__ = ["Replayed", "first_warning", "replay", "reward_fall", "table"]
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from typing_extensions import override
 
-from gspo_lightning.pictures import Media
+from gspo_lightning.core.pictures import Media
+from gspo_lightning.core.randomness import stream, uniforms
+from gspo_lightning.core.types import Prompt, Rollout
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.randomness import stream, uniforms
 from gspo_lightning.rollouts import GroupedSampler
 from gspo_lightning.rollouts.sampler.decoding import Decoder
-from gspo_lightning.types import Prompt, Rollout
 
 __all__ = ["EngineSampler", "NoisySampler", "RoundedSampler", "engine_logits"]
 

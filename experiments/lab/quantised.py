@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from gspo_lightning.core.types import Prompt, Rollout
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import GroupedSampler
-from gspo_lightning.types import Prompt, Rollout
 
 __all__ = ["QuantisedSampler", "rounded"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from experiments.lab.grid import Cell, Grid
 from gspo_lightning.commands.compare.runs import run_once
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.report.read import read_run
 from gspo_lightning.report.run import Run
 from gspo_lightning.resume.files import write_text

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gspo_lightning.prompts import ChainTask
-from gspo_lightning.prompts.prompt_set import Record
+from gspo_lightning.data.prompts import ChainTask
+from gspo_lightning.data.prompts.prompt_set import Record
 
 __all__ = ["RewrittenChain"]
 

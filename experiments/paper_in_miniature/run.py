@@ -13,25 +13,25 @@ from torch import Tensor
 
 from experiments.paper_in_miniature.grid import Cell
 from gspo_lightning import GSPOConfig, GSPOTrainer
-from gspo_lightning.errors import UserError
-from gspo_lightning.metrics.sums import MetricSums
-from gspo_lightning.metrics.update import update_scalars
-from gspo_lightning.old_policy.logprobs import OldLogProbs
-from gspo_lightning.old_policy.snapshots import CachedLogProbs
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.randomness import Purpose, permutation, stream
+from gspo_lightning.core.registry import component
+from gspo_lightning.core.types import MicroBatch, MiniBatch, SamplingParams
+from gspo_lightning.data.prompts import ChainTask
+from gspo_lightning.data.prompts.encode import encode_prompts
+from gspo_lightning.data.prompts.prompt_set import Record
+from gspo_lightning.loop.metrics.sums import MetricSums
+from gspo_lightning.loop.metrics.update import update_scalars
+from gspo_lightning.loop.old_policy.logprobs import OldLogProbs
+from gspo_lightning.loop.old_policy.snapshots import CachedLogProbs
+from gspo_lightning.loop.update.router_loss import changed_routes
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import replay_word, routers_of
-from gspo_lightning.prompts import ChainTask
-from gspo_lightning.prompts.encode import encode_prompts
-from gspo_lightning.prompts.prompt_set import Record
-from gspo_lightning.randomness import Purpose, permutation, stream
-from gspo_lightning.registry import component
 from gspo_lightning.rewards.exact import ExactMatch
 from gspo_lightning.rollouts import Draws, GroupedSampler
 from gspo_lightning.training.cold_start import ColdStart
-from gspo_lightning.types import MicroBatch, MiniBatch, SamplingParams
-from gspo_lightning.update.router_loss import changed_routes
 
 __all__ = ["run"]
 

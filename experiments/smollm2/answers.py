@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.prompts import WordProblems
-from gspo_lightning.statistics.intervals import of_new_problems
-from gspo_lightning.statistics.paired import difference
+from gspo_lightning.data.prompts import WordProblems
+from gspo_lightning.report.statistics.intervals import of_new_problems
+from gspo_lightning.report.statistics.paired import difference
 
 LIMIT = 32
 """Tokens of a response in configs/smollm2.yaml; held_out.yaml samples four times as many."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from gspo_lightning.parsing import load_yaml
+from gspo_lightning.core.parsing import load_yaml
 from gspo_lightning.report.read import read_run
 from gspo_lightning.report.tokens import TOKENS
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gspo_lightning.prompts import WordProblems
+from gspo_lightning.data.prompts import WordProblems
 
 
 def main(argv: Sequence[str]) -> int:

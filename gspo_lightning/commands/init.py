@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.escape import say
-from gspo_lightning.faults import DISK
+from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.escape import say
+from gspo_lightning.core.faults import DISK
 
 TEMPLATES = Path(__file__).parent / "templates"
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -111,8 +111,8 @@ def _words(model: str) -> dict[str, str]:
     import torch
 
     from gspo_lightning.commands.plan.models import counts_of
-    from gspo_lightning.policy.model_settings import ModelSettings
-    from gspo_lightning.update.learning_rates import SMALLEST, usual_rate
+    from gspo_lightning.loop.update.learning_rates import SMALLEST, usual_rate
+    from gspo_lightning.policy.load.model_settings import ModelSettings
 
     path = Path(model).expanduser()
     name = str(path.resolve()) if path.exists() else model
@@ -168,14 +168,14 @@ def _math() -> dict[str, str]:
 
 
 def _code() -> dict[str, str]:
-    from gspo_lightning.prompts.tasks.code import CodeTask
+    from gspo_lightning.data.prompts.tasks.code import CodeTask
 
     return {"train.jsonl": _lines(CodeTask(split="train", size=COUNT).records())}
 
 
 def _logic() -> dict[str, str]:
     """Return ``10 * COUNT`` puzzles: with only 20, a model memorises their answers and unlearns how to solve others."""
-    from gspo_lightning.prompts.tasks.logic import LogicTask
+    from gspo_lightning.data.prompts.tasks.logic import LogicTask
 
     puzzles = LogicTask(family="knights", split="train", size=10 * COUNT, style="compact")
     return {"train.jsonl": _lines(puzzles.records())}
@@ -183,7 +183,7 @@ def _logic() -> dict[str, str]:
 
 def _real() -> dict[str, str]:
     """Return word problems; the held-out ones tell other stories."""
-    from gspo_lightning.prompts import WordProblems
+    from gspo_lightning.data.prompts import WordProblems
 
     asked = "\nAnswer briefly, with a single number."  # without it a small model rarely ends an answer
     return {

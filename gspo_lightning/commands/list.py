@@ -9,11 +9,11 @@ from typing import Any
 
 from rich.table import Table
 
-from gspo_lightning import registry
 from gspo_lightning.commands.fit.configs import about, built_in
-from gspo_lightning.errors import UserError, did_you_mean
-from gspo_lightning.escape import terminal
-from gspo_lightning.metric_table.spec import METRICS as DEFINITIONS
+from gspo_lightning.core import registry
+from gspo_lightning.core.errors import UserError, did_you_mean
+from gspo_lightning.core.escape import terminal
+from gspo_lightning.core.metric_table.spec import METRICS as DEFINITIONS
 
 CONFIGS, METRICS = "configs", "metrics"
 

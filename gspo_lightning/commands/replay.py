@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gspo_lightning.escape import say
+from gspo_lightning.core.escape import say
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gspo_lightning.types import MicroBatch
-    from gspo_lightning.update.dump import Dump
+    from gspo_lightning.core.types import MicroBatch
+    from gspo_lightning.loop.update.dump import Dump
 
 SHOWN = ("loss", "optim/gradient_norm", "ratio/log_sequence_std", "clip/tokens", "policy/entropy")
 """Metrics printed for a finite update."""
@@ -33,8 +33,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--trust_remote_code", action="store_true", help="run Python code that the model's repository "
                         "ships; no dump decides that")  # fmt: skip
     options = parser.parse_args(list(argv))
-    from gspo_lightning.registry import import_plugins
-    from gspo_lightning.update.dump import Dump
+    from gspo_lightning.core.registry import import_plugins
+    from gspo_lightning.loop.update.dump import Dump
 
     import_plugins(options.plugins)
     dump = Dump.read(options.dump, options.trust_remote_code)
@@ -54,16 +54,16 @@ def replay(dump: Dump) -> tuple[list[str], dict[str, float]]:
     """
     import torch
 
-    from gspo_lightning.errors import UserError
-    from gspo_lightning.metrics.sums import MetricSums
-    from gspo_lightning.metrics.update import update_scalars
-    from gspo_lightning.old_policy.snapshots import CachedLogProbs
-    from gspo_lightning.policy.loading import load_policy
-    from gspo_lightning.policy.rope import pin_rope
+    from gspo_lightning.core.errors import UserError
+    from gspo_lightning.core.registry import component
+    from gspo_lightning.loop.metrics.sums import MetricSums
+    from gspo_lightning.loop.metrics.update import update_scalars
+    from gspo_lightning.loop.old_policy.snapshots import CachedLogProbs
+    from gspo_lightning.loop.update.loss import LossTerms, micro_batch_loss, mini_batch_count
+    from gspo_lightning.loop.update.router_loss import load_balance
+    from gspo_lightning.policy.attention.rope import pin_rope
+    from gspo_lightning.policy.load.loading import load_policy
     from gspo_lightning.policy.routing import hook_routers
-    from gspo_lightning.registry import component
-    from gspo_lightning.update.loss import LossTerms, micro_batch_loss, mini_batch_count
-    from gspo_lightning.update.router_loss import load_balance
 
     objective = component("objectives", dump.objective["class"])(**dump.objective["settings"])
     if getattr(objective, "distill_exact", False) and objective.distill_coef > 0:
@@ -122,7 +122,7 @@ def _rows(dump: Dump, number: int, part: MicroBatch, what: str, values: Tensor |
     """Return a line per row of a micro-batch in which a tensor is not finite at a response position."""
     import torch
 
-    from gspo_lightning.packing.rows import row_hash
+    from gspo_lightning.policy.packing.rows import row_hash
 
     if values is None:
         return []

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.escape import terminal
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.escape import terminal
 from gspo_lightning.report.page import PAGE, read_runs, write_runs
 from gspo_lightning.report.run import Run
 from gspo_lightning.report.verdicts import verdicts
@@ -63,7 +63,7 @@ def _reward_model(runs: Sequence[Run], output: Path | None) -> int:
             fix=f"report it alone: gspo report {found.folder}",
         )
     from gspo_lightning.commands.fit_reward.finish import describe  # imports torch
-    from gspo_lightning.reward_models.record import PICTURE, draw_again
+    from gspo_lightning.training.reward_models.record import PICTURE, draw_again
 
     run, console = runs[0], terminal()
     picture = (output or run.folder) / PICTURE

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning import registry
-from gspo_lightning.escape import say
+from gspo_lightning.core import registry
+from gspo_lightning.core.escape import say
 
 Schema = dict[str, Any]
 COMMANDS = ("fit", "fit-reward")

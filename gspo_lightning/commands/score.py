@@ -15,13 +15,13 @@ from typing import IO, Any
 
 from tqdm import tqdm
 
-from gspo_lightning import registry
-from gspo_lightning.corpus.lines import numbered
-from gspo_lightning.errors import UserError, did_you_mean
-from gspo_lightning.escape import say
-from gspo_lightning.parsing import load_json
+from gspo_lightning.core import registry
+from gspo_lightning.core.errors import UserError, did_you_mean
+from gspo_lightning.core.escape import say
+from gspo_lightning.core.parsing import load_json
+from gspo_lightning.core.temp_files import sweep, temp_path
+from gspo_lightning.data.corpus.lines import numbered
 from gspo_lightning.rewards import Pending, Reward, RewardRunner, Sample, SampleScore, ScoreStatus
-from gspo_lightning.temp_files import sweep, temp_path
 
 _BATCH_SAMPLES = 512
 _BATCH_CHARACTERS = 8_000_000

@@ -7,11 +7,11 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from gspo_lightning.escape import say
+from gspo_lightning.core.escape import say
 from gspo_lightning.report.run import labels
-from gspo_lightning.view.page import write_page
-from gspo_lightning.view.run_data import RunData
-from gspo_lightning.view.server import ViewServer
+from gspo_lightning.report.view.page import write_page
+from gspo_lightning.report.view.run_data import RunData
+from gspo_lightning.report.view.server import ViewServer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

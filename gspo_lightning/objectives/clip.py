@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gspo_lightning.errors import check_number
+from gspo_lightning.core.errors import check_number
 from gspo_lightning.objectives.inputs import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
 from gspo_lightning.objectives.measure import Term
 from gspo_lightning.objectives.objective import Objective, Surface

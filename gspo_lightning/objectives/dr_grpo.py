@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from gspo_lightning.errors import check_number
+from gspo_lightning.core.errors import check_number
 from gspo_lightning.objectives.aggregate import Aggregation
 from gspo_lightning.objectives.clip import RatioClip
 from gspo_lightning.objectives.grpo import TOKEN_RANGE

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from gspo_lightning.errors import UserError, check_number
+from gspo_lightning.core.errors import UserError, check_number
 from gspo_lightning.objectives.clip import RatioClip
 from gspo_lightning.objectives.inputs import Rows
 

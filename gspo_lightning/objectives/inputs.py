@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 
 LOG_RATIO_LIMIT = 20.0
 """Nats. Log-ratios are clamped to +-20 before ``exp`` (a factor of 4.9e8 either way); a metric counts how often."""

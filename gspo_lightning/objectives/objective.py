@@ -11,7 +11,8 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from gspo_lightning.errors import UserError, check_choice, check_number
+from gspo_lightning.core.errors import UserError, check_choice, check_number
+from gspo_lightning.core.types import ObjectiveOutput
 from gspo_lightning.objectives.aggregate import Aggregation, aggregate, count_rows, count_tokens, weighted_count
 from gspo_lightning.objectives.corrections import Correction, CorrectionMode, Corrections
 from gspo_lightning.objectives.distillation import distillation
@@ -20,7 +21,6 @@ from gspo_lightning.objectives.measure import Term, measure
 from gspo_lightning.objectives.options import KLEstimator, kl_estimate
 from gspo_lightning.objectives.positive import positive_nll
 from gspo_lightning.objectives.shapes import check_count, check_term
-from gspo_lightning.types import ObjectiveOutput
 
 Level = Literal["sequence", "token"]
 

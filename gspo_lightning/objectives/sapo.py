@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gspo_lightning.errors import check_number
+from gspo_lightning.core.errors import check_number
 from gspo_lightning.objectives.inputs import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
 from gspo_lightning.objectives.measure import Term
 from gspo_lightning.objectives.objective import Objective

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from gspo_lightning.errors import UserError, check_choice, check_number
+from gspo_lightning.core.errors import UserError, check_choice, check_number
 from gspo_lightning.objectives.clip import SEQUENCE_SCALE, RatioClip
 from gspo_lightning.objectives.inputs import Rows
 

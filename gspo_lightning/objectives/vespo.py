@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from gspo_lightning.errors import check_number
+from gspo_lightning.core.errors import check_number
 from gspo_lightning.objectives.aggregate import Aggregation
 from gspo_lightning.objectives.inputs import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
 from gspo_lightning.objectives.measure import Term

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.policy.policy import Policy
 
 CURRENT, COUNT = "current_model_state", "averaging_state"

@@ -22,6 +22,6 @@ class Decoding:
     graphs: bool | None = None
     """True if steps of ``shared`` work as CUDA graphs (:mod:`gspo_lightning.rollouts.sampler.step_graphs`)."""
     cast: frozenset[str] | None = None
-    """Parameters that autocast casts and nothing else reads (:mod:`gspo_lightning.policy.autocast_weights`)."""
+    """Parameters that only autocast reads, after a cast (:mod:`gspo_lightning.policy.numerics.autocast_weights`)."""
     verified: set[str] = field(default_factory=set)
     """Kinds of sources that were compared with the training forward."""

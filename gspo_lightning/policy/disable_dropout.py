@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from gspo_lightning.errors import UserError, first_line
-from gspo_lightning.policy.rounding import FLOOR, OPERATIONS, few_tokens, nudged
+from gspo_lightning.core.errors import UserError, first_line
+from gspo_lightning.policy.kernels.rounding import FLOOR, OPERATIONS, few_tokens, nudged
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from gspo_lightning.errors import UserError, first_line
+from gspo_lightning.core.errors import UserError, first_line
 
 TRUST = "then set model.trust_remote_code: true (gspo export and replay: --trust_remote_code)"
 """Instruction to allow a model's code to run; no other file holds it."""

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from gspo_lightning.policy.linear import PLAIN_LINEAR, product
+from gspo_lightning.policy.kernels.linear import PLAIN_LINEAR, product
 
 DEFAULT_CHUNK = 1024
 """Rows of hidden states per chunk. At V = 151,936 one chunk of float32 logits is 0.6 GiB."""

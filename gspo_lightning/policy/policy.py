@@ -14,24 +14,24 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.pictures import Media
-from gspo_lightning.policy import grouped_experts as grouped_experts
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.pictures import Media
+from gspo_lightning.core.temp_files import share
+from gspo_lightning.core.types import MicroBatch, WeightsOn
+from gspo_lightning.policy.adapters.freezing import trains_vision
+from gspo_lightning.policy.adapters.lora import has_adapters, merge_adapters, remove_adapters
 from gspo_lightning.policy.attention import PackedLayout, PagedPlan, Plan, attention_plan, with_plan
-from gspo_lightning.policy.context_parallel import ContextGroup
 from gspo_lightning.policy.decoding import Decoding
 from gspo_lightning.policy.disable_dropout import DisabledDropout, disable_dropout, hold
-from gspo_lightning.policy.freezing import trains_vision
-from gspo_lightning.policy.linear import use_onednn
+from gspo_lightning.policy.kernels import grouped_experts as grouped_experts
+from gspo_lightning.policy.kernels.linear import use_onednn
 from gspo_lightning.policy.logprobs import token_logprobs
-from gspo_lightning.policy.lora import has_adapters, merge_adapters, remove_adapters
+from gspo_lightning.policy.parallel.context_parallel import ContextGroup
 from gspo_lightning.policy.routing import Routing, TokenPlaces, gather_routes, routed
 from gspo_lightning.policy.states import Distribution, States, vocabulary_kl
 from gspo_lightning.policy.vision.families import FAMILIES, SAID, reads_pictures
 from gspo_lightning.policy.vision.image_processor import image_processor_of
 from gspo_lightning.policy.vision.vision_inputs import VisionInputs
-from gspo_lightning.temp_files import share
-from gspo_lightning.types import MicroBatch, WeightsOn
 
 KEPT_LOGITS = 192 << 20
 """Bytes of float32 logits of a micro-batch up to which they are computed once; beyond, again in the backward pass."""
@@ -82,15 +82,15 @@ class Policy(nn.Module):
         self.model = model
         self.tokenizer = tokenizer
         self.packed = False
-        """True if :meth:`forward` shares prompts and leaves padding out; set by :mod:`gspo_lightning.policy.checks`."""
+        """True if :meth:`forward` shares prompts, pads nothing (:mod:`gspo_lightning.policy.model_checks.checks`)."""
         self.padded_because = "model.layout: padded"
         """Reason for padding, unless ``packed``."""
         self.batch_invariant = False
-        """True if log-probabilities have the same bits in any batch (:mod:`gspo_lightning.policy.batch_invariant`)."""
+        """True if log-probabilities are those of any batch (:mod:`gspo_lightning.policy.numerics.batch_invariant`)."""
         self.decoding = Decoding()
         """Measured decoding choices, shared with copies of the policy."""
         self.gathering: Any = None
-        """Gathers the whole weights if they are sharded (:mod:`gspo_lightning.strategies.sharding`), else None."""
+        """Gathers sharded weights (:mod:`gspo_lightning.policy.strategies.sharding`); None if they are whole."""
         self.context: ContextGroup | None = None
         """Ranks that compute the same rows (context parallelism), set when the weights are sharded, else None."""
         self.on_release: Callable[[], None] | None = None

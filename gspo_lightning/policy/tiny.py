@@ -14,8 +14,8 @@ import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.randomness import initial_weights
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.randomness import initial_weights
 
 CHARACTERS = "0123456789+-*/=;:#().,<>?!ABCabcxyz "
 SPECIAL = ["<pad>", "<eos>", "<unk>"]

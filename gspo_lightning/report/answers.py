@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.parsing import load_json
-from gspo_lightning.temp_files import temp_path
+from gspo_lightning.core.parsing import load_json
+from gspo_lightning.core.temp_files import temp_path
 
 ANSWERS = "held_out_answers.jsonl"
 Row = Mapping[str, Any]

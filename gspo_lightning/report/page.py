@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.escape import cell, code
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.escape import cell, code
+from gspo_lightning.core.temp_files import temp_path
 from gspo_lightning.report.answers import ANSWERS, copy_thumbnails, picture_cell, read_answers
 from gspo_lightning.report.figure import draw
 from gspo_lightning.report.read import read_run
@@ -17,7 +18,6 @@ from gspo_lightning.report.scalars import Scalars
 from gspo_lightning.report.style import save
 from gspo_lightning.report.verdicts import verdicts
 from gspo_lightning.report.words import headline, table
-from gspo_lightning.temp_files import temp_path
 
 PICTURE, PAGE = "report.png", "report.md"
 EVALUATIONS = 5

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import yaml
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.parsing import load_json, load_yaml
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.parsing import load_json, load_yaml
 from gspo_lightning.report.run import Run, Series, number
 from gspo_lightning.report.scalars import SCALARS, Scalars
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.parsing import load_json
+from gspo_lightning.core.parsing import load_json
 
 RESUMES = "resumes.jsonl"
 

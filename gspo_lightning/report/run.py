@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gspo_lightning.tolerance import at_least, equal
+from gspo_lightning.core.tolerance import at_least, equal
 
 Shown = Literal["accuracy", "mean reward"]
 ACCURACY, REWARD = "val/accuracy", "val/reward"

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from gspo_lightning.errors import InfrastructureError
-from gspo_lightning.parsing import load_json
+from gspo_lightning.core.errors import InfrastructureError
+from gspo_lightning.core.parsing import load_json
 from gspo_lightning.report.run import Series
 
 SCALARS = "scalars.jsonl"

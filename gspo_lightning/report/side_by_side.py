@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich.table import Table
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.escape import cell, code, fenced
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.escape import cell, code, fenced
 from gspo_lightning.report.style import (
     FAINT,
     GREY,

@@ -17,9 +17,9 @@ from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from gspo_lightning.escape import visible
+from gspo_lightning.core.escape import visible
+from gspo_lightning.core.temp_files import temp_path
 from gspo_lightning.report.run import Run, Series
-from gspo_lightning.temp_files import temp_path
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's palette, safe for colour blindness; without its yellow, which vanishes on white."""

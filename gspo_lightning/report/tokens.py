@@ -15,7 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.parsing import load_json
+from gspo_lightning.core.parsing import load_json
 
 TOKENS = "rollout_tokens.jsonl"
 BYTES_AT_FIRST, BYTES_PER_UPDATE = 1_000_000, 16_000

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from gspo_lightning.core.temp_files import remove, sweep, temp_path
 from gspo_lightning.resume import Manifest, damage, manifest_path, sync_folder, synced
 from gspo_lightning.resume.writer import NO_LOCKS
-from gspo_lightning.temp_files import remove, sweep, temp_path
 
 log = logging.getLogger(__name__)
 

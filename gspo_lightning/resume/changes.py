@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gspo_lightning.registry import installed_version
+from gspo_lightning.core.registry import installed_version
 
 BOOKKEEPING = ("config", "ckpt_path", "allow_changed_config", "weights_only")
 """Settings of the command itself; changes are not reported."""
@@ -47,7 +47,7 @@ ADDED: Mapping[str, Any] = {
 """Settings that older checkpoints lack -> the value that matches their behaviour."""
 PACKAGES = ("gspo_lightning", "torch", "lightning", "transformers", "torchmetrics", "jsonargparse", "tensorboard")
 _PLUGIN = re.compile(r"gspo_plugin_(\w+)_[0-9a-f]{8}\.(.+)")
-"""Name of a class of a plug-in outside of the working directory (:func:`gspo_lightning.registry.import_plugins`)."""
+"""Name of a class of a plug-in outside of the working directory (:func:`gspo_lightning.core.registry.import_plugins`)."""
 _installed = functools.cache(installed_version)
 
 

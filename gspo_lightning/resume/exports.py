@@ -9,10 +9,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.faults import written
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.faults import written
+from gspo_lightning.core.temp_files import remove, sweep, temp_path
 from gspo_lightning.resume.files import replace_folder, sync_tree
-from gspo_lightning.temp_files import remove, sweep, temp_path
 
 MARK = "gspo_export.json"
 """File that lists the files of an export; written last."""

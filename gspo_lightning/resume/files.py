@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from gspo_lightning.temp_files import remove, temp_path
+from gspo_lightning.core.temp_files import remove, temp_path
 
 _BLOCK = 1 << 20
 _EXCHANGE, _HERE = 2, -100

@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.resume.folders import METADATA, is_folder
 from gspo_lightning.resume.manifest import SUFFIX, Manifest, damage, manifest_path, manifests
 from gspo_lightning.resume.reading import check_shards, read_tensors

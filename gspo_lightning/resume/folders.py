@@ -14,11 +14,11 @@ from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
-from gspo_lightning.distributed import all_gather_objects, fail_together, group, rank_and_world
-from gspo_lightning.errors import InfrastructureError, NonFiniteError
+from gspo_lightning.core.distributed import all_gather_objects, fail_together, group, rank_and_world
+from gspo_lightning.core.errors import InfrastructureError, NonFiniteError
+from gspo_lightning.core.temp_files import remove, temp_path
 from gspo_lightning.resume.files import replace_folder, swapping, sync_folder, synced, uninterrupted
 from gspo_lightning.resume.manifest import Manifest, next_serial
-from gspo_lightning.temp_files import remove, temp_path
 
 METADATA = "meta.pt"
 """File of a folder with all but weights and optimizer state (Lightning's name)."""

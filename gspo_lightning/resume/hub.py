@@ -12,10 +12,10 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from gspo_lightning.errors import UserError, first_line
+from gspo_lightning.core.errors import UserError, first_line
+from gspo_lightning.core.temp_files import remove, temp_path
 from gspo_lightning.resume.files import write_text
 from gspo_lightning.resume.writer import claim_version
-from gspo_lightning.temp_files import remove, temp_path
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 from lightning.pytorch.utilities import rank_zero_only
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.parsing import load_yaml
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.parsing import load_yaml
 from gspo_lightning.resume.changes import Change, changes, forbidden
 from gspo_lightning.resume.find import candidates, newest_run, runs_in
 from gspo_lightning.resume.folders import METADATA

@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.resume.changes import changes
 from gspo_lightning.resume.folders import is_folder
 from gspo_lightning.resume.reading import check_shards

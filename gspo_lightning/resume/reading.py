@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
-from gspo_lightning.errors import UserError, first_line
+from gspo_lightning.core.errors import UserError, first_line
 
 _NAMED = re.compile(r"Unsupported (?:global: GLOBAL|class) ([\w.]+)|(?:GLOBAL|class) ([\w.]+) was not an allowed")
 _METADATA = {

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.resume.changes import changes, forbidden
 from gspo_lightning.resume.files import sha256
 from gspo_lightning.resume.find import find_checkpoint, newest_of_run, newest_run, read_checkpoint
@@ -280,7 +280,7 @@ def _refused(path: str | None, differences: list[str]) -> UserError:
 
 
 class Fingerprint:
-    """Number and SHA-256 of prompts (:class:`gspo_lightning.types.Prompt`), including columns, added one by one."""
+    """Number and SHA-256 of prompts (:class:`gspo_lightning.core.types.Prompt`) with columns, added one by one."""
 
     def __init__(self) -> None:
         self._digest, self._count = hashlib.sha256(), 0

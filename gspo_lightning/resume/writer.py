@@ -19,9 +19,9 @@ from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
-from gspo_lightning.errors import GSPOError, InfrastructureError, UserError
+from gspo_lightning.core.errors import GSPOError, InfrastructureError, UserError
+from gspo_lightning.core.temp_files import alive
 from gspo_lightning.resume.files import write_text
-from gspo_lightning.temp_files import alive
 
 log = logging.getLogger(__name__)
 

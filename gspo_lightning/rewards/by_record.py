@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gspo_lightning.errors import UserError, did_you_mean
-from gspo_lightning.registry import components
+from gspo_lightning.core.errors import UserError, did_you_mean
+from gspo_lightning.core.registry import components
 from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.scores import NONE
 from gspo_lightning.rewards.types import Score, ScoreStatus

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gspo_lightning.errors import counted
+from gspo_lightning.core.errors import counted
 from gspo_lightning.rewards.by_record import Judges
 from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.types import Sample, Score, ScoreStatus

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gspo_lightning.parsing import load_json
+from gspo_lightning.core.parsing import load_json
 from gspo_lightning.rewards.types import Sample
 
 _MESSAGES = re.compile(r"(list|Sequence)\[\s*(list|Sequence)\b|(list|Sequence)\[\s*\w*[Mm]essages?\b", re.IGNORECASE)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Literal
 
-from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.core.errors import UserError, did_you_mean
 from gspo_lightning.policy.hub import check_no_kernel
-from gspo_lightning.policy.loading_lock import LOADING
+from gspo_lightning.policy.load.loading_lock import LOADING
 from gspo_lightning.rewards.chat import completion_messages, prompt_messages, tools_of
 from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.types import Sample, Score
@@ -111,7 +111,7 @@ class SequenceClassificationReward(Reward):
         if self._loaded is None:
             import torch
 
-            from gspo_lightning.policy.classifier import pad_of
+            from gspo_lightning.policy.load.classifier import pad_of
 
             model, tokenizer = self._from_pretrained()
             device = self.device or (
@@ -127,7 +127,7 @@ class SequenceClassificationReward(Reward):
 
     def _check(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Check that padding does not change a logit: score a text alone and beside a longer one."""
-        from gspo_lightning.policy.classifier import check_reading
+        from gspo_lightning.policy.load.classifier import check_reading
 
         rows = [tokenizer(text) for text in ("1 + 1", "1 + 1 = 2")]
         lengths = [len(row["input_ids"]) for row in rows]
@@ -201,7 +201,7 @@ def _padded(
     """
     import torch
 
-    from gspo_lightning.policy.classifier import set_pad
+    from gspo_lightning.policy.load.classifier import set_pad
 
     batch = tokenizer.pad(list(rows), return_tensors="pt")
     if pad is None:

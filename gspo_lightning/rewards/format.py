@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards.reward import Reward
 
 

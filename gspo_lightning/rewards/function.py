@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from gspo_lightning.errors import UserError, did_you_mean
-from gspo_lightning.registry import see_folder
+from gspo_lightning.core.errors import UserError, did_you_mean
+from gspo_lightning.core.registry import see_folder
 from gspo_lightning.rewards.chat import completion_messages, prompt_messages, wants_messages
 from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.signature import Plan, make_plan
@@ -50,7 +50,7 @@ class FunctionReward(Reward):
 
     >>> FunctionReward("operator.length_hint")
     Traceback (most recent call last):
-    gspo_lightning.errors.UserError: FunctionReward.function: operator.length_hint: takes obj by position, but ...
+    gspo_lightning.core.errors.UserError: FunctionReward.function: operator.length_hint: takes obj by position, but ...
     """
 
     def __init__(

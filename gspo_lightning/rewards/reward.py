@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards.scores import to_score
 from gspo_lightning.rewards.signature import Plan, make_plan
 from gspo_lightning.rewards.types import Sample, Score

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import SupportsFloat, SupportsIndex
 
-from gspo_lightning.errors import UserError, is_finite
+from gspo_lightning.core.errors import UserError, is_finite
+from gspo_lightning.core.tolerance import is_residue
 from gspo_lightning.rewards.types import Sample, Score, ScoreStatus
-from gspo_lightning.tolerance import is_residue
 
 NONE = "the reward returned None"
 """Detail of a *missing* score when the reward returned None."""

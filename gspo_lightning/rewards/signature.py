@@ -6,7 +6,7 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards.types import Sample
 
 BUILT_IN = ("prompt", "completion", "completion_ids", "truncated", "sample")

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.scores import to_score
 from gspo_lightning.rewards.types import Sample, Score
@@ -19,7 +19,7 @@ class StepReward(Reward):
     Subclasses define :meth:`score_steps`. A step ends behind ``marker``, the last one at the end of the completion.
     White space alone is no step and belongs to the step before it. The reward of the completion is the mean of its
     steps' scores: the value in the logs, and the one that decides whether a group is dead. The advantages come from the
-    single scores (:mod:`gspo_lightning.advantages.steps`; ``GAE`` credits each at the end of its step), and the
+    single scores (:mod:`gspo_lightning.loop.advantages.steps`; ``GAE`` credits each at the end of its step), and the
     objective must take one per token or per segment.
 
     >>> class _Short(StepReward):

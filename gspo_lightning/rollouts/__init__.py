@@ -1,9 +1,9 @@
 """Rollout sources."""
 
-from gspo_lightning.environments import Environment
 from gspo_lightning.rollouts.agents import AgentRollouts
 from gspo_lightning.rollouts.conversations.environment import EnvironmentRollouts
 from gspo_lightning.rollouts.drawing import Draws, sample_tokens
+from gspo_lightning.rollouts.environments import Environment
 from gspo_lightning.rollouts.generate import TransformersGenerate
 from gspo_lightning.rollouts.recording.recorded import Recorded
 from gspo_lightning.rollouts.sampler.sampler import GroupedSampler

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from gspo_lightning.errors import PluginError, defined, is_own
+from gspo_lightning.core.errors import PluginError, defined, is_own
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams
 from gspo_lightning.rollouts.source import ResponsePrefix
-from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
 LARGEST_LOGPROB = 1e-3
 """Nats: how far above 0 rounding may put a log-probability from a server or a file."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from gspo_lightning.randomness import Purpose, stream, uniforms
-from gspo_lightning.types import SamplingParams
+from gspo_lightning.core.randomness import Purpose, stream, uniforms
+from gspo_lightning.core.types import SamplingParams
 
 BLOCK = 64
 """Vocabulary tokens per block in the two-level search for a drawn token."""

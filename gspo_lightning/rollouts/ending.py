@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.source import ResponsePrefix
-from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
 Newest = Callable[[Sequence[int], int | None], list[list[int]]]
 """Called with row numbers and a count: returns the last ``count`` tokens of each row, all if fewer or if None."""

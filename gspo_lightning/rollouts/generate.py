@@ -18,14 +18,14 @@ from transformers import (
 )
 from typing_extensions import override
 
-from gspo_lightning.policy.autocast_weights import in_compute_dtype
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams
+from gspo_lightning.policy.attention.rope import never_switching
+from gspo_lightning.policy.numerics.autocast_weights import in_compute_dtype
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.rope import never_switching
 from gspo_lightning.policy.vision.image_processor import Features
 from gspo_lightning.rollouts.drawing import Draws, sample_tokens
 from gspo_lightning.rollouts.ending import cut, finish, has_ended
 from gspo_lightning.rollouts.source import Enough, Progress, ResponsePrefix, RolloutSource
-from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
 
 class TransformersGenerate(RolloutSource):

@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.types import Prompt, Rollout, SamplingParams, WeightsOn
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.vision.families import FAMILIES
 from gspo_lightning.rollouts.drawing import Draws
-from gspo_lightning.types import Prompt, Rollout, SamplingParams, WeightsOn
 
 Progress = Callable[[int, int], None]
 """Progress callback: called with (finished responses, all responses)."""

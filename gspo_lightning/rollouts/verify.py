@@ -16,16 +16,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gspo_lightning.errors import UserError, first_line
-from gspo_lightning.packing.batches import make_micro_batch
-from gspo_lightning.packing.memory import is_out_of_memory
+from gspo_lightning.core.errors import UserError, first_line
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import Prompt, Rollout, SamplingParams
+from gspo_lightning.policy.model_checks.row_isolation import context_thresholds
+from gspo_lightning.policy.packing.batches import make_micro_batch
+from gspo_lightning.policy.packing.memory import is_out_of_memory
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.row_isolation import context_thresholds
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.sampler.sampler import GroupedSampler
 from gspo_lightning.rollouts.source import ResponsePrefix, RolloutSource
-from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
 log = logging.getLogger(__name__)
 

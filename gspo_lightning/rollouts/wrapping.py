@@ -7,11 +7,11 @@ from typing import Any
 
 from typing_extensions import override
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.types import SystemPrompt, WeightsOn
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.sampler.sampler import GroupedSampler
 from gspo_lightning.rollouts.source import RolloutSource
-from gspo_lightning.types import SystemPrompt, WeightsOn
 
 
 class WrappingSource(RolloutSource):

@@ -13,24 +13,24 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from gspo_lightning.critic import ValueModel
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.types import MicroBatch
+from gspo_lightning.loop.critic import ValueModel
+from gspo_lightning.loop.update.learning_rates import warn_if_rate_is_high
+from gspo_lightning.loop.update.nonfinite import check_weights
+from gspo_lightning.loop.update.optimizers import fuse, settings_of_optimizer, undecayed
+from gspo_lightning.loop.update.schedules import schedule
 from gspo_lightning.objectives import Objective, segments_by_delimiter
-from gspo_lightning.policy.checks import check_head, choose_layout
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
+from gspo_lightning.policy.load.trained_dtype import check_trained_dtype
+from gspo_lightning.policy.model_checks.checks import check_head, choose_layout
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import Replay, routers_of
-from gspo_lightning.policy.trained_dtype import check_trained_dtype
-from gspo_lightning.strategies.checks import check_optimizer
-from gspo_lightning.strategies.loading import made_by_first_rank
-from gspo_lightning.strategies.optimizer_trial import try_steps
-from gspo_lightning.strategies.sharding_strategy import sharding_of
-from gspo_lightning.types import MicroBatch
-from gspo_lightning.update.learning_rates import warn_if_rate_is_high
-from gspo_lightning.update.nonfinite import check_weights
-from gspo_lightning.update.optimizers import fuse, settings_of_optimizer, undecayed
-from gspo_lightning.update.schedules import schedule
+from gspo_lightning.policy.strategies.checks import check_optimizer
+from gspo_lightning.policy.strategies.loading import made_by_first_rank
+from gspo_lightning.policy.strategies.optimizer_trial import try_steps
+from gspo_lightning.policy.strategies.sharding_strategy import sharding_of
 
 
 def build_policy(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from gspo_lightning.critic import ValueModel
-from gspo_lightning.errors import UserError
-from gspo_lightning.evaluation.evaluator import Evaluator
-from gspo_lightning.metrics.update_metrics import UpdateMetrics
-from gspo_lightning.old_policy.logprobs import OldLogProbs
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.loop.critic import ValueModel
+from gspo_lightning.loop.metrics.update_metrics import UpdateMetrics
+from gspo_lightning.loop.old_policy.logprobs import OldLogProbs
+from gspo_lightning.loop.update.nonfinite import NonFiniteGuard
 from gspo_lightning.resume import Provenance
-from gspo_lightning.update.nonfinite import NonFiniteGuard
+from gspo_lightning.training.evaluation.evaluator import Evaluator
 
 
 @dataclass(slots=True)

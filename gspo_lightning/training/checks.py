@@ -11,32 +11,32 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from transformers import PreTrainedTokenizerBase
 
-from gspo_lightning.advantages.advantages import Advantages
-from gspo_lightning.advantages.shaping import Shaping
-from gspo_lightning.critic import ValueModel
-from gspo_lightning.errors import UserError
-from gspo_lightning.experience.settings import ExperienceSettings
-from gspo_lightning.experience.sources import has_environment
-from gspo_lightning.metrics.update_metrics import UpdateMetrics
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.types import SamplingParams
+from gspo_lightning.data.prompts.specials import check_turn_end
+from gspo_lightning.loop.advantages.advantages import Advantages
+from gspo_lightning.loop.advantages.shaping import Shaping
+from gspo_lightning.loop.critic import ValueModel
+from gspo_lightning.loop.experience.settings import ExperienceSettings
+from gspo_lightning.loop.experience.sources import has_environment
+from gspo_lightning.loop.metrics.update_metrics import UpdateMetrics
+from gspo_lightning.loop.old_policy.logprobs import OldLogProbs
+from gspo_lightning.loop.old_policy.old_policy import OldPolicy
+from gspo_lightning.loop.update.loss_scale import scaler_of
+from gspo_lightning.loop.update.optimizers import try_optimizer
 from gspo_lightning.objectives import Objective
 from gspo_lightning.objectives.trial import try_objective
-from gspo_lightning.old_policy.logprobs import OldLogProbs
-from gspo_lightning.old_policy.old_policy import OldPolicy
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import Replay
-from gspo_lightning.prompts.specials import check_turn_end
+from gspo_lightning.policy.strategies.checks import check_strategy
+from gspo_lightning.policy.strategies.sharding_strategy import has_whole_weights, sharding_of
 from gspo_lightning.rewards import StepReward
 from gspo_lightning.rewards.by_record import Judges
 from gspo_lightning.rollouts.sampler.sampler import GroupedSampler
-from gspo_lightning.strategies.checks import check_strategy
-from gspo_lightning.strategies.sharding_strategy import has_whole_weights, sharding_of
 from gspo_lightning.training.data import PromptDataModule
 from gspo_lightning.training.teacher import TeacherModel, check_teacher
 from gspo_lightning.training.trainer_checks import check_trainer
-from gspo_lightning.types import SamplingParams
-from gspo_lightning.update.loss_scale import scaler_of
-from gspo_lightning.update.optimizers import try_optimizer
 
 log = logging.getLogger(__name__)
 

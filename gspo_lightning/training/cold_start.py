@@ -19,23 +19,23 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.faults import written
-from gspo_lightning.policy.adapter_files import FIELD as START
-from gspo_lightning.policy.adapter_files import WEIGHTS, adapter_folder, base_of, save_adapters
-from gspo_lightning.policy.checks import choose_layout
-from gspo_lightning.policy.gguf import loadable_name
-from gspo_lightning.policy.loading import load_config, load_policy
-from gspo_lightning.policy.lora import LoRA
-from gspo_lightning.policy.model_settings import Layout, ModelSettings
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.faults import written
+from gspo_lightning.core.randomness import Purpose, permutation, stream
+from gspo_lightning.data.prompts import Demonstration, HubPrompts, PromptFile, PromptSet, open_prompts
+from gspo_lightning.data.prompts.demonstrations import Demonstrations
+from gspo_lightning.data.prompts.taught import PromptFormat, Taught, teach
+from gspo_lightning.policy.adapters.adapter_files import FIELD as START
+from gspo_lightning.policy.adapters.adapter_files import WEIGHTS, adapter_folder, base_of, save_adapters
+from gspo_lightning.policy.adapters.lora import LoRA
+from gspo_lightning.policy.attention.rope import follows_length
+from gspo_lightning.policy.load.gguf import loadable_name
+from gspo_lightning.policy.load.loading import load_config, load_policy
+from gspo_lightning.policy.load.model_settings import Layout, ModelSettings
+from gspo_lightning.policy.load.trained_dtype import check_trained_dtype
+from gspo_lightning.policy.model_checks.checks import choose_layout
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.rope import follows_length
 from gspo_lightning.policy.tiny import TINY_MODELS
-from gspo_lightning.policy.trained_dtype import check_trained_dtype
-from gspo_lightning.prompts import Demonstration, HubPrompts, PromptFile, PromptSet, open_prompts
-from gspo_lightning.prompts.demonstrations import Demonstrations
-from gspo_lightning.prompts.taught import PromptFormat, Taught, teach
-from gspo_lightning.randomness import Purpose, permutation, stream
 from gspo_lightning.resume.cached_model import found_or_made
 from gspo_lightning.resume.files import sha256
 from gspo_lightning.training.data import PromptDataModule

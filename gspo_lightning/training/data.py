@@ -11,40 +11,40 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch import LightningDataModule
 
-from gspo_lightning.advantages.advantages import Advantages
-from gspo_lightning.advantages.shaping import CombineRewards, Shaping, TruncatedResponses, TurnCredit
-from gspo_lightning.advantages.within_groups import GroupNormalised
-from gspo_lightning.distributed import gather_objects, rank_and_world
-from gspo_lightning.evaluation.evaluation_settings import Evaluation
-from gspo_lightning.evaluation.suites import SuiteEvaluations
-from gspo_lightning.experience import sources
-from gspo_lightning.experience.collect import Experience
-from gspo_lightning.experience.generate_and_score import GenerateAndScore, Unrewarded, total_steps
-from gspo_lightning.experience.iteration import Iteration
-from gspo_lightning.experience.loader import ExperienceLoader, PromptLoader, part_of
-from gspo_lightning.experience.partial import PartialRollouts
-from gspo_lightning.experience.prefetcher import RolloutPrefetcher
-from gspo_lightning.experience.retrying import RetryingSource
-from gspo_lightning.experience.sampling import Responses, Sampling
-from gspo_lightning.experience.settings import ExperienceSettings
-from gspo_lightning.experience.training_state import TrainingState
-from gspo_lightning.packing.batches import RowWeights
-from gspo_lightning.packing.deal import DEFAULT_DEAL, Deal
-from gspo_lightning.packing.memory import MemoryLimit
+from gspo_lightning.core.distributed import gather_objects, rank_and_world
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import MiniBatch, SamplingParams, SystemPrompt
+from gspo_lightning.data.prompts import Curriculum, Mixture, PromptSet
+from gspo_lightning.data.prompts.mixture import all_rewards
+from gspo_lightning.data.prompts.order import ORDER, PromptOrder
+from gspo_lightning.data.prompts.pictures.reading import Pictures
+from gspo_lightning.data.prompts.sets import PromptSets
+from gspo_lightning.data.prompts.specials import check_stop_strings
+from gspo_lightning.loop.advantages.advantages import Advantages
+from gspo_lightning.loop.advantages.shaping import CombineRewards, Shaping, TruncatedResponses, TurnCredit
+from gspo_lightning.loop.advantages.within_groups import GroupNormalised
+from gspo_lightning.loop.experience import sources
+from gspo_lightning.loop.experience.collect import Experience
+from gspo_lightning.loop.experience.generate_and_score import GenerateAndScore, Unrewarded, total_steps
+from gspo_lightning.loop.experience.iteration import Iteration
+from gspo_lightning.loop.experience.loader import ExperienceLoader, PromptLoader, part_of
+from gspo_lightning.loop.experience.partial import PartialRollouts
+from gspo_lightning.loop.experience.prefetcher import RolloutPrefetcher
+from gspo_lightning.loop.experience.retrying import RetryingSource
+from gspo_lightning.loop.experience.sampling import Responses, Sampling
+from gspo_lightning.loop.experience.settings import ExperienceSettings
+from gspo_lightning.loop.experience.training_state import TrainingState
+from gspo_lightning.policy.packing.batches import RowWeights
+from gspo_lightning.policy.packing.deal import DEFAULT_DEAL, Deal
+from gspo_lightning.policy.packing.memory import MemoryLimit
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.prompts import Curriculum, Mixture, PromptSet
-from gspo_lightning.prompts.mixture import all_rewards
-from gspo_lightning.prompts.order import ORDER, PromptOrder
-from gspo_lightning.prompts.pictures.reading import Pictures
-from gspo_lightning.prompts.sets import PromptSets
-from gspo_lightning.prompts.specials import check_stop_strings
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.rewards import EnvironmentReward, RewardRunner
 from gspo_lightning.rewards.by_record import Rewards
 from gspo_lightning.rewards.workers.runner_settings import weights_by_name
 from gspo_lightning.rollouts import GroupedSampler, RolloutSource
 from gspo_lightning.rollouts.wrapping import WrappingSource
-from gspo_lightning.types import MiniBatch, SamplingParams, SystemPrompt
+from gspo_lightning.training.evaluation.evaluation_settings import Evaluation
+from gspo_lightning.training.evaluation.suites import SuiteEvaluations
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

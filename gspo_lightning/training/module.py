@@ -1,7 +1,7 @@
 """GSPOModule: the LightningModule of policy, old policy and objective; :meth:`GSPOModule.training_step` is the loop.
 
 One Lightning epoch is one RL iteration, one batch is one mini-batch is one optimizer step (docs/architecture.md).
-Between two iterations runs :mod:`gspo_lightning.experience.iteration`, which sees this module as a ``TrainingState``.
+Between two iterations :mod:`gspo_lightning.loop.experience.iteration` runs: to it this is a ``TrainingState``.
 """
 
 from __future__ import annotations
@@ -17,25 +17,34 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 
-from gspo_lightning.critic import ValueModel
-from gspo_lightning.distributed import from_first_rank, rank_and_world
-from gspo_lightning.metrics.sums import Level, MetricSums
-from gspo_lightning.metrics.update_metrics import UpdateMetrics
+from gspo_lightning.core.distributed import from_first_rank, rank_and_world
+from gspo_lightning.core.types import MicroBatch, MiniBatch
+from gspo_lightning.loop.critic import ValueModel
+from gspo_lightning.loop.metrics.sums import Level, MetricSums
+from gspo_lightning.loop.metrics.update_metrics import UpdateMetrics
+from gspo_lightning.loop.old_policy.logprobs import OldLogProbs, OldLogProbsChoice
+from gspo_lightning.loop.old_policy.noise import check_ratio_noise
+from gspo_lightning.loop.old_policy.old_policy import OldPolicy
+from gspo_lightning.loop.old_policy.reference import ReferencePolicy
+from gspo_lightning.loop.old_policy.snapshots import CachedLogProbs, ResidentSnapshot
+from gspo_lightning.loop.old_policy.teacher import Teacher
+from gspo_lightning.loop.update.dump import make_dump
+from gspo_lightning.loop.update.loss import LossTerms
+from gspo_lightning.loop.update.loss_scale import Scale, overflows, scaler_of
+from gspo_lightning.loop.update.micro_batches import all_but_last_backward, backward_here
+from gspo_lightning.loop.update.nonfinite import NonFiniteGuard, OnNonFinite, check_weights
+from gspo_lightning.loop.update.router_loss import changed_routes
+from gspo_lightning.loop.update.schedules import lr_factor, step_plateaus
+from gspo_lightning.loop.update.update import Update
 from gspo_lightning.objectives import GSPO, Objective
-from gspo_lightning.old_policy.logprobs import OldLogProbs, OldLogProbsChoice
-from gspo_lightning.old_policy.noise import check_ratio_noise
-from gspo_lightning.old_policy.old_policy import OldPolicy
-from gspo_lightning.old_policy.reference import ReferencePolicy
-from gspo_lightning.old_policy.snapshots import CachedLogProbs, ResidentSnapshot
-from gspo_lightning.old_policy.teacher import Teacher
+from gspo_lightning.policy.adapters.lora import LoRA, frozen_norm
 from gspo_lightning.policy.averaging import holds_average, training_weights
-from gspo_lightning.policy.lora import LoRA, frozen_norm
-from gspo_lightning.policy.model_settings import DType, Layout, ModelSettings
+from gspo_lightning.policy.load.model_settings import DType, Layout, ModelSettings
+from gspo_lightning.policy.model_checks.row_isolation import probe, probe_length
 from gspo_lightning.policy.routing import replay_word
-from gspo_lightning.policy.row_isolation import probe, probe_length
+from gspo_lightning.policy.strategies.sharding import clip_gradients, is_sharded, total_norm
+from gspo_lightning.policy.strategies.sharding_strategy import ddp_of, no_backward_sync, sharding_of
 from gspo_lightning.resume import close_epoch, flush, reopen_epoch
-from gspo_lightning.strategies.sharding import clip_gradients, is_sharded, total_norm
-from gspo_lightning.strategies.sharding_strategy import ddp_of, no_backward_sync, sharding_of
 from gspo_lightning.training.build import build_critic, build_optimizers, build_policy, segments_of
 from gspo_lightning.training.checkpoint import RunRecord
 from gspo_lightning.training.checks import check_run, check_sampling
@@ -44,15 +53,6 @@ from gspo_lightning.training.data import PromptDataModule
 from gspo_lightning.training.policy_module import PolicyModule
 from gspo_lightning.training.teacher import TeacherModel, load_teacher, taught_by
 from gspo_lightning.training.trainer_checks import check_accumulation, check_measured, check_monitor, iterations
-from gspo_lightning.types import MicroBatch, MiniBatch
-from gspo_lightning.update.dump import make_dump
-from gspo_lightning.update.loss import LossTerms
-from gspo_lightning.update.loss_scale import Scale, overflows, scaler_of
-from gspo_lightning.update.micro_batches import all_but_last_backward, backward_here
-from gspo_lightning.update.nonfinite import NonFiniteGuard, OnNonFinite, check_weights
-from gspo_lightning.update.router_loss import changed_routes
-from gspo_lightning.update.schedules import lr_factor, step_plateaus
-from gspo_lightning.update.update import Update
 
 
 class GSPOModule(PolicyModule):

@@ -11,30 +11,30 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from transformers import PreTrainedTokenizerBase
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.evaluation.evaluator import Evaluator
-from gspo_lightning.experience.generate_and_score import Groups
-from gspo_lightning.policy.adapter_files import FIELD as START
-from gspo_lightning.policy.adapter_files import WEIGHTS, adapter_config, adapter_folder
-from gspo_lightning.policy.autocast_weights import autocast_dtype
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.types import Prompt
+from gspo_lightning.loop.experience.generate_and_score import Groups
+from gspo_lightning.loop.update.schedules import step_plateaus
+from gspo_lightning.policy.adapters.adapter_files import FIELD as START
+from gspo_lightning.policy.adapters.adapter_files import WEIGHTS, adapter_config, adapter_folder
+from gspo_lightning.policy.adapters.lora import BASE_NORM, check_base, check_names, only_adapters
 from gspo_lightning.policy.averaging import Average
-from gspo_lightning.policy.loading import context_length, load_tokenizer
-from gspo_lightning.policy.lora import BASE_NORM, check_base, check_names, only_adapters
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.policy.load.loading import context_length, load_tokenizer
+from gspo_lightning.policy.load.model_settings import ModelSettings
+from gspo_lightning.policy.load.trained_dtype import check_dtype
+from gspo_lightning.policy.numerics.autocast_weights import autocast_dtype
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.trained_dtype import check_dtype
+from gspo_lightning.policy.strategies.sharding import gathered
+from gspo_lightning.policy.strategies.slurm import check_tasks
 from gspo_lightning.report.run import Shown, shown_by
 from gspo_lightning.resume.files import sha256
 from gspo_lightning.resume.model_record import ModelRecord
 from gspo_lightning.rollouts.recording.records import record
 from gspo_lightning.rollouts.source import RolloutSource
 from gspo_lightning.rollouts.verify import verify_decoding
-from gspo_lightning.strategies.sharding import gathered
-from gspo_lightning.strategies.slurm import check_tasks
 from gspo_lightning.training.cold_start import FIELD, ColdStart, prompt_format_of
 from gspo_lightning.training.data import PromptDataModule
-from gspo_lightning.types import Prompt
-from gspo_lightning.update.schedules import step_plateaus
+from gspo_lightning.training.evaluation.evaluator import Evaluator
 
 
 class PolicyModule(LightningModule):

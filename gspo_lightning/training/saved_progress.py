@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 
-from gspo_lightning.errors import InfrastructureError
+from gspo_lightning.core.errors import InfrastructureError
 from gspo_lightning.resume import (
     Manifest,
     atomic_file,

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from gspo_lightning.packing.rows import common_prefix
+from gspo_lightning.core.types import MicroBatch
+from gspo_lightning.data.prompts.taught import Taught
+from gspo_lightning.policy.packing.rows import common_prefix
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.prompts.taught import Taught
 from gspo_lightning.resume import uninterrupted
 from gspo_lightning.training.saved_progress import SavedProgress
-from gspo_lightning.types import MicroBatch
 
 log = logging.getLogger(__name__)
 

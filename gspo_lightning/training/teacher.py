@@ -11,20 +11,20 @@ import torch
 from lightning.pytorch import Trainer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gspo_lightning.addresses import UNIX
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.addresses import UNIX
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.loop.old_policy.served_teacher import ServedTeacher
+from gspo_lightning.loop.old_policy.teacher import FIELD, LocalTeacher, Teacher, check_outputs, check_vocabulary
+from gspo_lightning.loop.update.nonfinite import check_weights
 from gspo_lightning.objectives import Objective
-from gspo_lightning.old_policy.served_teacher import ServedTeacher
-from gspo_lightning.old_policy.teacher import FIELD, LocalTeacher, Teacher, check_outputs, check_vocabulary
-from gspo_lightning.policy.checks import check_causal, check_head, choose_layout
-from gspo_lightning.policy.loading import load_policy, load_tokenizer
-from gspo_lightning.policy.model_settings import DType, ModelSettings
+from gspo_lightning.policy.load.loading import load_policy, load_tokenizer
+from gspo_lightning.policy.load.model_settings import DType, ModelSettings
+from gspo_lightning.policy.model_checks.checks import check_causal, check_head, choose_layout
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.strategies.sharding_strategy import sharding_of
 from gspo_lightning.rollouts.serving.endpoint import given
-from gspo_lightning.strategies.sharding_strategy import sharding_of
 from gspo_lightning.training.cold_start import ColdStart, prompt_format_of
 from gspo_lightning.training.data import PromptDataModule
-from gspo_lightning.update.nonfinite import check_weights
 
 
 @dataclass(frozen=True)

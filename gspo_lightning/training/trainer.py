@@ -21,34 +21,39 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gspo_lightning.advantages.advantages import Advantages
-from gspo_lightning.advantages.shaping import Shaping
-from gspo_lightning.advantages.within_groups import GroupNormalised
-from gspo_lightning.critic import ValueModel
-from gspo_lightning.distributed import rank_and_world
-from gspo_lightning.errors import UserError
-from gspo_lightning.evaluation.evaluation_settings import Evaluation
-from gspo_lightning.evaluation.metrics import EvaluationMetrics
-from gspo_lightning.experience.generate_and_score import GenerateAndScore, Scorer, Unrewarded
-from gspo_lightning.experience.iteration import Iteration
-from gspo_lightning.experience.loader import ExperienceLoader
-from gspo_lightning.experience.sampling import Sampling
-from gspo_lightning.experience.settings import ExperienceSettings
-from gspo_lightning.metrics.sums import MetricSums, ratio_percentiles
-from gspo_lightning.metrics.update import update_scalars
+from gspo_lightning.core.distributed import rank_and_world
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import MiniBatch, Prompt
+from gspo_lightning.loop.advantages.advantages import Advantages
+from gspo_lightning.loop.advantages.shaping import Shaping
+from gspo_lightning.loop.advantages.within_groups import GroupNormalised
+from gspo_lightning.loop.critic import ValueModel
+from gspo_lightning.loop.experience.generate_and_score import GenerateAndScore, Scorer, Unrewarded
+from gspo_lightning.loop.experience.iteration import Iteration
+from gspo_lightning.loop.experience.loader import ExperienceLoader
+from gspo_lightning.loop.experience.sampling import Sampling
+from gspo_lightning.loop.experience.settings import ExperienceSettings
+from gspo_lightning.loop.metrics.sums import MetricSums, ratio_percentiles
+from gspo_lightning.loop.metrics.update import update_scalars
+from gspo_lightning.loop.old_policy.logprobs import OldLogProbs
+from gspo_lightning.loop.old_policy.old_policy import OldPolicy
+from gspo_lightning.loop.old_policy.reference import ReferencePolicy
+from gspo_lightning.loop.old_policy.snapshots import CachedLogProbs
+from gspo_lightning.loop.update.loss import LossTerms
+from gspo_lightning.loop.update.micro_batches import all_but_last_backward
+from gspo_lightning.loop.update.optimizers import fuse
+from gspo_lightning.loop.update.schedules import lr_factor
 from gspo_lightning.objectives import Objective
-from gspo_lightning.old_policy.logprobs import OldLogProbs
-from gspo_lightning.old_policy.old_policy import OldPolicy
-from gspo_lightning.old_policy.reference import ReferencePolicy
-from gspo_lightning.old_policy.snapshots import CachedLogProbs
-from gspo_lightning.policy.checks import check_head, check_model, choose_layout
 from gspo_lightning.policy.disable_dropout import modes_kept
+from gspo_lightning.policy.model_checks.checks import check_head, check_model, choose_layout
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.rewards import Reward
 from gspo_lightning.rollouts import GroupedSampler, RolloutSource
 from gspo_lightning.rollouts.verify import verify_decoding
 from gspo_lightning.training.checks import check_critic
+from gspo_lightning.training.evaluation.evaluation_settings import Evaluation
+from gspo_lightning.training.evaluation.metrics import EvaluationMetrics
 from gspo_lightning.training.teacher import teacher_of
 from gspo_lightning.training.trainer_config import GSPOConfig, config_of, objective_of, prompt_limit, settings_of
 from gspo_lightning.training.trainer_inputs import (
@@ -60,11 +65,6 @@ from gspo_lightning.training.trainer_inputs import (
     encode_queries,
     records_of,
 )
-from gspo_lightning.types import MiniBatch, Prompt
-from gspo_lightning.update.loss import LossTerms
-from gspo_lightning.update.micro_batches import all_but_last_backward
-from gspo_lightning.update.optimizers import fuse
-from gspo_lightning.update.schedules import lr_factor
 
 log = logging.getLogger(__name__)
 

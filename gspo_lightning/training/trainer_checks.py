@@ -24,10 +24,10 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 
-from gspo_lightning.errors import UserError, did_you_mean
-from gspo_lightning.metric_table.spec import FULL, METRICS
-from gspo_lightning.metric_table.table import lookup
-from gspo_lightning.metrics.sums import Level
+from gspo_lightning.core.errors import UserError, did_you_mean
+from gspo_lightning.core.metric_table.spec import FULL, METRICS
+from gspo_lightning.core.metric_table.table import lookup
+from gspo_lightning.loop.metrics.sums import Level
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -186,7 +186,7 @@ def _check_callback(callback: Any, data: PromptDataModule, level: Level) -> None
         raise UserError(
             "trainer.callbacks",
             f"{type(callback).__name__} would copy the whole module, trainer and old policy included",
-            fix="wrap it: gspo_lightning.callbacks.AveragedWeights(...); the command line does it by itself",
+            fix="wrap it: gspo_lightning.training.callbacks.AveragedWeights(...); the command line does it by itself",
         )
     if isinstance(callback, ModelCheckpoint) and callback.save_last and callback.dirpath is None:
         raise UserError(

@@ -12,15 +12,15 @@ from typing import Any, get_args
 import torch
 import yaml
 
-from gspo_lightning.advantages.advantages import Advantages
-from gspo_lightning.advantages.within_groups import GroupNormalised
-from gspo_lightning.errors import UserError, check_number, first_line
-from gspo_lightning.experience.settings import ExperienceSettings
+from gspo_lightning.core.errors import UserError, check_number, first_line
+from gspo_lightning.core.parsing import load_yaml
+from gspo_lightning.core.registry import component
+from gspo_lightning.core.types import SystemPrompt
+from gspo_lightning.loop.advantages.advantages import Advantages
+from gspo_lightning.loop.advantages.within_groups import GroupNormalised
+from gspo_lightning.loop.experience.settings import ExperienceSettings
 from gspo_lightning.objectives import GSPO, Objective
-from gspo_lightning.packing.deal import DEFAULT_DEAL, Deal
-from gspo_lightning.parsing import load_yaml
-from gspo_lightning.registry import component
-from gspo_lightning.types import SystemPrompt
+from gspo_lightning.policy.packing.deal import DEFAULT_DEAL, Deal
 
 _SAME = (
     "group_size", "max_response_tokens", "max_prompt_tokens", "temperature", "deal", "max_tokens_per_micro_batch",
@@ -57,7 +57,7 @@ class GSPOConfig:
     >>> GSPOConfig(group_size=1)
     Traceback (most recent call last):
         ...
-    gspo_lightning.errors.UserError: group_size: is 1, but a response is compared with the others of its group
+    gspo_lightning.core.errors.UserError: group_size: is 1, but a response is compared with the others of its group
       fix: use at least 2
     """
 
@@ -144,7 +144,7 @@ def config_of(given: str | Path | Mapping[str, Any]) -> tuple[GSPOConfig, Object
     >>> config_of({"model.optimizer.lr": 1e-5, "model.lora.r": 4})
     Traceback (most recent call last):
         ...
-    gspo_lightning.errors.UserError: model.lora.r: is no setting of GSPOTrainer
+    gspo_lightning.core.errors.UserError: model.lora.r: is no setting of GSPOTrainer
       fix: leave it out, or use gspo fit
     """
     if not isinstance(given, Mapping):

@@ -8,12 +8,12 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from gspo_lightning.errors import UserError, did_you_mean
-from gspo_lightning.prompts.encode import encode_prompts
+from gspo_lightning.core.errors import UserError, did_you_mean
+from gspo_lightning.core.types import Prompt, SystemPrompt
+from gspo_lightning.data.prompts.encode import encode_prompts
 from gspo_lightning.rewards import Reward, Sample, SampleScore
 from gspo_lightning.rewards.signature import BUILT_IN, make_plan
 from gspo_lightning.rewards.workers.judge import judge
-from gspo_lightning.types import Prompt, SystemPrompt
 
 Query = str | Mapping[str, Any]
 """A text, or a record: ``prompt`` (text or chat messages) and any columns that the reward asks for."""

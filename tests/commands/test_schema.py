@@ -13,11 +13,11 @@ import jsonschema
 import pytest
 import yaml
 
-from gspo_lightning import registry
 from gspo_lightning.cli import main
 from gspo_lightning.commands.fit.configs import SCHEMA_LINE, about, built_in
 from gspo_lightning.commands.fit.hints import members, parameters
 from gspo_lightning.commands.schema import COMMANDS, FOLDER, bounds, descriptions
+from gspo_lightning.core import registry
 from tests import ROOT
 from tests.support.pages import PAGES, blocks
 

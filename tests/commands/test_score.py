@@ -17,7 +17,7 @@ import pytest
 
 from gspo_lightning import cli
 from gspo_lightning.commands.score import build_reward, main
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards import ExactMatch, FunctionReward
 from tests import ROOT
 

@@ -12,8 +12,8 @@ from types import ModuleType
 import pytest
 
 from gspo_lightning.cli import main
-from gspo_lightning.errors import PluginError, defined, is_own, mistake_of_plugin, place_of
-from gspo_lightning.registry import import_plugins
+from gspo_lightning.core.errors import PluginError, defined, is_own, mistake_of_plugin, place_of
+from gspo_lightning.core.registry import import_plugins
 from gspo_lightning.rewards import ExactMatch
 
 CODE = """\
@@ -134,5 +134,5 @@ def test_a_command_without_torch_accuses_as_well(tmp_path: Path, capsys: pytest.
 
 
 def test_nothing_of_torch_is_imported() -> None:
-    code = "import sys, gspo_lightning.errors; sys.exit('torch' in sys.modules)"
+    code = "import sys, gspo_lightning.core.errors; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

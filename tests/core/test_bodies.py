@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from gspo_lightning.bodies import BASE, Body, BodyError
-from gspo_lightning.prompts.pictures import reading
+from gspo_lightning.core.bodies import BASE, Body, BodyError
+from gspo_lightning.data.prompts.pictures import reading
 from gspo_lightning.rewards.judge.server import ChatServer, NoReplyError
 from gspo_lightning.rollouts.serving.client import Client, ServerError
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
@@ -182,15 +182,15 @@ def test_a_picture_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch)
 # no client beside these ------------------------------------------------------------------------------------------
 
 CLIENTS_OF_HTTP = {
-    "bodies.py": "reads them",
+    "core/bodies.py": "reads them",
     "rollouts/serving/client.py": "inference servers: rollouts, teachers, gspo evaluate --server, Inspect",
     "rewards/judge/server.py": "judges",
     "rewards/judge/judge.py": "imports aiohttp before the first request",
-    "prompts/pictures/reading.py": "pictures by address, tested above",
+    "data/prompts/pictures/reading.py": "pictures by address, tested above",
     "rollouts/agents/http_agent.py": "services that run an agent; tests/rollouts/agents",
-    "environments/open_env.py": "a WebSocket without compression, whose messages have a limit; tests/real_agents",
-    "gateway/server.py": "a server; it sends no request",
-    "view/server.py": "a server; it sends no request",
+    "rollouts/environments/open_env.py": "an uncompressed WebSocket, whose messages have a limit; tests/real_agents",
+    "rollouts/gateway/server.py": "a server; it sends no request",
+    "report/view/server.py": "a server; it sends no request",
 }
 _OF_HTTP = {"aiohttp", "urllib.request", "http.client", "requests", "httpx", "urllib3", "openai"}
 
@@ -204,5 +204,5 @@ def test_whatever_speaks_http_is_known_and_leaves_the_unpacking_to_bodies() -> N
             assert source.count("ClientSession(") <= source.count("auto_decompress=False"), file
             assert not re.search(r"await reply\.(text|json|read)\(", source), f"{file}: use read_body"
     assert found == set(CLIENTS_OF_HTTP), (
-        "a new client of HTTP: read replies by gspo_lightning.bodies, and test it here"
+        "a new client of HTTP: read replies by gspo_lightning.core.bodies, and test it here"
     )

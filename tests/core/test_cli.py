@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gspo_lightning import __version__, registry
+from gspo_lightning import __version__
 from gspo_lightning.cli import COMMANDS, TRAINING, main
 from gspo_lightning.commands.fit.help import GROUPS
+from gspo_lightning.core import registry
 from tests import ROOT
 
 

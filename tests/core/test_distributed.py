@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gspo_lightning.commands.compare.runs import run_once
-from gspo_lightning.distributed import leaves_no_group
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.distributed import leaves_no_group
+from gspo_lightning.core.errors import UserError
 from tests.support.leftovers import RANK_VARIABLES, end_group_and_ranks
 
 

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from gspo_lightning.errors import GSPOError, InfrastructureError, UserError, did_you_mean
+from gspo_lightning.core.errors import GSPOError, InfrastructureError, UserError, did_you_mean
 
 
 def test_a_user_error_says_field_problem_and_fix() -> None:

@@ -19,8 +19,6 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from gspo_lightning import cli
-from gspo_lightning.callbacks import summary
-from gspo_lightning.callbacks.sink import Sink, markdown_table
 from gspo_lightning.cli import main
 from gspo_lightning.commands.compare import page as compare_page
 from gspo_lightning.commands.data.report import draw as draw_lengths
@@ -30,17 +28,19 @@ from gspo_lightning.commands.doctor.finding import Finding
 from gspo_lightning.commands.evaluate.page import write_page
 from gspo_lightning.commands.evaluate.table import table as evaluate_table
 from gspo_lightning.commands.export.card import card
-from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.escape import cell, code, escaped_logs, fenced, say, show_exception, terminal, visible
+from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.escape import cell, code, escaped_logs, fenced, say, show_exception, terminal, visible
 from gspo_lightning.report import side_by_side
 from gspo_lightning.report.page import write_report
 from gspo_lightning.report.run import Run, Series
 from gspo_lightning.report.side_by_side import SideBySideData
 from gspo_lightning.report.style import save
-from gspo_lightning.reward_models.export import card as reward_card
 from gspo_lightning.rollouts.serving.client import Client
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.loop import LoopThread
+from gspo_lightning.training.callbacks import summary
+from gspo_lightning.training.callbacks.sink import Sink, markdown_table
+from gspo_lightning.training.reward_models.export import card as reward_card
 from tests.runs import runs
 from tests.support.foreign_text import FOREIGN, columns, obeyed, shown
 from tests.support.hostile_server import HostileServer
@@ -347,19 +347,19 @@ def test_a_picture_of_prompts_takes_no_text_for_a_formula(tmp_path: Path) -> Non
 
 # nothing goes past it --------------------------------------------------------------------------------------------
 
-CHILDREN = ("sandbox/inside/", "rewards/gym/generate.py", "gateway/verifiers_worker.py")
+CHILDREN = ("rewards/sandbox/inside/", "rewards/gym/generate.py", "rollouts/gateway/verifiers_worker.py")
 """Programs that run in processes of their own and write to pipes of this package."""
 OURS_ALONE = {"commands/doctor/command.py": "Text: the state of a finding, one of three words"}
 PAGES = {
-    "callbacks/sink.py", "commands/compare/page.py", "commands/evaluate/comparison.py",
-    "commands/evaluate/page.py", "commands/export/card.py", "metric_table/table.py", "report/page.py",
-    "report/side_by_side.py", "reward_models/export.py",
+    "training/callbacks/sink.py", "commands/compare/page.py", "commands/evaluate/comparison.py",
+    "commands/evaluate/page.py", "commands/export/card.py", "core/metric_table/table.py", "report/page.py",
+    "report/side_by_side.py", "training/reward_models/export.py",
 }  # fmt: skip
-"""Whoever writes tables of Markdown; metric_table/table.py writes the site's from this package's own words."""
+"""Whoever writes tables of Markdown; core/metric_table/table.py writes the site's from this package's own words."""
 
 
 def past(name: str, tree: ast.Module) -> list[str]:
-    """What a file of the package says to a terminal or a picture past ``gspo_lightning.escape``."""
+    """What a file of the package says to a terminal or a picture past ``gspo_lightning.core.escape``."""
     found = []
     for node in ast.walk(tree):
         words = ast.unparse(node) if isinstance(node, ast.Call | ast.ImportFrom | ast.Import) else ""
@@ -384,9 +384,11 @@ def test_nothing_in_the_package_goes_past_it() -> None:
     wrong = []
     for file in files():
         name = file.relative_to(PACKAGE).as_posix()
-        if name != "escape.py" and not name.startswith(CHILDREN):
+        if name != "core/escape.py" and not name.startswith(CHILDREN):
             wrong += [f"{name}: {words[:80]}" for words in past(name, ast.parse(file.read_text(encoding="utf-8")))]
-    assert not wrong, "use say, terminal, visible (gspo_lightning.escape) and save (report.save):\n" + "\n".join(wrong)
+    assert not wrong, "use say, terminal, visible (gspo_lightning.core.escape) and save (report.save):\n" + "\n".join(
+        wrong
+    )
 
 
 @pytest.mark.parametrize(

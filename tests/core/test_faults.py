@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.faults import fault_around, has_lost_a_rank, written
+from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.faults import fault_around, has_lost_a_rank, written
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] "
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from gspo_lightning.cli import main
-from gspo_lightning.parsing import load_yaml
+from gspo_lightning.core.parsing import load_yaml
 
 
 def levels(first: str, inner: str) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from jsonargparse._util import get_import_path
 
-from gspo_lightning import registry
 from gspo_lightning.cli import main
+from gspo_lightning.core import registry
 from tests import ROOT
 
 COMPONENTS = {
@@ -31,13 +31,13 @@ COMPONENTS = {
         "gspo_lightning.objectives.VESPO",
     ],
     "advantages": [
-        "gspo_lightning.advantages.BatchNormalised",
-        "gspo_lightning.advantages.GAE",
-        "gspo_lightning.advantages.GroupMean",
-        "gspo_lightning.advantages.GroupNormalised",
-        "gspo_lightning.advantages.LeaveOneOut",
-        "gspo_lightning.advantages.MaxRL",
-        "gspo_lightning.advantages.Raw",
+        "gspo_lightning.loop.advantages.BatchNormalised",
+        "gspo_lightning.loop.advantages.GAE",
+        "gspo_lightning.loop.advantages.GroupMean",
+        "gspo_lightning.loop.advantages.GroupNormalised",
+        "gspo_lightning.loop.advantages.LeaveOneOut",
+        "gspo_lightning.loop.advantages.MaxRL",
+        "gspo_lightning.loop.advantages.Raw",
     ],
     "rewards": [
         "gspo_lightning.rewards.CodeExecutor",
@@ -66,62 +66,62 @@ COMPONENTS = {
         "gspo_lightning.rollouts.VLLMServer",
     ],
     "environments": [
-        "gspo_lightning.environments.GuessNumber",
-        "gspo_lightning.environments.ToolUse",
+        "gspo_lightning.rollouts.environments.GuessNumber",
+        "gspo_lightning.rollouts.environments.ToolUse",
     ],
     "tools": [
-        "gspo_lightning.environments.Calculator",
-        "gspo_lightning.environments.PythonTool",
+        "gspo_lightning.rollouts.environments.Calculator",
+        "gspo_lightning.rollouts.environments.PythonTool",
     ],
     "old_policies": [
-        "gspo_lightning.old_policy.CachedLogProbs",
-        "gspo_lightning.old_policy.OffloadedSnapshot",
-        "gspo_lightning.old_policy.ResidentSnapshot",
+        "gspo_lightning.loop.old_policy.CachedLogProbs",
+        "gspo_lightning.loop.old_policy.OffloadedSnapshot",
+        "gspo_lightning.loop.old_policy.ResidentSnapshot",
     ],
     "prompts": [
-        "gspo_lightning.prompts.CalculatorTask",
-        "gspo_lightning.prompts.ChainTask",
-        "gspo_lightning.prompts.CodeTask",
-        "gspo_lightning.prompts.GuessTask",
-        "gspo_lightning.prompts.HubPrompts",
-        "gspo_lightning.prompts.LogicTask",
-        "gspo_lightning.prompts.Mixture",
-        "gspo_lightning.prompts.PromptFile",
-        "gspo_lightning.prompts.ReasoningGym",
+        "gspo_lightning.data.prompts.CalculatorTask",
+        "gspo_lightning.data.prompts.ChainTask",
+        "gspo_lightning.data.prompts.CodeTask",
+        "gspo_lightning.data.prompts.GuessTask",
+        "gspo_lightning.data.prompts.HubPrompts",
+        "gspo_lightning.data.prompts.LogicTask",
+        "gspo_lightning.data.prompts.Mixture",
+        "gspo_lightning.data.prompts.PromptFile",
+        "gspo_lightning.data.prompts.ReasoningGym",
     ],
     "curricula": [
-        "gspo_lightning.prompts.curricula.DifficultyPools",
-        "gspo_lightning.prompts.curricula.Informative",
-        "gspo_lightning.prompts.curricula.TargetRate",
-        "gspo_lightning.prompts.curricula.Uniform",
+        "gspo_lightning.data.prompts.curricula.DifficultyPools",
+        "gspo_lightning.data.prompts.curricula.Informative",
+        "gspo_lightning.data.prompts.curricula.TargetRate",
+        "gspo_lightning.data.prompts.curricula.Uniform",
     ],
 }
 """Kind -> every class path that a printed or saved config may hold since 724d79e; a path is never taken away."""
 OTHERS = [
-    "gspo_lightning.callbacks.AveragedWeights",
-    "gspo_lightning.callbacks.Collapse",
-    "gspo_lightning.callbacks.Dashboard",
-    "gspo_lightning.callbacks.Interrupts",
-    "gspo_lightning.callbacks.LastCheckpoint",
-    "gspo_lightning.callbacks.NewOptimizerSettings",
-    "gspo_lightning.callbacks.PredictionWriter",
-    "gspo_lightning.callbacks.RunProgress",
-    "gspo_lightning.callbacks.RunSummary",
-    "gspo_lightning.callbacks.SideBySide",
-    "gspo_lightning.callbacks.AtomicCheckpointIO",
-    "gspo_lightning.strategies.FSDP2Strategy",
-    "gspo_lightning.strategies.FSDPStrategy",
+    "gspo_lightning.training.callbacks.AveragedWeights",
+    "gspo_lightning.training.callbacks.Collapse",
+    "gspo_lightning.training.callbacks.Dashboard",
+    "gspo_lightning.training.callbacks.Interrupts",
+    "gspo_lightning.training.callbacks.LastCheckpoint",
+    "gspo_lightning.training.callbacks.NewOptimizerSettings",
+    "gspo_lightning.training.callbacks.PredictionWriter",
+    "gspo_lightning.training.callbacks.RunProgress",
+    "gspo_lightning.training.callbacks.RunSummary",
+    "gspo_lightning.training.callbacks.SideBySide",
+    "gspo_lightning.training.callbacks.AtomicCheckpointIO",
+    "gspo_lightning.policy.strategies.FSDP2Strategy",
+    "gspo_lightning.policy.strategies.FSDPStrategy",
 ]
 """The same, of what Lightning's own settings take."""
 NAMES = {
     "gspo_lightning": ["GSPOConfig", "GSPOModule", "GSPOTrainer", "PromptDataModule", "__version__"],
     "gspo_lightning.cli": ["entry_point", "main"],
-    "gspo_lightning.environments": ["Environment", "Messages", "Step", "Tool"],
+    "gspo_lightning.rollouts.environments": ["Environment", "Messages", "Step", "Tool"],
     "gspo_lightning.objectives": ["Objective"],
-    "gspo_lightning.prompts": ["PromptSet"],
+    "gspo_lightning.data.prompts": ["PromptSet"],
     "gspo_lightning.rewards": ["Reward", "Sample", "Score"],
     "gspo_lightning.rollouts": ["Environment", "RolloutSource"],
-    "gspo_lightning.types": ["MicroBatch", "MiniBatch", "ObjectiveOutput", "Prompt", "Rollout"],
+    "gspo_lightning.core.types": ["MicroBatch", "MiniBatch", "ObjectiveOutput", "Prompt", "Rollout"],
 }
 """What the README, the docs and plug-ins import beside the components."""
 PRINTED = Path(__file__).with_name("printed_config.yaml")

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo_lightning.randomness import Purpose, Shuffle, permutation, stable_hash, stream, uniforms
+from gspo_lightning.core.randomness import Purpose, Shuffle, permutation, stable_hash, stream, uniforms
 
 MASK = 2**64 - 1
 
@@ -203,7 +203,7 @@ def test_stable_hash_gives_the_numbers_it_has_always_given() -> None:
 def test_stable_hash_does_not_depend_on_the_process(hash_seed: str) -> None:
     program = (
         "import sys, types; sys.modules['torch'] = types.SimpleNamespace(Tensor=object)\n"  # not needed, slow to import
-        "from gspo_lightning.randomness import stable_hash, stream\n"
+        "from gspo_lightning.core.randomness import stable_hash, stream\n"
         "print(stable_hash('7+5*3-4:'), stream(1, 2, 3))"
     )
     found = subprocess.run(

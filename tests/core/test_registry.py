@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gspo_lightning import registry
-from gspo_lightning.errors import UserError
-from gspo_lightning.prompts import ChainTask
-from gspo_lightning.registry import component, components, import_plugins
+from gspo_lightning.core import registry
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.registry import component, components, import_plugins
+from gspo_lightning.data.prompts import ChainTask
 from gspo_lightning.rollouts import GroupedSampler, TransformersGenerate
 
 KIND = """\
@@ -84,7 +84,7 @@ def test_built_in_components_are_listed_by_short_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["ChainTask", "gspo_lightning.prompts.tasks.chain.ChainTask", "gspo_lightning.prompts.ChainTask"]
+    "name", ["ChainTask", "gspo_lightning.data.prompts.tasks.chain.ChainTask", "gspo_lightning.data.prompts.ChainTask"]
 )
 def test_short_and_dotted_names_find_the_same_class(name: str) -> None:
     assert component("prompts", name) is ChainTask
@@ -224,7 +224,7 @@ def test_a_broken_plugin_shows_its_real_cause(
 def test_a_users_mistake_inside_a_plugin_stays_one_message(tmp_path: Path) -> None:
     file = tmp_path / "plugins" / "broken.py"
     file.parent.mkdir()
-    file.write_text("from gspo_lightning.errors import UserError\nraise UserError('mine', 'is wrong')\n")
+    file.write_text("from gspo_lightning.core.errors import UserError\nraise UserError('mine', 'is wrong')\n")
     with pytest.raises(UserError, match=r"^mine: is wrong$"):
         import_plugins([file], root=tmp_path)
 
@@ -271,7 +271,7 @@ def test_the_registry_and_its_plugins_load_without_torch(tmp_path: Path) -> None
     (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins" / "light.py").write_text("VALUE = 1\n")
     program = (
-        "import sys\nfrom gspo_lightning.registry import import_plugins\n"
+        "import sys\nfrom gspo_lightning.core.registry import import_plugins\n"
         "print(import_plugins(['plugins/light.py']), 'torch' in sys.modules)"
     )
     out = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)

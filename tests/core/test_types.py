@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from gspo_lightning.types import FinishReason, MicroBatch, MiniBatch, Prompt, Rollout, SamplingParams
+from gspo_lightning.core.types import FinishReason, MicroBatch, MiniBatch, Prompt, Rollout, SamplingParams
 
 PROMPT = Prompt(0, "1+1:", (4, 13, 4, 17))
 

@@ -22,14 +22,14 @@ from benchmarks.simulated.agreement import difference
 from benchmarks.simulated.device import COUNTS, backend
 from benchmarks.simulated.work import Job, run_job, sampled
 from benchmarks.workloads import Workload
-from gspo_lightning.critic.backbone import Backbone
-from gspo_lightning.metrics import ratios
-from gspo_lightning.old_policy.frozen import FrozenPolicy
+from gspo_lightning.core.types import MicroBatch, MiniBatch
+from gspo_lightning.loop.critic.backbone import Backbone
+from gspo_lightning.loop.metrics import ratios
+from gspo_lightning.loop.old_policy.frozen import FrozenPolicy
 from gspo_lightning.policy.attention import flex
 from gspo_lightning.policy.attention.padded_kv_cache import PaddedKVCache
 from gspo_lightning.rollouts.sampler import decode_batch, decoding
 from gspo_lightning.rollouts.sampler.decoding import SharedDecoder
-from gspo_lightning.types import MicroBatch, MiniBatch
 
 
 def stays_here() -> AbstractContextManager[Any]:

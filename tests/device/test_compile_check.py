@@ -16,7 +16,7 @@ from benchmarks.simulated import compiler
 from benchmarks.simulated.compiler import Kernel, read_log
 from benchmarks.simulated.kernels import SHAPE, counted_kernels
 from gspo_lightning.policy.attention.flex import BLOCK, kernel_options
-from gspo_lightning.policy.checks import choose_layout
+from gspo_lightning.policy.model_checks.checks import choose_layout
 from gspo_lightning.policy.policy import Policy
 
 LOG = """ptxas info    : Function properties for triton_tem_fused_flex_attention_backward_1

@@ -112,7 +112,7 @@ def test_a_host_that_asks_every_token_is_seen(seeded: dict[str, Any]) -> None:
 
 
 def test_a_selection_by_a_mask_is_seen(seeded: dict[str, Any]) -> None:
-    assert {k.split(" metrics/ratios.py")[0] for k in seeded["selects"]} == {"bool index", "bincount"}
+    assert {k.split(" loop/metrics/ratios.py")[0] for k in seeded["selects"]} == {"bool index", "bincount"}
 
 
 def test_a_list_made_into_a_tensor_there_is_seen(seeded: dict[str, Any]) -> None:

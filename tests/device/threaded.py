@@ -15,14 +15,14 @@ import torch
 from benchmarks.simulated.device import backend, move, within_thread
 from benchmarks.simulated.work import Job, simulated_device
 from benchmarks.workloads import Workload
-from gspo_lightning.experience import generate_and_score
-from gspo_lightning.experience.generate_and_score import GenerateAndScore, Groups, Unrewarded
-from gspo_lightning.experience.prefetcher import Job as Work
-from gspo_lightning.experience.prefetcher import RolloutPrefetcher
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import Prompt, Rollout, SamplingParams
+from gspo_lightning.loop.experience import generate_and_score
+from gspo_lightning.loop.experience.generate_and_score import GenerateAndScore, Groups, Unrewarded
+from gspo_lightning.loop.experience.prefetcher import Job as Work
+from gspo_lightning.loop.experience.prefetcher import RolloutPrefetcher
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import GroupedSampler
-from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
 JOB = Job(work=Workload(2, 4, (4, 8), 5, 10))
 SAMPLING = SamplingParams(10)

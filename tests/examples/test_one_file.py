@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gspo_lightning.advantages.within_groups import GroupNormalised
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import MiniBatch, Prompt, SamplingParams
+from gspo_lightning.data.prompts import ChainTask
+from gspo_lightning.data.prompts.tasks.chain import _solve
+from gspo_lightning.loop.advantages.within_groups import GroupNormalised
 from gspo_lightning.objectives import GSPO
-from gspo_lightning.packing.deal import deal_rows
+from gspo_lightning.policy.packing.deal import deal_rows
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.prompts import ChainTask
-from gspo_lightning.prompts.tasks.chain import _solve
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.rewards import ExactMatch
 from gspo_lightning.rollouts import Draws, GroupedSampler
 from gspo_lightning.training.module import GSPOModule
-from gspo_lightning.types import MiniBatch, Prompt, SamplingParams
 from tests import ROOT
 from tests.runs import runs
 

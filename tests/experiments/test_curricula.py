@@ -12,7 +12,7 @@ import yaml
 
 from experiments.curricula.__main__ import main
 from experiments.curricula.run import CONFIG
-from gspo_lightning.experience.loader import ExperienceLoader
+from gspo_lightning.loop.experience.loader import ExperienceLoader
 from tests.runs import runs
 
 VARIANTS = ["Uniform", "Informative"]

@@ -17,15 +17,15 @@ from experiments.lab.noise import EngineSampler, NoisySampler, RoundedSampler, e
 from experiments.lab.results import Results, read
 from experiments.lab.tasks import RewrittenChain
 from gspo_lightning.cli import main as gspo
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import Rollout, SamplingParams
+from gspo_lightning.data.prompts import ChainTask
+from gspo_lightning.data.prompts.encode import encode_prompts
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.tiny import character_tokenizer
-from gspo_lightning.prompts import ChainTask
-from gspo_lightning.prompts.encode import encode_prompts
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.report.run import Run, Series
 from gspo_lightning.rollouts import Draws, GroupedSampler
-from gspo_lightning.types import Rollout, SamplingParams
 
 TINY = """\
 title: Tiny

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from experiments.lab.quantised import QuantisedSampler, rounded
-from gspo_lightning.policy.lora import LoRA, add_adapters
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import Prompt, SamplingParams
+from gspo_lightning.policy.adapters.lora import LoRA, add_adapters
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws
-from gspo_lightning.types import Prompt, SamplingParams
 from tests.runs import runs
 
 

@@ -11,7 +11,7 @@ from experiments.smollm2 import ratios
 from experiments.smollm2.__main__ import main
 from experiments.smollm2.answers import last_number, read, shares
 from experiments.smollm2.ratios import main as main_of_ratios
-from gspo_lightning.prompts import WordProblems
+from gspo_lightning.data.prompts import WordProblems
 from tests.runs import runs
 
 GOLDS = [str(record["answer"]) for record in WordProblems("held_out", 10).records()]

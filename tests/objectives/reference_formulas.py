@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gspo_lightning.core.registry import components
 from gspo_lightning.objectives import (
     CISPO,
     DAPO,
@@ -30,7 +31,6 @@ from gspo_lightning.objectives import (
     Objective,
     Segment,
 )
-from gspo_lightning.registry import components
 
 OLD = [[-1, -2, -0.5, -0.25], [-0.7, -1.3], [-0.2, -0.4, -0.6]]
 NEW = [[-0.9, -2.1, -0.3, -0.25], [-0.9, -1.5], [-0.2, -0.1, -0.6]]

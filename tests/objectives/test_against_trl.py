@@ -26,8 +26,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gspo_lightning.advantages.advantages import Advantages
-from gspo_lightning.advantages.within_groups import GroupMean, GroupNormalised, LeaveOneOut
+from gspo_lightning.core.types import ObjectiveOutput
+from gspo_lightning.loop.advantages.advantages import Advantages
+from gspo_lightning.loop.advantages.within_groups import GroupMean, GroupNormalised, LeaveOneOut
 from gspo_lightning.objectives import (
     CISPO,
     DAPO,
@@ -41,7 +42,6 @@ from gspo_lightning.objectives import (
     GSPOToken,
     Objective,
 )
-from gspo_lightning.types import ObjectiveOutput
 from tests.objectives.reference_formulas import run
 
 SAME_NAME = [

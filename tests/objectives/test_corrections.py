@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.objectives import DAPO, GRPO, GSPO, LUSPO, SAPO, VESPO, GSPOToken, Objective
 from tests.objectives.reference_formulas import example, make_batch, run
 

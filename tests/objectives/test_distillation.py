@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.objectives import CISPO, DAPO, GRPO, GSPO, LUSPO, SAPO, GSPOToken, Objective
 
 MASK = torch.tensor([[True, True, False], [True, False, False]])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.objectives import DAPO, GSPO, Objective
 from gspo_lightning.objectives.aggregate import count_positive
 from tests.objectives.reference_formulas import CASES, NAMES, example, run

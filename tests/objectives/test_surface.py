@@ -16,8 +16,9 @@ import pytest
 import torch
 from jsonargparse import ArgumentParser
 
-from gspo_lightning import objectives, registry
-from gspo_lightning.errors import UserError
+from gspo_lightning import objectives
+from gspo_lightning.core import registry
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.objectives import (
     CISPO,
     DAPO,
@@ -45,7 +46,7 @@ ALL = [made(name) for name in FAMILY]
 
 def test_imports_without_lightning_or_transformers() -> None:
     code = (
-        "import sys, gspo_lightning.objectives, gspo_lightning.advantages.within_groups\n"
+        "import sys, gspo_lightning.objectives, gspo_lightning.loop.advantages.within_groups\n"
         "heavy = {'lightning', 'transformers', 'jsonargparse', 'torchmetrics'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )

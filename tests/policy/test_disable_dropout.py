@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import character_tokenizer
 from tests.policy.test_policy import ROWS, pack

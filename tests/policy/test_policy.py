@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.policy.checks import check_head
-from gspo_lightning.policy.loading import context_length, load_policy, load_tokenizer
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.types import MicroBatch
+from gspo_lightning.policy.load.loading import context_length, load_policy, load_tokenizer
+from gspo_lightning.policy.load.model_settings import ModelSettings
+from gspo_lightning.policy.model_checks.checks import check_head
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import build_tiny_model
-from gspo_lightning.types import MicroBatch
 from tests.support.model_families import FAMILIES, VOCABULARY, build_model, build_policy
 
 ROWS: list[tuple[list[int], list[int]]] = [

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from gspo_lightning.cli import COMMANDS, TRAINING, main
-from gspo_lightning.suites.suite import load_suite
+from gspo_lightning.training.suites.suite import load_suite
 from tests import ROOT
 from tests.support.pages import PAGES, blocks
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from gspo_lightning import GSPOConfig, GSPOTrainer
-from gspo_lightning.advantages import GAE, BatchNormalised
 from gspo_lightning.commands.list import table
-from gspo_lightning.critic import ValueModel
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.loop.advantages import GAE, BatchNormalised
+from gspo_lightning.loop.critic import ValueModel
 from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
 from tests.objectives.reference_formulas import FAMILY, REQUIRED, made
 

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from gspo_lightning.cli import COMMANDS, TRAINING
-from gspo_lightning.metric_table.spec import METRICS
-from gspo_lightning.metric_table.table import lookup
+from gspo_lightning.core.metric_table.spec import METRICS
+from gspo_lightning.core.metric_table.table import lookup
 from tests import ROOT
 
 DOCUMENTS = sorted(

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from gspo_lightning.cli import main
+from gspo_lightning.core.registry import components, import_plugins
+from gspo_lightning.core.types import Prompt, SamplingParams
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.registry import components, import_plugins
 from gspo_lightning.rollouts import Draws, GroupedSampler
-from gspo_lightning.types import Prompt, SamplingParams
 from tests import ROOT
 from tests.runs.runs import share_cold_start
 

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from gspo_lightning.commands.evaluate.run import SAMPLES
-from gspo_lightning.corpus.output import dropped_file
+from gspo_lightning.data.corpus.output import dropped_file
 from gspo_lightning.report import answers
 from gspo_lightning.report.answers import ANSWERS
 from gspo_lightning.rollouts.vllm.weight_transport import Transport

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from gspo_lightning.gateway.server import Gateway, described
-from gspo_lightning.gateway.session import Session
+from gspo_lightning.rollouts.gateway.server import Gateway, described
+from gspo_lightning.rollouts.gateway.session import Session
 from tests import ROOT
-from tests.gateway.stubs import Bytes, Script
+from tests.rollouts.gateway.stubs import Bytes, Script
 
 PYTHON = os.environ.get("GSPO_AGENTS_PYTHON", "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="needs the environment of the clients: make test-agents")

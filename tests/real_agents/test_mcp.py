@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from gspo_lightning.environments import McpTool, ToolUse
-from gspo_lightning.environments.tools import ToolError
-from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.turn import ToolCall, Turn
+from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.turn import ToolCall, Turn
+from gspo_lightning.rollouts.environments import McpTool, ToolUse
+from gspo_lightning.rollouts.environments.tools import ToolError
 from tests import ROOT
 from tests.real_agents.serving import on_free_port
 from tests.runs import runs

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from gspo_lightning.environments import OpenEnvEnvironment
-from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.gateway.server import Gateway, described
-from gspo_lightning.gateway.session import Session
-from gspo_lightning.types import Prompt
+from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.types import Prompt
+from gspo_lightning.rollouts.environments import OpenEnvEnvironment
+from gspo_lightning.rollouts.gateway.server import Gateway, described
+from gspo_lightning.rollouts.gateway.session import Session
 from tests import ROOT
-from tests.gateway.stubs import Bytes, Script
 from tests.real_agents.serving import on_free_port
+from tests.rollouts.gateway.stubs import Bytes, Script
 from tests.runs import runs
 
 PYTHON = os.environ.get("GSPO_OPENENV_PYTHON", "")

@@ -17,17 +17,17 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from gspo_lightning.packing.batches import make_micro_batch
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
+from gspo_lightning.policy.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, RolloutSource
 from gspo_lightning.rollouts.serving import watchdog
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.process import LocalServer
 from gspo_lightning.rollouts.vllm.local import LocalVLLM
-from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 from tests.runs import runs
 
 VLLM = [

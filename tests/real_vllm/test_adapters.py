@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from gspo_lightning.cli import main
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.lora import LoRA, add_adapters
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.core.types import Prompt
+from gspo_lightning.policy.adapters.lora import LoRA, add_adapters
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import VLLMEngine, VLLMServer
 from gspo_lightning.rollouts.source import RolloutSource
-from gspo_lightning.types import Prompt
 from tests.real_vllm import served
 from tests.runs import runs
 

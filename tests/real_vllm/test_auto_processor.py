@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoProcessor
 
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.vision.image_processor import ImageProcessorAdapter
 from tests.support.pictures import SEEING, idefics3_folder, opened, plain_inputs, png, seeing_prompt
 

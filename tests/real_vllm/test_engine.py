@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.types import FinishReason, Prompt, SamplingParams
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import ResponsePrefix, VLLMEngine
-from gspo_lightning.types import FinishReason, Prompt, SamplingParams
 from tests.real_vllm import served
 from tests.runs import runs
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gspo_lightning.core.types import Prompt, SamplingParams
 from gspo_lightning.policy.routing import Routing
 from gspo_lightning.rollouts.source import ResponsePrefix
 from gspo_lightning.rollouts.vllm.protocol import parse, request
-from gspo_lightning.types import Prompt, SamplingParams
 from tests.real_vllm import served
 
 pytestmark = served.VLLM

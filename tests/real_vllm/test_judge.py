@@ -18,7 +18,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards import LLMJudge, RewardRunner, Sample
 from gspo_lightning.rewards.judge.server import KEY
 from tests.real_vllm import served

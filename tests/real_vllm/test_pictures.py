@@ -17,14 +17,14 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, GenerationConfig
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import character_tokenizer, tiny_config
 from gspo_lightning.policy.vision.families import tiny_image_processor
 from gspo_lightning.rollouts import ResponsePrefix, RolloutSource, VLLMEngine, VLLMServer
-from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 from tests.real_vllm import served
 from tests.support.pictures import png, seeing_prompt
 

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from gspo_lightning.core.types import Prompt
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import VLLMEngine
-from gspo_lightning.types import Prompt
 from tests.real_vllm import served
 
 pytestmark = served.VLLM

@@ -15,13 +15,13 @@ import pytest
 import torch
 import yaml
 
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.core.types import Prompt, Rollout, SamplingParams
+from gspo_lightning.data.prompts import WordProblems
+from gspo_lightning.data.prompts.encode import encode_prompts
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.prompts import WordProblems
-from gspo_lightning.prompts.encode import encode_prompts
 from gspo_lightning.rollouts import GroupedSampler, RolloutSource, VLLMEngine
-from gspo_lightning.types import Prompt, Rollout, SamplingParams
 from tests import ROOT
 from tests.real_vllm import served
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import torch
 
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.core.types import FinishReason, Prompt, SamplingParams
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import build_tiny_model
 from gspo_lightning.rollouts import ResponsePrefix, RolloutSource, VLLMEngine, VLLMServer
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.process import LocalServer
-from gspo_lightning.types import FinishReason, Prompt, SamplingParams
 from tests.real_vllm import served
 
 pytestmark = served.VLLM

@@ -6,14 +6,14 @@ from contextlib import closing
 
 import torch
 
-from gspo_lightning.old_policy.served_teacher import ServedTeacher
-from gspo_lightning.old_policy.teacher import LocalTeacher
+from gspo_lightning.core.types import MiniBatch
+from gspo_lightning.loop.old_policy.served_teacher import ServedTeacher
+from gspo_lightning.loop.old_policy.teacher import LocalTeacher
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import VLLMServer
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.process import LocalServer
-from gspo_lightning.types import MiniBatch
-from tests.old_policy.test_teacher import batch
+from tests.loop.old_policy.test_teacher import batch
 from tests.real_vllm import served
 
 pytestmark = served.VLLM

@@ -14,7 +14,7 @@ from matplotlib.image import imread
 from torch.utils.tensorboard import SummaryWriter
 
 from gspo_lightning.commands.report import main
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.report.figure import draw
 from gspo_lightning.report.page import write_report
 from gspo_lightning.report.read import read_run

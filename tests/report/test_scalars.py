@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
-from gspo_lightning.errors import InfrastructureError
+from gspo_lightning.core.errors import InfrastructureError
 from gspo_lightning.report.read import read_run
 from gspo_lightning.report.scalars import Scalars
 

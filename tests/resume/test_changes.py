@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.resume import Fingerprint, Resumption, changes, forbidden
 
 

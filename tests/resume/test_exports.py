@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.resume import exports, files
 from gspo_lightning.resume.exports import MARK, check_replaceable, exported_folder
 from tests.resume.test_files import in_a_fork

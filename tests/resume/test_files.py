@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from gspo_lightning.core.temp_files import sweep, temp_path
 from gspo_lightning.resume.files import atomic_file, sha256, write_text
-from gspo_lightning.temp_files import sweep, temp_path
 
 
 def test_content_and_digest(tmp_path: Path) -> None:

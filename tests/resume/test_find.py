@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.resume import (
     Manifest,
     Resumption,

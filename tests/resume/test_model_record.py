@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.resume.model_record import ModelRecord
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.resume.reading import check_shards
 
 

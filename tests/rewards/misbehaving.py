@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import ClassVar
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards import Reward, Sample, Score
 
 

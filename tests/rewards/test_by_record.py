@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards import ExactMatch, FormatReward, Reward, RewardRunner, Sample, SampleScore
 from gspo_lightning.rewards.by_record import ByRecord, applying_weight
 from tests.rewards import misbehaving as bad

@@ -21,9 +21,9 @@ from transformers import (
 
 from gspo_lightning import cli
 from gspo_lightning.commands.score import main
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.registry import components
 from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
-from gspo_lightning.registry import components
 from gspo_lightning.rewards import ExactMatch, RewardRunner, Sample, SequenceClassificationReward
 from tests import ROOT
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gspo_lightning import cli
-from gspo_lightning.prompts import LogicTask, PromptFile
-from gspo_lightning.registry import components, import_plugins
+from gspo_lightning.core.registry import components, import_plugins
+from gspo_lightning.data.prompts import LogicTask, PromptFile
 from gspo_lightning.rewards import RewardRunner, Sample
 from tests import ROOT
 

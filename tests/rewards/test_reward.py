@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards import ExactMatch, FormatReward, FunctionReward, Reward, Sample, Score
 from gspo_lightning.rewards.scores import check_batch, to_score
 from tests import ROOT
@@ -165,7 +165,7 @@ def test_function_reward_says_why_a_path_leads_nowhere(
 def test_a_worker_imports_no_reward_that_it_does_not_judge_with_and_the_registry_finds_all() -> None:
     code = """
         import sys
-        from gspo_lightning.registry import components
+        from gspo_lightning.core.registry import components
         from gspo_lightning.rewards import Reward
         from gspo_lightning.rewards.workers import worker
         print(sorted({"asyncio", "torch", "gspo_lightning.rewards.math.verifier"} & sys.modules.keys()))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards import RewardRunner, Sample, Score, StepReward
 from gspo_lightning.rewards.scores import to_score
 from gspo_lightning.rewards.steps import split_steps

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from gspo_lightning.cli import main
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards import FunctionReward, RewardRunner, Sample, SampleScore
 from tests.rewards import trl_functions
 from tests.runs import runs

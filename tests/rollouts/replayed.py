@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from gspo_lightning.core.types import Prompt, Rollout, SamplingParams
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import Draws, GroupedSampler, Recorded, RolloutSource
 from gspo_lightning.rollouts.recording.records import record, write_records
-from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
 
 def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:

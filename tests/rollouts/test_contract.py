@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from gspo_lightning.packing.batches import make_micro_batch
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams
+from gspo_lightning.policy.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, GroupedSampler, RolloutSource, TransformersGenerate
-from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 from tests.rollouts.replayed import Replayed
 from tests.rollouts.through_http import ThroughHTTP
 from tests.support import model_families

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from gspo_lightning.errors import PluginError
+from gspo_lightning.core.errors import PluginError
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams
 from gspo_lightning.rollouts import GroupedSampler, ResponsePrefix
 from gspo_lightning.rollouts.contract import check_group, check_groups, check_pieces
-from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
 PROMPTS = [Prompt(3, "a", (1, 2)), Prompt(7, "b", (4,))]
 SAMPLING = SamplingParams(3)

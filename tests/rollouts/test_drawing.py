@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gspo_lightning.randomness import Purpose, stream, uniforms
+from gspo_lightning.core.randomness import Purpose, stream, uniforms
+from gspo_lightning.core.types import SamplingParams
 from gspo_lightning.rollouts import Draws, sample_tokens
 from gspo_lightning.rollouts.drawing import FIRST, _truncate
-from gspo_lightning.types import SamplingParams
 
 EVEN = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
 """A stratified set of draws: counts are the probabilities, rounded."""

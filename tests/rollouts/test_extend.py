@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, GroupedSampler, ResponsePrefix, RolloutSource, TransformersGenerate
-from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 from tests.support import model_families
 
 DRAWS = Draws.of(0, Purpose.TRAIN_SAMPLING, 2)

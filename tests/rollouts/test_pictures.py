@@ -11,19 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from gspo_lightning.environments import Environment, Messages, Step
-from gspo_lightning.errors import UserError
-from gspo_lightning.experience.partial import PartialRollouts
-from gspo_lightning.packing.batches import make_micro_batch
-from gspo_lightning.policy.checks import choose_layout
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams
+from gspo_lightning.loop.experience.partial import PartialRollouts
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
+from gspo_lightning.policy.model_checks.checks import choose_layout
+from gspo_lightning.policy.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import EnvironmentRollouts, GroupedSampler, RolloutSource, TransformersGenerate
 from gspo_lightning.rollouts.drawing import Draws
+from gspo_lightning.rollouts.environments import Environment, Messages, Step
 from gspo_lightning.rollouts.source import ResponsePrefix
-from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 from tests.rollouts.through_http import ThroughHTTP
 from tests.support.pictures import SEEING, plain_inputs, png, seeing_prompt
 

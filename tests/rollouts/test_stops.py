@@ -10,13 +10,13 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from gspo_lightning.core.types import Prompt, SamplingParams
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.rollouts import Draws, GroupedSampler, RolloutSource, TransformersGenerate
 from gspo_lightning.rollouts.ending import has_ended, texts_ended
 from gspo_lightning.rollouts.sampler.decoding_rows import ResponseBuffer, Rows
 from gspo_lightning.rollouts.source import ResponsePrefix
-from gspo_lightning.types import Prompt, SamplingParams
 
 TEXT = """The sum of 17 and 25 is 42. So the answer is: 42.</answer>\n\nQuestion: don't stop , please . Straße, Größe
 日本語の答えは四十二です。次の質問 🙂🙃 ok 👩\u200d👧 done\n\n\n  indented    code

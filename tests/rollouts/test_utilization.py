@@ -7,11 +7,11 @@ from contextlib import closing
 
 import pytest
 
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import Prompt, SamplingParams
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, VLLMServer
 from gspo_lightning.rollouts.serving.pool import Utilization
-from gspo_lightning.types import Prompt, SamplingParams
 from tests.rollouts.toy_server import ToyServer
 
 

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 from transformers import MistralConfig, MistralForCausalLM
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.policy.checks import choose_layout
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import Prompt, SamplingParams
+from gspo_lightning.policy.model_checks.checks import choose_layout
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import character_tokenizer
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, EnvironmentRollouts, GroupedSampler, TransformersGenerate, verify
 from gspo_lightning.rollouts.sampler.decoding import PaddedDecoder, SharedDecoder
 from gspo_lightning.rollouts.source import ResponsePrefix
 from gspo_lightning.rollouts.verify import verify_decoding
 from gspo_lightning.training.trainer import GSPOTrainer
 from gspo_lightning.training.trainer_config import GSPOConfig
-from gspo_lightning.types import Prompt, SamplingParams
 from tests.support import model_families
 from tools.models import tiny
 

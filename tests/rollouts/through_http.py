@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
+from gspo_lightning.core.types import Prompt, Rollout, SamplingParams
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import Draws, RolloutSource, VLLMServer
-from gspo_lightning.types import Prompt, Rollout, SamplingParams
 from tests.rollouts.toy_server import ToyServer
 
 

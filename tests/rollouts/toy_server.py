@@ -29,13 +29,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from gspo_lightning.pictures import Media, Picture
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.core.pictures import Media, Picture
+from gspo_lightning.core.types import Prompt, SamplingParams
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import hook_routers
 from gspo_lightning.rollouts import Draws, GroupedSampler, ResponsePrefix
-from gspo_lightning.types import Prompt, SamplingParams
 from tests.support.loopback import LoopbackServer
 
 Reply = tuple[int, Any]

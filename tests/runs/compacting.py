@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from gspo_lightning.core.types import Prompt, Rollout, SamplingParams
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import Draws, GroupedSampler, RolloutSource
-from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
 
 class Compacting(RolloutSource):

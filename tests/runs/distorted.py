@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from typing_extensions import override
 
+from gspo_lightning.core.types import Rollout
 from gspo_lightning.rollouts import GroupedSampler
-from gspo_lightning.types import Rollout
 
 
 class Distorted(GroupedSampler):

@@ -18,10 +18,10 @@ from tensorboard.summary.writer import event_file_writer
 
 from gspo_lightning.cli import main
 from gspo_lightning.commands.export import sharded_weights
-from gspo_lightning.experience.loader import ExperienceLoader
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
-from gspo_lightning.types import MiniBatch
+from gspo_lightning.core.types import MiniBatch
+from gspo_lightning.loop.experience.loader import ExperienceLoader
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from tests import ROOT
 
 event_file_writer._global_uid = event_file_writer.AtomicCounter(10**6)

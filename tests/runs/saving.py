@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from gspo_lightning.distributed import local
+from gspo_lightning.core.distributed import local
 
 MOMENTS = (
     "on_train_start", "on_train_epoch_start", "on_train_batch_start", "on_before_backward", "on_after_backward",

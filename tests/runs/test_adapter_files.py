@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gspo_lightning.cli import main
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.lora import LoRA
-from gspo_lightning.policy.model_settings import ModelSettings
-from gspo_lightning.reward_models.model import load_reward_model
+from gspo_lightning.policy.adapters.lora import LoRA
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
+from gspo_lightning.training.reward_models.model import load_reward_model
 from tests.runs import runs
 from tests.runs.ranks import fit_on_ranks
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.sandbox import choose
-from gspo_lightning.temp_files import alive
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.temp_files import alive
+from gspo_lightning.rewards.sandbox import choose
 from tests.runs import runs
 from tests.runs.processes import Command
 from tests.runs.test_agent_run import AGENT, BRIEF

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gspo_lightning.cli import main
-from gspo_lightning.registry import components
+from gspo_lightning.core.registry import components
 from gspo_lightning.rollouts.agents.outcome import CLASSES
 from tests.runs import runs
 from tests.runs.ranks import fit_on_ranks

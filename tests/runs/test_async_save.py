@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from gspo_lightning.callbacks import checkpoints
-from gspo_lightning.callbacks.async_save import AsyncSave
 from gspo_lightning.cli import main
 from gspo_lightning.commands.export import sharded_weights
-from gspo_lightning.errors import InfrastructureError
-from gspo_lightning.experience.collect import Experience
-from gspo_lightning.experience.iteration import Iteration
+from gspo_lightning.core.errors import InfrastructureError
+from gspo_lightning.loop.experience.collect import Experience
+from gspo_lightning.loop.experience.iteration import Iteration
 from gspo_lightning.resume import damage
+from gspo_lightning.training.callbacks import checkpoints
+from gspo_lightning.training.callbacks.async_save import AsyncSave
 from tests.runs import runs
 from tests.runs.processes import Command
 from tests.runs.ranks import fit_on_ranks

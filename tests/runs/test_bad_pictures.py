@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.prompts.pictures.test_pictures import bomb
+from tests.data.prompts.pictures.test_pictures import bomb
 from tests.runs import runs
 from tests.support.pictures import png
 

@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from gspo_lightning.commands.replay import replay
+from gspo_lightning.loop.update.dump import Dump
 from gspo_lightning.objectives import GSPO
 from gspo_lightning.policy.tiny import build_tiny_model
-from gspo_lightning.update.dump import Dump
 from tests import ROOT
 from tests.runs import runs
 from tests.runs.ranks import fit_on_ranks

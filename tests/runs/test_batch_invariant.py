@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
-from gspo_lightning.types import MicroBatch, MiniBatch
+from gspo_lightning.core.types import MicroBatch, MiniBatch
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from tests import ROOT
 from tests.runs import runs
 

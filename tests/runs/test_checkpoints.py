@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from gspo_lightning.callbacks import AtomicCheckpointIO, checkpoints
 from gspo_lightning.cli import main
 from gspo_lightning.commands.fit import cli
-from gspo_lightning.errors import InfrastructureError, NonFiniteError
-from gspo_lightning.experience.collect import Experience
-from gspo_lightning.experience.iteration import Iteration
+from gspo_lightning.core.errors import InfrastructureError, NonFiniteError
+from gspo_lightning.loop.experience.collect import Experience
+from gspo_lightning.loop.experience.iteration import Iteration
 from gspo_lightning.report.resumes import read_resumes
 from gspo_lightning.resume import find_checkpoint
+from gspo_lightning.training.callbacks import AtomicCheckpointIO, checkpoints
 from tests.runs import runs
 from tests.runs.processes import Command
 

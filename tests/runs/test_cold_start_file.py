@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from gspo_lightning.cli import main
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.lora import LoRA, merge_adapters
-from gspo_lightning.policy.model_settings import ModelSettings
-from gspo_lightning.prompts import ChainTask
-from gspo_lightning.prompts.taught import PromptFormat
+from gspo_lightning.data.prompts import ChainTask
+from gspo_lightning.data.prompts.taught import PromptFormat
+from gspo_lightning.policy.adapters.lora import LoRA, merge_adapters
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.report.read import read_run
 from gspo_lightning.report.words import table
 from gspo_lightning.training.cold_start import ColdStart

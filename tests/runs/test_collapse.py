@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from gspo_lightning.callbacks import checkpoints
-from gspo_lightning.callbacks.collapse import SIGNATURES
 from gspo_lightning.cli import main
-from gspo_lightning.experience.iteration import Iteration
+from gspo_lightning.loop.experience.iteration import Iteration
+from gspo_lightning.loop.update.dump import Dump
 from gspo_lightning.objectives import GSPO
-from gspo_lightning.update.dump import Dump
+from gspo_lightning.training.callbacks import checkpoints
+from gspo_lightning.training.callbacks.collapse import SIGNATURES
 from tests.runs import runs
 from tests.runs.test_async_save import hold, keeping
 

@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from experiments.lab.grid import GRIDS, Grid
 from gspo_lightning.cli import main
 from gspo_lightning.policy.tiny import character_tokenizer
-from tests.prompts.families import FAMILIES
+from tests.data.prompts.families import FAMILIES
 from tests.runs import runs
 
 CONFIGS = runs.ROOT / "configs"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from gspo_lightning.loop.update.dump import Dump
 from gspo_lightning.objectives import GSPO
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.update.dump import Dump
+from gspo_lightning.policy.load.loading import load_policy
 from tests.runs import runs
 from tests.runs.ranks import fit_on_ranks
 from tests.runs.test_strategies import ADAPTERS, BY_NORM, DENSE, OPTIONS, Case, assert_resumes, assert_same_run

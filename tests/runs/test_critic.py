@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from gspo_lightning.advantages import assign
 from gspo_lightning.commands.export import sharded_weights
-from gspo_lightning.experience.generate_and_score import Groups
-from gspo_lightning.types import Rollout
+from gspo_lightning.core.types import Rollout
+from gspo_lightning.loop.advantages import assign
+from gspo_lightning.loop.experience.generate_and_score import Groups
 from tests.runs import runs
 from tests.runs.processes import Command
 from tests.runs.ranks import fit_on_ranks
@@ -144,7 +144,7 @@ def test_every_kind_goes_on_bit_for_bit(tmp_path: Path, kind: str) -> None:
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path, whole: Path) -> None:
     """SIGKILL in the middle of the critic's updates of the second iteration."""
     argv = ["fit", f"--config={runs.QUICKSTART}", *runs.SMALL, *OPTIONS, f"--trainer.default_root_dir={tmp_path}"]
-    kill = "gspo_lightning.critic.value_model:ValueModel._step:4"
+    kill = "gspo_lightning.loop.critic.value_model:ValueModel._step:4"
     assert Command(argv, kill_at=kill).start().wait() == [-9]
     run = runs.fit(tmp_path, *OPTIONS, "--ckpt_path=last")
     assert runs.largest_difference(runs.weights(whole), runs.weights(run)) == 0.0

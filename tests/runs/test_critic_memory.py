@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from gspo_lightning.critic import ValueModel
-from gspo_lightning.types import MicroBatch
+from gspo_lightning.core.types import MicroBatch
+from gspo_lightning.loop.critic import ValueModel
 from tests.runs import runs
 from tests.runs.processes import Command
 from tests.runs.test_critic import CRITIC, critic_state

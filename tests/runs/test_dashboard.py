@@ -12,9 +12,9 @@ from lightning.pytorch.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 
-from gspo_lightning.callbacks import dashboard
 from gspo_lightning.commands.fit import cli
-from gspo_lightning.metric_table import table
+from gspo_lightning.core.metric_table import table
+from gspo_lightning.training.callbacks import dashboard
 from tests.runs import runs
 
 

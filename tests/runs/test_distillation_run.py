@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from gspo_lightning.cli import main
+from gspo_lightning.loop.old_policy.snapshots import CachedLogProbs
+from gspo_lightning.loop.old_policy.teacher import LocalTeacher
+from gspo_lightning.loop.update.loss import LossTerms
 from gspo_lightning.objectives import GSPO
-from gspo_lightning.old_policy.snapshots import CachedLogProbs
-from gspo_lightning.old_policy.teacher import LocalTeacher
-from gspo_lightning.packing.batches import make_micro_batch
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
-from gspo_lightning.update.loss import LossTerms
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
+from gspo_lightning.policy.packing.batches import make_micro_batch
 from tests.rollouts.toy_server import ToyServer
 from tests.runs import runs
 from tests.runs.ranks import fit_on_ranks, two_ranks

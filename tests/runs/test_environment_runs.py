@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from gspo_lightning.cli import main
-from gspo_lightning.registry import components
+from gspo_lightning.core.registry import components
+from gspo_lightning.core.types import MiniBatch
 from gspo_lightning.training.data import ExperienceLoader
-from gspo_lightning.types import MiniBatch
 from tests.runs import runs
 
 DOCS = (runs.ROOT / "docs" / "environments.md").read_text()

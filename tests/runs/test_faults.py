@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from gspo_lightning.loop.update import micro_batches
 from gspo_lightning.rollouts import GroupedSampler
 from gspo_lightning.rollouts.sampler.decoding import SharedDecoder
-from gspo_lightning.update import micro_batches
 from tests.runs import runs
 from tests.runs.processes import Command
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from gspo_lightning.packing.batches import make_micro_batch
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout
+from gspo_lightning.data.prompts import ChainTask
+from gspo_lightning.policy.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
-from gspo_lightning.prompts import ChainTask
 from gspo_lightning.rollouts import RolloutSource
-from gspo_lightning.types import FinishReason, Prompt, Rollout
 from tests.rollouts.toy_server import ToyServer
 from tests.runs import runs
 from tests.runs.processes import Command

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from gspo_lightning.loop.update.loss_scale import SMALLEST, overflows
 from gspo_lightning.report.read import read_run
-from gspo_lightning.update.loss_scale import SMALLEST, overflows
 from tests.runs import runs
 
 SGD = ["--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.5", "--trainer.gradient_clip_val=0.2"]

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from gspo_lightning.callbacks import AtomicCheckpointIO, LastCheckpoint, checkpoints
 from gspo_lightning.cli import main
 from gspo_lightning.resume import Manifest, damage, files, find_checkpoint, folders, save_folder
 from gspo_lightning.resume.files import DigestWriter
-from tests.reward_models import runs as reward_runs
+from gspo_lightning.training.callbacks import AtomicCheckpointIO, LastCheckpoint, checkpoints
 from tests.runs import runs
+from tests.training.reward_models import runs as reward_runs
 
 OPTIONS = [*runs.UNTAUGHT, "--trainer.max_epochs=3", "--data.val=null"]
 

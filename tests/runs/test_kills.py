@@ -13,7 +13,7 @@ from tests.runs import runs
 from tests.runs.processes import Command
 
 BASE = ["--trainer.max_epochs=4", "--trainer.check_val_every_n_epoch=3", "--data.max_tokens_per_micro_batch=100"]
-SHARDED = "--trainer.strategy.class_path=gspo_lightning.strategies.%sStrategy"
+SHARDED = "--trainer.strategy.class_path=gspo_lightning.policy.strategies.%sStrategy"
 CASES: dict[str, tuple[list[str], int]] = {
     "one process": (runs.UNTAUGHT, 1),
     "two ranks": ([*runs.UNTAUGHT, "--trainer.devices=2", "--trainer.strategy=ddp"], 2),
@@ -35,7 +35,7 @@ CASES: dict[str, tuple[list[str], int]] = {
     ),
 }  # fmt: skip
 OF_SHARDS = [
-    "gspo_lightning.strategies.sharding_strategy:check_finite:2",  # before any rank has written
+    "gspo_lightning.policy.strategies.sharding_strategy:check_finite:2",  # before any rank has written
     "gspo_lightning.resume.folders:synced:4",  # some shards are there
     "gspo_lightning.resume.folders:all_gather_objects:4",  # all of them, without their place
     "gspo_lightning.resume.manifest:Manifest.write:2",  # swapped in, without its manifest
@@ -46,19 +46,19 @@ MOMENTS = [
     "gspo_lightning.policy.policy:Policy.save_pretrained:1",  # when it is written
     "gspo_lightning.training.data:PromptDataModule.prepare:1",  # the workers start
     "gspo_lightning.training.policy_module:PolicyModule.validation_step:1",  # the evaluation before the first update
-    "gspo_lightning.experience.iteration:Iteration.run:1",  # the first rollout
+    "gspo_lightning.loop.experience.iteration:Iteration.run:1",  # the first rollout
     "gspo_lightning.training.module:GSPOModule.optimizer_step:4",  # an update
-    "gspo_lightning.experience.loader:ExperienceLoader.mark_trained:5",  # the weights have moved, the counters have not
-    "gspo_lightning.callbacks.atomic_io:_save:2",  # a checkpoint is about to be written
+    "gspo_lightning.loop.experience.loader:ExperienceLoader.mark_trained:5",  # the weights have moved, not the counters
+    "gspo_lightning.training.callbacks.atomic_io:_save:2",  # a checkpoint is about to be written
     "gspo_lightning.resume.files:DigestWriter.write:25",  # half written
     "gspo_lightning.resume.manifest:Manifest.write:2",  # the first one is swapped in, without its manifest
     "gspo_lightning.resume.manifest:Manifest.write:3",  # the same of the second one
-    "gspo_lightning.callbacks.checkpoints:link_last:2",  # complete, but not yet linked
-    "gspo_lightning.callbacks.checkpoints:LastCheckpoint._prune:3",  # an old one should go
+    "gspo_lightning.training.callbacks.checkpoints:link_last:2",  # complete, but not yet linked
+    "gspo_lightning.training.callbacks.checkpoints:LastCheckpoint._prune:3",  # an old one should go
     "gspo_lightning.training.policy_module:PolicyModule.validation_step:2",  # an evaluation between two iterations
-    "gspo_lightning.callbacks.checkpoints:LastCheckpoint.on_validation_end:2",  # after it
+    "gspo_lightning.training.callbacks.checkpoints:LastCheckpoint.on_validation_end:2",  # after it
     "gspo_lightning.training.policy_module:PolicyModule.evaluate:1",  # the evaluation at the end
-    "gspo_lightning.callbacks.summary:write_text:1",  # the very end
+    "gspo_lightning.training.callbacks.summary:write_text:1",  # the very end
 ]
 
 

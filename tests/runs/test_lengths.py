@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.data.prompts import ChainTask
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.tiny import character_tokenizer
-from gspo_lightning.prompts import ChainTask
 from gspo_lightning.training.cold_start import ColdStart
 from tests.runs import runs
 from tests.support.exact_families import SWITCH, exact_model

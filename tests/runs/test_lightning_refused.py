@@ -13,8 +13,8 @@ import yaml
 from lightning.pytorch import Trainer
 
 from gspo_lightning.cli import main
-from gspo_lightning.errors import UserError
-from gspo_lightning.strategies.checks import check_strategy
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.policy.strategies.checks import check_strategy
 from gspo_lightning.training.trainer_checks import check_trainer, iterations
 from tests.runs import runs
 

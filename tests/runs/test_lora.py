@@ -10,14 +10,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from gspo_lightning.cli import main
-from gspo_lightning.errors import UserError
-from gspo_lightning.old_policy.reference import ReferencePolicy
-from gspo_lightning.policy.checks import choose_layout
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.lora import LoRA, adapters_off, merge_adapters
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.types import MicroBatch
+from gspo_lightning.loop.old_policy.reference import ReferencePolicy
+from gspo_lightning.policy.adapters.lora import LoRA, adapters_off, merge_adapters
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
+from gspo_lightning.policy.model_checks.checks import choose_layout
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.types import MicroBatch
 from tests.runs import runs
 
 ADAPTERS = [*runs.UNTAUGHT, "--model.lora={r: 4, alpha: 8}", "--model.optimizer.init_args.lr=0.003"]

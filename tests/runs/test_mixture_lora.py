@@ -11,9 +11,9 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gspo_lightning.cli import main
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.lora import LoRA
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.policy.adapters.lora import LoRA
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from tests.runs import runs
 from tests.runs.test_strategies import Case, assert_same_run
 

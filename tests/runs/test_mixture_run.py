@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from gspo_lightning.cli import main
-from gspo_lightning.prompts.tasks.chain import ChainTask
+from gspo_lightning.data.prompts.tasks.chain import ChainTask
 from tests.runs import runs
 from tests.runs.processes import Command
 

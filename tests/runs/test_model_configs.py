@@ -11,12 +11,12 @@ import yaml
 
 from gspo_lightning.cli import main
 from gspo_lightning.commands.plan.models import config_of
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
-from gspo_lightning.prompts.prompt_set import map_columns
-from gspo_lightning.registry import component
+from gspo_lightning.core.registry import component
+from gspo_lightning.data.prompts.prompt_set import map_columns
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.rewards import Reward
-from tests.prompts.pictures.test_pictures import TEMPLATE
+from tests.data.prompts.pictures.test_pictures import TEMPLATE
 from tests.runs import runs
 from tests.runs.test_configs import real_model  # noqa: F401 (a fixture)
 from tests.support.pictures import png

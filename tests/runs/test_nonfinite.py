@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from gspo_lightning.cli import main
+from gspo_lightning.loop.update.dump import Dump
 from gspo_lightning.objectives import GSPO
-from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.load.loading import load_policy
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
-from gspo_lightning.update.dump import Dump
 from tests.runs import runs
 
 OPTIONS = [*runs.UNTAUGHT, "--data.val=null", "--trainer.num_sanity_val_steps=0"]

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gspo_lightning.callbacks import AtomicCheckpointIO
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.resume import Writer, claim_version, damage
+from gspo_lightning.training.callbacks import AtomicCheckpointIO
 from tests.runs import runs
 from tests.runs.processes import SERVER, Command, in_processes
 

@@ -15,10 +15,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.optim import _muon
 
-from gspo_lightning.distributed import local
-from gspo_lightning.errors import UserError
-from gspo_lightning.strategies.optimizer_state import load_shards
-from gspo_lightning.strategies.optimizer_trial import try_steps
+from gspo_lightning.core.distributed import local
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.policy.strategies.optimizer_state import load_shards
+from gspo_lightning.policy.strategies.optimizer_trial import try_steps
 from tests import ROOT
 from tests.runs import runs
 from tests.runs.processes import Command

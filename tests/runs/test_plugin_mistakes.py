@@ -19,7 +19,7 @@ SOURCE = """
             BODY
 """
 ENVIRONMENT = """
-    from gspo_lightning.environments import Environment
+    from gspo_lightning.rollouts.environments import Environment
     class NAME(Environment):
         def reset(self, prompt):
             return []
@@ -33,13 +33,13 @@ OBJECTIVE = """
             BODY
 """
 ADVANTAGES = """
-    from gspo_lightning.advantages import GroupNormalised
+    from gspo_lightning.loop.advantages import GroupNormalised
     class NAME(GroupNormalised):
         def __call__(self, *arguments, **more):
             BODY
 """
 PROMPTS = """
-    from gspo_lightning.prompts import PromptSet
+    from gspo_lightning.data.prompts import PromptSet
     class NAME(PromptSet):
         def records(self):
             BODY

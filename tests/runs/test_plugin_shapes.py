@@ -19,7 +19,7 @@ class ScalarLoss(Objective):
         return Term(loss=-(rows.log_ratio * rows.token_advantages).mean(), ratio=rows.log_ratio.detach().exp())
 """
 ADVANTAGES = """
-from gspo_lightning.advantages import Advantages
+from gspo_lightning.loop.advantages import Advantages
 
 
 class BatchMean(Advantages):

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from gspo_lightning.metrics.sums import MetricSums
+from gspo_lightning.core.types import FinishReason, MicroBatch, MiniBatch, Prompt, Rollout
+from gspo_lightning.loop.metrics.sums import MetricSums
+from gspo_lightning.loop.old_policy.snapshots import CachedLogProbs
+from gspo_lightning.loop.update.loss import LossTerms
+from gspo_lightning.loop.update.micro_batches import all_but_last_backward
 from gspo_lightning.objectives import DAPO
-from gspo_lightning.old_policy.snapshots import CachedLogProbs
-from gspo_lightning.packing.batches import filler, make_micro_batch
-from gspo_lightning.packing.memory import cut_rows
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
+from gspo_lightning.policy.packing.batches import filler, make_micro_batch
+from gspo_lightning.policy.packing.memory import cut_rows
 from gspo_lightning.policy.tiny import character_tokenizer
-from gspo_lightning.types import FinishReason, MicroBatch, MiniBatch, Prompt, Rollout
-from gspo_lightning.update.loss import LossTerms
-from gspo_lightning.update.micro_batches import all_but_last_backward
 from tests.runs import runs
 from tests.runs.graded import Even
 from tests.runs.ranks import fit_on_ranks, two_ranks

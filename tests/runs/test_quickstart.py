@@ -12,7 +12,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gspo_lightning.cli import main
-from gspo_lightning.metric_table import table
+from gspo_lightning.core.metric_table import table
 from tests.runs import runs
 
 FULL = "model.metrics: full"

@@ -14,28 +14,28 @@ from unittest import mock
 import pytest
 import torch
 
-from gspo_lightning.advantages.assign import assign
-from gspo_lightning.advantages.shaping import (
+from gspo_lightning.core.distributed import all_gather_objects, fail_together
+from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.randomness import stream
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout
+from gspo_lightning.loop.advantages.assign import assign
+from gspo_lightning.loop.advantages.shaping import (
     CombineRewards,
     Shaping,
     TruncatedResponses,
     mask_truncated,
 )
-from gspo_lightning.advantages.within_groups import GroupNormalised
-from gspo_lightning.distributed import all_gather_objects, fail_together
-from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.experience.collect import collect, measure_rewards
-from gspo_lightning.experience.prefetcher import Job, RolloutPrefetcher
-from gspo_lightning.experience.retrying import RetryingSource
-from gspo_lightning.metrics.rollouts import measure_rollouts
-from gspo_lightning.packing.deal import deal_rows
-from gspo_lightning.packing.rollout_batch import RolloutBatch
+from gspo_lightning.loop.advantages.within_groups import GroupNormalised
+from gspo_lightning.loop.experience.collect import collect, measure_rewards
+from gspo_lightning.loop.experience.prefetcher import Job, RolloutPrefetcher
+from gspo_lightning.loop.experience.retrying import RetryingSource
+from gspo_lightning.loop.metrics.rollouts import measure_rollouts
+from gspo_lightning.policy.packing.deal import deal_rows
+from gspo_lightning.policy.packing.rollout_batch import RolloutBatch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
-from gspo_lightning.randomness import stream
 from gspo_lightning.rollouts import VLLMServer
 from gspo_lightning.rollouts.serving.pool import Pool, Server, Weights
-from gspo_lightning.types import FinishReason, Prompt, Rollout
 from tests.rollouts.toy_server import ToyServer
 from tests.runs.ranks import WORLD, two_ranks
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from gspo_lightning.cli import main
-from gspo_lightning.experience import generate_and_score
-from gspo_lightning.experience.loader import ExperienceLoader
+from gspo_lightning.loop.experience import generate_and_score
+from gspo_lightning.loop.experience.loader import ExperienceLoader
 from tests.runs import runs
 from tests.runs.ranks import fit_on_ranks
 
@@ -128,7 +128,7 @@ def test_interrupt_before_the_first_update_saves_nothing(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gspo_lightning.experience.iteration.Iteration.run", interrupted)
+    monkeypatch.setattr("gspo_lightning.loop.experience.iteration.Iteration.run", interrupted)
     run = runs.fit(tmp_path, *OPTIONS, code=130)
     assert not (run / "checkpoints" / "last.ckpt").exists()
     assert "there is no checkpoint" in capsys.readouterr().err

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from gspo_lightning.core.types import Rollout
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import record_routers, routed
 from gspo_lightning.rollouts import GroupedSampler, ResponsePrefix
-from gspo_lightning.types import Rollout
 from tests.runs.runs import UNTAUGHT, fit, handed_out, interrupted, largest_difference, scalars, weights
 
 MOE = [*UNTAUGHT, "--model.name_or_path=tiny-qwen3-moe", "--model.optimizer.lr=3e-3", "--model.objective=GRPO"]

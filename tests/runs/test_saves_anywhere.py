@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo_lightning.experience.loader import ExperienceLoader
+from gspo_lightning.loop.experience.loader import ExperienceLoader
 from tests import ROOT
 from tests.runs import runs
 from tests.runs.processes import Command

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gspo_lightning.cli import main
-from tests.reward_models import runs as reward_runs
 from tests.runs import runs
 from tests.runs.processes import Command
+from tests.training.reward_models import runs as reward_runs
 
 OPTIONS = [*runs.UNTAUGHT, "--trainer.accelerator=cpu", "--trainer.max_epochs=1"]
 JOB = {"JOB_ID": "1", "JOB_NAME": "gspo", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "NNODES": "1"}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from gspo_lightning.experience.loader import ExperienceLoader
+from gspo_lightning.loop.experience.loader import ExperienceLoader
 from tests.runs import runs
 
 SMALLEST = [

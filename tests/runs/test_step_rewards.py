@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from gspo_lightning.advantages import assign
-from gspo_lightning.experience.generate_and_score import Groups
+from gspo_lightning.core.types import MicroBatch, Rollout
+from gspo_lightning.loop.advantages import assign
+from gspo_lightning.loop.experience.generate_and_score import Groups
 from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.rewards.steps import split_steps
-from gspo_lightning.types import MicroBatch, Rollout
 from tests.runs import runs
 from tests.runs.ranks import fit_on_ranks
 from tests.runs.test_invariance import SGD

@@ -22,19 +22,19 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM
 
-from gspo_lightning.callbacks import AveragedWeights
 from gspo_lightning.cli import main
 from gspo_lightning.commands.export import sharded_weights
-from gspo_lightning.distributed import local
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.distributed import local
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.loop.update.update import Update
+from gspo_lightning.policy.adapters.lora import LoRA, adapters_off
 from gspo_lightning.policy.averaging import holds_average
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.lora import LoRA, adapters_off
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
+from gspo_lightning.policy.strategies.checks import check_optimizer
 from gspo_lightning.resume import damage
-from gspo_lightning.strategies.checks import check_optimizer
+from gspo_lightning.training.callbacks import AveragedWeights
 from gspo_lightning.training.module import GSPOModule
-from gspo_lightning.update.update import Update
 from tests.rollouts.toy_server import ToyServer
 from tests.runs import runs
 from tests.runs.ranks import fit_on_ranks

@@ -16,7 +16,7 @@ import pytest
 
 from gspo_lightning.commands.export import sharded_weights
 from gspo_lightning.commands.fit.torchrun import follow_torchrun
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from tests import ROOT
 from tests.runs import runs
 from tests.runs.processes import free_port

@@ -10,14 +10,14 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from gspo_lightning.cli import main
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.lora import LoRA
-from gspo_lightning.policy.model_settings import ModelSettings
-from tests.reward_models import runs as reward_runs
+from gspo_lightning.policy.adapters.lora import LoRA
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from tests.runs import runs
 from tests.runs.processes import run_module
 from tests.runs.ranks import fit_on_ranks
 from tests.runs.test_strategies import weights
+from tests.training.reward_models import runs as reward_runs
 
 ONE = "--trainer.max_epochs=1"
 BFLOAT16 = "--model.dtype=bfloat16"

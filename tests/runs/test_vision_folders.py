@@ -12,8 +12,8 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from gspo_lightning.policy.loading import load_policy, load_tokenizer
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.policy.load.loading import load_policy, load_tokenizer
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.tiny import character_tokenizer, tiny_config
 from gspo_lightning.policy.vision.image_processor import image_processor_of
 from tests.runs import runs

@@ -14,9 +14,9 @@ from transformers import AutoModelForImageTextToText, Qwen3VLForConditionalGener
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from gspo_lightning.cli import main
-from gspo_lightning.experience.loader import ExperienceLoader
-from gspo_lightning.policy.loading import load_policy, load_tokenizer
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.loop.experience.loader import ExperienceLoader
+from gspo_lightning.policy.load.loading import load_policy, load_tokenizer
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.vision.image_processor import image_processor_of
 from tests.runs import runs
 from tests.runs.ranks import fit_on_ranks

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gspo_lightning.cli import main
-from gspo_lightning.prompts.tasks.chain import ChainTask
+from gspo_lightning.data.prompts.tasks.chain import ChainTask
 from tests.runs import runs
 from tests.runs.processes import Command
 from tests.runs.test_mixture_run import config, prompts, run

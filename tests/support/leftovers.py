@@ -21,8 +21,8 @@ HARMLESS = {
     r"tqdm_monitor": "tqdm's own, one for the whole process: it only refreshes bars that have not moved",
     r"ThreadPoolExecutor-\d+_\d+": "transformers' loading leaves its pool to the garbage collector where it fails",
     r"child-process-observer": "Lightning's, which sleeps 5 s between two looks at the ranks that it has started",
-    r"environment-method": "a plain method of a user that hangs can only be left behind (environments/environment.py)",
-    r"environments-blocked": "so can an async one that never awaits (environments/host.py)",
+    r"environment-method": "a plain method of a user that hangs is left behind (rollouts/environments/environment.py)",
+    r"environments-blocked": "so can an async one that never awaits (rollouts/environments/host.py)",
 }
 """Patterns of the names of threads that may outlive a test, and why; what the package starts else is joined."""
 

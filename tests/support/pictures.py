@@ -18,10 +18,10 @@ from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
-from gspo_lightning.pictures import Media, Picture
+from gspo_lightning.core.pictures import Media, Picture
+from gspo_lightning.core.types import Prompt
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import character_tokenizer, tiny_config
-from gspo_lightning.types import Prompt
 
 SEEING = ["tiny-qwen3-vl", "tiny-qwen3-vl-moe", "tiny-qwen2.5-vl", "tiny-smolvlm", "tiny-gemma3"]
 QWEN, TILES = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), ("smolvlm", "idefics3")

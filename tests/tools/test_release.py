@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo_lightning import errors
+from gspo_lightning.core import errors
 from tests import ROOT
 from tools import build_release, release_notes, site_versions
 from tools.build_release import normalised

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.core.types import SamplingParams
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.training.checks import check_sampling
-from gspo_lightning.types import SamplingParams
 from tests.runs import runs
 
 

@@ -15,11 +15,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import Layout, ModelSettings
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.data.prompts import ChainTask, PromptSet, Record
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import Layout, ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.prompts import ChainTask, PromptSet, Record
 from gspo_lightning.resume import Manifest, damage, manifest_path
 from gspo_lightning.resume.files import sha256
 from gspo_lightning.training import cold_start

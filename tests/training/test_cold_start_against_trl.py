@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch.utils.data import SequentialSampler
 
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.lora import LoRA
-from gspo_lightning.policy.model_settings import ModelSettings
-from gspo_lightning.prompts import ChainTask
-from gspo_lightning.prompts.taught import PromptFormat, Taught, teach
-from gspo_lightning.randomness import Purpose, permutation, stream
+from gspo_lightning.core.randomness import Purpose, permutation, stream
+from gspo_lightning.data.prompts import ChainTask
+from gspo_lightning.data.prompts.taught import PromptFormat, Taught, teach
+from gspo_lightning.policy.adapters.lora import LoRA
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.training.cold_start import ColdStart
 from tests.training.test_cold_start import Spoken
 

@@ -15,11 +15,11 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from torch import nn
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.lora import LoRA
-from gspo_lightning.policy.model_settings import ModelSettings
-from gspo_lightning.prompts import ChainTask
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.data.prompts import ChainTask
+from gspo_lightning.policy.adapters.lora import LoRA
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.training import saved_progress, supervised
 from gspo_lightning.training.cold_start import ColdStart
 from gspo_lightning.training.saved_progress import SavedProgress

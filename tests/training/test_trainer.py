@@ -25,15 +25,15 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-import gspo_lightning.experience.iteration
+import gspo_lightning.loop.experience.iteration
 from gspo_lightning import GSPOConfig, GSPOModule, GSPOTrainer
-from gspo_lightning.errors import UserError
-from gspo_lightning.experience.collect import collect
-from gspo_lightning.metric_table.table import lookup
-from gspo_lightning.packing.rollout_batch import RolloutBatch
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.metric_table.table import lookup
+from gspo_lightning.core.types import MiniBatch, Prompt, Rollout
+from gspo_lightning.loop.experience.collect import collect
+from gspo_lightning.policy.packing.rollout_batch import RolloutBatch
 from gspo_lightning.policy.tiny import build_tiny_model
 from gspo_lightning.rollouts import GroupedSampler, RolloutSource
-from gspo_lightning.types import MiniBatch, Prompt, Rollout
 from tests.runs import runs
 from tests.support.model_families import FAMILIES, build_model
 
@@ -278,7 +278,7 @@ def test_a_step_is_an_iteration_of_the_lightning_module(
             start.append(copy.deepcopy(module.policy.model))
         return training_step(module, batch, batch_idx)
 
-    monkeypatch.setattr(gspo_lightning.experience.iteration, "collect", recording_collect)
+    monkeypatch.setattr(gspo_lightning.loop.experience.iteration, "collect", recording_collect)
     monkeypatch.setattr(GSPOModule, "training_step", recording_step)
     cut = ["--data.max_tokens_per_micro_batch=100", f"--data.epochs_per_rollout={epochs}", "--trainer.max_epochs=1"]
     run = runs.fit(tmp_path, *runs.UNTAUGHT, *cut, "--data.val=null", "--model.optimizer.lr=0.001")

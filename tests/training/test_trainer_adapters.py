@@ -12,9 +12,9 @@ from peft import LoraConfig, inject_adapter_in_model
 from transformers import PreTrainedModel
 
 from gspo_lightning import GSPOConfig, GSPOTrainer
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.objectives import GSPO
-from gspo_lightning.policy.lora import LoRA, add_adapters
+from gspo_lightning.policy.adapters.lora import LoRA, add_adapters
 from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
 
 CONFIG = GSPOConfig(learning_rate=1e-2, max_response_tokens=8)

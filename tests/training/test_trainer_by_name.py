@@ -12,9 +12,9 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from gspo_lightning import GSPOConfig, GSPOTrainer
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.parsing import load_yaml
 from gspo_lightning.objectives import CISPO, DAPO, GSPO, DrGRPO
-from gspo_lightning.parsing import load_yaml
 from gspo_lightning.policy.tiny import build_tiny_model
 from gspo_lightning.rewards import ExactMatch, FunctionReward
 from gspo_lightning.rewards.signature import BUILT_IN

@@ -11,9 +11,9 @@ import torch
 from transformers import PreTrainedModel
 
 from gspo_lightning import GSPOConfig, GSPOTrainer
-from gspo_lightning.advantages import GAE, BatchNormalised
-from gspo_lightning.critic import ValueModel
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.loop.advantages import GAE, BatchNormalised
+from gspo_lightning.loop.critic import ValueModel
 from gspo_lightning.objectives import PPO
 from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
 from tests.training.test_trainer import QUERIES, graded, same, weights

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gspo_lightning import GSPOConfig, GSPOTrainer
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.objectives import GSPO
 from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
 from gspo_lightning.rewards import Reward

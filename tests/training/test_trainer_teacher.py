@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gspo_lightning import GSPOConfig, GSPOTrainer
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.objectives import GSPO
 from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
 from tests.rollouts.toy_server import ToyServer

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gspo_lightning.errors import UserError, first_line
-from gspo_lightning.packing.batches import make_micro_batch
-from gspo_lightning.policy.checks import check_head, choose_layout
+from gspo_lightning.core.errors import UserError, first_line
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams
+from gspo_lightning.policy.model_checks.checks import check_head, choose_layout
+from gspo_lightning.policy.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import character_tokenizer
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, GroupedSampler
 from gspo_lightning.rollouts.source import ResponsePrefix
 from gspo_lightning.rollouts.verify import verify_decoding
-from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 from tools.models import tiny
 
 __all__ = ["LONGEST", "TEMPERATURE", "TOLERANCE", "Row", "measure"]

@@ -21,7 +21,7 @@ from tools.mutants.run import run_all
 
 COVER = {
     "gspo_lightning/objectives/*.py": "tests/objectives",
-    "gspo_lightning/advantages/within_groups.py": "tests/advantages/test_within_groups.py",
+    "gspo_lightning/loop/advantages/within_groups.py": "tests/loop/advantages/test_within_groups.py",
     "gspo_lightning/policy/logprobs.py": "tests/policy/test_logprobs.py",
 }
 """Glob of source files -> the unit tests that cover them (comma-separated)."""

@@ -12,9 +12,9 @@ from gspo_lightning.commands.compare.page import draw, page, summary_table
 from gspo_lightning.commands.compare.rollouts import compare_rollouts
 from gspo_lightning.commands.compare.runs import RunInterruptedError, Variant, run_once
 from gspo_lightning.commands.compare.stats import SEEDS_FOR_A_CLAIM
-from gspo_lightning.errors import UserError
-from gspo_lightning.escape import say, terminal
-from gspo_lightning.registry import component
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.escape import say, terminal
+from gspo_lightning.core.registry import component
 from gspo_lightning.report.read import read_run
 from gspo_lightning.report.run import Run
 from gspo_lightning.report.style import save

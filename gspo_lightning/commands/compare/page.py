@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from gspo_lightning.commands.compare.stats import MEASURES, SEEDS_FOR_A_CLAIM, Measure, paired_difference
-from gspo_lightning.escape import cell, fenced
+from gspo_lightning.core.escape import cell, fenced
 from gspo_lightning.report.run import Run, Series
 from gspo_lightning.report.style import (
     GREY,

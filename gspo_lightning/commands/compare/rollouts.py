@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gspo_lightning.commands.compare.runs import Variant, run_once
-from gspo_lightning.errors import UserError
-from gspo_lightning.escape import terminal
-from gspo_lightning.parsing import load_json
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.escape import terminal
+from gspo_lightning.core.parsing import load_json
 from gspo_lightning.report.side_by_side import SideBySideData, draw, page, summary_table
 from gspo_lightning.report.style import save
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.escape import terminal
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.escape import terminal
 
 _SIGNALS = (129, 130, 143)
 """Exit codes of a run stopped by a signal."""
@@ -84,7 +84,7 @@ def run_once(
         for old in done:  # of another command
             old.unlink()
     terminal().print(f"{title}{state}", style="bold", soft_wrap=True)
-    from gspo_lightning.distributed import leaves_no_group  # imports torch
+    from gspo_lightning.core.distributed import leaves_no_group  # imports torch
 
     gc.collect()  # the model and optimizer of the run before are in reference cycles, and would stay beside the next
     with leaves_no_group():  # else the next run would wait for this run's ranks, which have exited

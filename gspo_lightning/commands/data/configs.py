@@ -9,15 +9,15 @@ from typing import Any
 from gspo_lightning.commands.data.setting import Setting
 from gspo_lightning.commands.evaluate.configured import configured
 from gspo_lightning.commands.fit.cli import TrainingCLI
-from gspo_lightning.corpus.text import prompt_text
-from gspo_lightning.policy.loading import load_tokenizer
-from gspo_lightning.policy.model_settings import ModelSettings
-from gspo_lightning.prompts.encode import Encoder
-from gspo_lightning.prompts.on_demand import OnDemand
-from gspo_lightning.prompts.pictures.columns import has_pictures, join_texts
-from gspo_lightning.prompts.pictures.reading import BadPictureError
-from gspo_lightning.prompts.prompt_set import Record
-from gspo_lightning.types import SystemPrompt
+from gspo_lightning.core.types import SystemPrompt
+from gspo_lightning.data.corpus.text import prompt_text
+from gspo_lightning.data.prompts.encode import Encoder
+from gspo_lightning.data.prompts.on_demand import OnDemand
+from gspo_lightning.data.prompts.pictures.columns import has_pictures, join_texts
+from gspo_lightning.data.prompts.pictures.reading import BadPictureError
+from gspo_lightning.data.prompts.prompt_set import Record
+from gspo_lightning.policy.load.loading import load_tokenizer
+from gspo_lightning.policy.load.model_settings import ModelSettings
 
 
 def of_config(files: Sequence[str], rest: Sequence[str]) -> Setting:

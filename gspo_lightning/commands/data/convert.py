@@ -11,11 +11,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from gspo_lightning.corpus.files import checked_prompt, format_of
-from gspo_lightning.corpus.output import Outputs
-from gspo_lightning.errors import UserError, did_you_mean
-from gspo_lightning.escape import say
-from gspo_lightning.parsing import load_json
+from gspo_lightning.core.errors import UserError, did_you_mean
+from gspo_lightning.core.escape import say
+from gspo_lightning.core.parsing import load_json
+from gspo_lightning.data.corpus.files import checked_prompt, format_of
+from gspo_lightning.data.corpus.output import Outputs
 
 Columns = Mapping[str, str | list[str]]
 KNOWN_SETS: Mapping[str, Columns] = {
@@ -139,9 +139,9 @@ def _columns(text: str) -> Mapping[str, Any]:
 
 
 def _records(paths: Sequence[Path], columns: Mapping[str, Any] | None, named: str | None) -> Iterator[Row]:
-    from gspo_lightning.corpus.files import SUFFIXES, suffix_of
-    from gspo_lightning.prompts.formats import place_of, read_rows
-    from gspo_lightning.prompts.prompt_set import absent_columns, map_columns  # torch
+    from gspo_lightning.data.corpus.files import SUFFIXES, suffix_of
+    from gspo_lightning.data.prompts.formats import place_of, read_rows
+    from gspo_lightning.data.prompts.prompt_set import absent_columns, map_columns  # torch
 
     for path in paths:
         if not suffix_of(str(path)):
@@ -170,7 +170,7 @@ def _records(paths: Sequence[Path], columns: Mapping[str, Any] | None, named: st
 
 
 def _check_conversation(record: Mapping[str, Any], where: Callable[[], str]) -> None:
-    from gspo_lightning.prompts.demonstrations import read_demonstrations
+    from gspo_lightning.data.prompts.demonstrations import read_demonstrations
 
     read_demonstrations([record], lambda _: where())
 

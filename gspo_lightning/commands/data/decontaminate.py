@@ -11,7 +11,10 @@ from typing import Any
 
 from gspo_lightning.commands.data.drop import Found, drop
 from gspo_lightning.commands.data.terminal import add_column, add_files, add_threshold, check_threshold, reading
-from gspo_lightning.corpus.contamination import (
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.escape import say
+from gspo_lightning.core.registry import installed_version
+from gspo_lightning.data.corpus.contamination import (
     LONG,
     SHARE,
     SHORT,
@@ -21,13 +24,10 @@ from gspo_lightning.corpus.contamination import (
     comparable,
     rare_below,
 )
-from gspo_lightning.corpus.decontamination_report import Benchmark, DecontaminationReport, report_file
-from gspo_lightning.corpus.files import Identifiers, Inputs, prompt_of
-from gspo_lightning.corpus.output import Outputs
-from gspo_lightning.corpus.text import words
-from gspo_lightning.errors import UserError
-from gspo_lightning.escape import say
-from gspo_lightning.registry import installed_version
+from gspo_lightning.data.corpus.decontamination_report import Benchmark, DecontaminationReport, report_file
+from gspo_lightning.data.corpus.files import Identifiers, Inputs, prompt_of
+from gspo_lightning.data.corpus.output import Outputs
+from gspo_lightning.data.corpus.text import words
 
 DESCRIPTION = "Drop prompts that give away a prompt of a benchmark, and write a report with the hashes of all files."
 _BLOCK_CHARACTERS = 1 << 17

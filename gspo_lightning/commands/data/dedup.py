@@ -13,9 +13,9 @@ from tqdm import tqdm
 from gspo_lightning.commands.data.drop import Found, drop
 from gspo_lightning.commands.data.read import read_prompts
 from gspo_lightning.commands.data.terminal import add_column, add_files, add_threshold, check_threshold
-from gspo_lightning.corpus.duplicates import Kind, NearDuplicates, Repeats, equal_texts
-from gspo_lightning.corpus.files import Inputs
-from gspo_lightning.corpus.output import Outputs
+from gspo_lightning.data.corpus.duplicates import Kind, NearDuplicates, Repeats, equal_texts
+from gspo_lightning.data.corpus.files import Inputs
+from gspo_lightning.data.corpus.output import Outputs
 
 DESCRIPTION = "Keep the first of all prompts that are the same or nearly the same."
 _REASONS = {

@@ -15,11 +15,11 @@ from gspo_lightning.commands.data.pass_counts import (
     rewrite,
 )
 from gspo_lightning.commands.data.terminal import add_column, add_files, show
-from gspo_lightning.corpus.decontamination_report import inherited, report_file
-from gspo_lightning.corpus.files import Inputs
-from gspo_lightning.corpus.output import Outputs, same_format
-from gspo_lightning.errors import UserError
-from gspo_lightning.escape import say
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.escape import say
+from gspo_lightning.data.corpus.decontamination_report import inherited, report_file
+from gspo_lightning.data.corpus.files import Inputs
+from gspo_lightning.data.corpus.output import Outputs, same_format
 
 DESCRIPTION = (
     f"Add {', '.join(COLUMNS)} to every record: the share of responses that earn 1 from the config's accuracy reward "

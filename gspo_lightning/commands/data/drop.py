@@ -11,9 +11,9 @@ from typing import Any
 from tqdm import tqdm
 
 from gspo_lightning.commands.data.terminal import dropped_table
-from gspo_lightning.corpus.decontamination_report import DecontaminationReport, inherited, report_file
-from gspo_lightning.corpus.files import Inputs
-from gspo_lightning.corpus.output import Outputs, copy, dropped_file, same_format
+from gspo_lightning.data.corpus.decontamination_report import DecontaminationReport, inherited, report_file
+from gspo_lightning.data.corpus.files import Inputs
+from gspo_lightning.data.corpus.output import Outputs, copy, dropped_file, same_format
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from typing import Any
 
 from gspo_lightning.commands.data.drop import Found, drop
 from gspo_lightning.commands.data.terminal import add_files, reading
-from gspo_lightning.corpus.files import Identifiers, Inputs, Record
-from gspo_lightning.corpus.output import Outputs
-from gspo_lightning.errors import UserError
-from gspo_lightning.tolerance import at_least
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.tolerance import at_least
+from gspo_lightning.data.corpus.files import Identifiers, Inputs, Record
+from gspo_lightning.data.corpus.output import Outputs
 
 DESCRIPTION = "Keep prompts whose pass rate lies in a range, both ends included; gspo data difficulty writes it."
 COLUMN, UNKNOWN = "pass_rate", "no pass rate"

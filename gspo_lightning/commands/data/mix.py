@@ -11,11 +11,11 @@ from typing import Any
 from tqdm import tqdm
 
 from gspo_lightning.commands.data.terminal import add_files, reading, show
-from gspo_lightning.corpus.decontamination_report import inherited, report_file
-from gspo_lightning.corpus.files import Identifiers, Inputs
-from gspo_lightning.corpus.output import Outputs, common_schema, same_format, whole_line
-from gspo_lightning.errors import UserError
-from gspo_lightning.escape import say
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.escape import say
+from gspo_lightning.data.corpus.decontamination_report import inherited, report_file
+from gspo_lightning.data.corpus.files import Identifiers, Inputs
+from gspo_lightning.data.corpus.output import Outputs, common_schema, same_format, whole_line
 
 DESCRIPTION = "One file of several, interleaved by weights; records keep the order of their file, and none comes twice."
 _ROWS = 8192

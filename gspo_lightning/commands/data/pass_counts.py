@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from gspo_lightning.commands.data.terminal import reading
-from gspo_lightning.corpus.files import FORMATS, Identifiers, Inputs, Record, prompt_of
-from gspo_lightning.corpus.output import common_schema, whole_line
-from gspo_lightning.errors import UserError, is_finite
-from gspo_lightning.statistics.intervals import beta_interval
-from gspo_lightning.tolerance import at_least
+from gspo_lightning.core.errors import UserError, is_finite
+from gspo_lightning.core.tolerance import at_least
+from gspo_lightning.data.corpus.files import FORMATS, Identifiers, Inputs, Record, prompt_of
+from gspo_lightning.data.corpus.output import common_schema, whole_line
+from gspo_lightning.report.statistics.intervals import beta_interval
 
 COLUMNS = ("pass_rate", "pass_rate_low", "pass_rate_high", "pass_samples")
 

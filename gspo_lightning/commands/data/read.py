@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from gspo_lightning.commands.data.terminal import reading
-from gspo_lightning.corpus.files import Identifiers, Inputs, Record, prompt_of
-from gspo_lightning.corpus.text import TextStore, normalised
+from gspo_lightning.data.corpus.files import Identifiers, Inputs, Record, prompt_of
+from gspo_lightning.data.corpus.text import TextStore, normalised
 
 
 @dataclass(slots=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gspo_lightning.commands.score import build_reward
-from gspo_lightning.corpus.files import Inputs
-from gspo_lightning.corpus.text import prompt_text
-from gspo_lightning.errors import counted
+from gspo_lightning.core.errors import counted
+from gspo_lightning.data.corpus.files import Inputs
+from gspo_lightning.data.corpus.text import prompt_text
 from gspo_lightning.rewards import Reward, RewardRunner, Sample, ScoreStatus
 from gspo_lightning.rewards.code.answer import BadAnswerError, read_answer
 
@@ -83,7 +83,7 @@ def read_reference_answers(
 def _mapped(values: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
     if not columns:
         return dict(values)
-    from gspo_lightning.prompts.prompt_set import map_columns  # torch
+    from gspo_lightning.data.prompts.prompt_set import map_columns  # torch
 
     return map_columns(values, columns)
 

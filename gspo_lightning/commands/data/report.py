@@ -16,11 +16,11 @@ from gspo_lightning.commands.data.read import read_prompts
 from gspo_lightning.commands.data.reference_answers import ReferenceAnswers, read_reference_answers
 from gspo_lightning.commands.data.setting import Setting
 from gspo_lightning.commands.data.terminal import add_column, add_threshold, check_threshold, show
-from gspo_lightning.corpus.decontamination_report import about
-from gspo_lightning.corpus.duplicates import Kind, NearDuplicates, Repeats, equal_texts
-from gspo_lightning.corpus.files import Inputs, Record
-from gspo_lightning.errors import UserError
-from gspo_lightning.escape import say
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.escape import say
+from gspo_lightning.data.corpus.decontamination_report import about
+from gspo_lightning.data.corpus.duplicates import Kind, NearDuplicates, Repeats, equal_texts
+from gspo_lightning.data.corpus.files import Inputs, Record
 from gspo_lightning.report.style import GREY, INK, bare, canvas, save, style
 
 DESCRIPTION = (
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
         setting = Setting({} if options.column == "prompt" else {"prompt": options.column})
         if options.model:
             from gspo_lightning.commands.data.configs import lengths_in  # torch
-            from gspo_lightning.policy.model_settings import ModelSettings
+            from gspo_lightning.policy.load.model_settings import ModelSettings
 
             setting.lengths = lengths_in(ModelSettings(options.model))
     _report(Inputs(options.input, "FILE"), setting, options, picture)

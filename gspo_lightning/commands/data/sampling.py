@@ -19,21 +19,21 @@ from gspo_lightning.commands.data.pass_counts import PassCount, journal_of
 from gspo_lightning.commands.evaluate.configured import configured, sampled
 from gspo_lightning.commands.evaluate.model import Sampled
 from gspo_lightning.commands.fit.cli import TrainingCLI
-from gspo_lightning.corpus.files import Identifiers, Inputs
-from gspo_lightning.errors import UserError
-from gspo_lightning.escape import say
-from gspo_lightning.experience.generate_and_score import generate_and_score
-from gspo_lightning.experience.sources import has_environment
-from gspo_lightning.parsing import load_json
-from gspo_lightning.prompts.encode import EncodedPrompts, Encoder
-from gspo_lightning.prompts.files import PromptFile
-from gspo_lightning.prompts.on_demand import OnDemand
-from gspo_lightning.prompts.prompt_set import Record
-from gspo_lightning.randomness import Purpose
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.escape import say
+from gspo_lightning.core.parsing import load_json
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import Prompt, Rollout
+from gspo_lightning.data.corpus.files import Identifiers, Inputs
+from gspo_lightning.data.prompts.encode import EncodedPrompts, Encoder
+from gspo_lightning.data.prompts.files import PromptFile
+from gspo_lightning.data.prompts.on_demand import OnDemand
+from gspo_lightning.data.prompts.prompt_set import Record
+from gspo_lightning.loop.experience.generate_and_score import generate_and_score
+from gspo_lightning.loop.experience.sources import has_environment
 from gspo_lightning.rewards.canned import examined
 from gspo_lightning.rollouts import Draws
 from gspo_lightning.rollouts.verify import verify_decoding
-from gspo_lightning.types import Prompt, Rollout
 
 _ROWS = 256
 """Responses sampled at a time, which is the most an interruption can lose."""

@@ -11,12 +11,12 @@ from tqdm import tqdm
 
 from gspo_lightning.commands.data.read import read_prompts
 from gspo_lightning.commands.data.terminal import add_column, add_files, add_threshold, check_threshold, show
-from gspo_lightning.corpus.decontamination_report import inherited, report_file
-from gspo_lightning.corpus.duplicates import NearDuplicates, equal_texts
-from gspo_lightning.corpus.files import Inputs
-from gspo_lightning.corpus.output import Outputs, copy, same_format
-from gspo_lightning.errors import UserError
-from gspo_lightning.escape import say
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.escape import say
+from gspo_lightning.data.corpus.decontamination_report import inherited, report_file
+from gspo_lightning.data.corpus.duplicates import NearDuplicates, equal_texts
+from gspo_lightning.data.corpus.files import Inputs
+from gspo_lightning.data.corpus.output import Outputs, copy, same_format
 
 DESCRIPTION = "Split prompts in two; those that are nearly the same stay on one side."
 

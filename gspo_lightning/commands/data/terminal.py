@@ -10,10 +10,10 @@ from pathlib import Path
 from rich.table import Table
 from tqdm import tqdm
 
-from gspo_lightning.corpus.files import Inputs, Record
-from gspo_lightning.corpus.output import dropped_file
-from gspo_lightning.errors import UserError
-from gspo_lightning.escape import say, terminal
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.escape import say, terminal
+from gspo_lightning.data.corpus.files import Inputs, Record
+from gspo_lightning.data.corpus.output import dropped_file
 
 _STEP = 256
 

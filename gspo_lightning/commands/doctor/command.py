@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from gspo_lightning.commands.doctor.finding import Finding
-from gspo_lightning.errors import UserError
-from gspo_lightning.escape import terminal
-from gspo_lightning.sandbox import cpp
-from gspo_lightning.sandbox.probe import INSTALL, choose, trials, with_packages
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.escape import terminal
+from gspo_lightning.rewards.sandbox import cpp
+from gspo_lightning.rewards.sandbox.probe import INSTALL, choose, trials, with_packages
 
 PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "jsonargparse", "math-verify", "bitsandbytes")
 LEAST = {"torch": (2, 10), "lightning": (2, 6), "transformers": (5, 16)}

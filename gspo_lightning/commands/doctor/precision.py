@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 from gspo_lightning.commands.doctor.finding import Finding
+from gspo_lightning.core.types import MicroBatch
+from gspo_lightning.loop.old_policy.noise import band, ratio_noise
 from gspo_lightning.objectives import GSPO
-from gspo_lightning.old_policy.noise import band, ratio_noise
-from gspo_lightning.packing.memory import cut_rows
-from gspo_lightning.policy.checks import choose_layout
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import DType, ModelSettings
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import DType, ModelSettings
+from gspo_lightning.policy.model_checks.checks import choose_layout
+from gspo_lightning.policy.model_checks.row_isolation import probe
+from gspo_lightning.policy.packing.memory import cut_rows
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.row_isolation import probe
-from gspo_lightning.types import MicroBatch
 
 MODEL = "tiny-qwen3"
 PRECISIONS: dict[str, tuple[DType, bool]] = {

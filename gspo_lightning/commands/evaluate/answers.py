@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from gspo_lightning.corpus.lines import numbered
-from gspo_lightning.errors import UserError, did_you_mean
-from gspo_lightning.parsing import load_json
-from gspo_lightning.suites.problems import Problem
-from gspo_lightning.suites.suite import Suite
-from gspo_lightning.suites.verdicts import Answer
+from gspo_lightning.core.errors import UserError, did_you_mean
+from gspo_lightning.core.parsing import load_json
+from gspo_lightning.data.corpus.lines import numbered
+from gspo_lightning.training.suites.problems import Problem
+from gspo_lightning.training.suites.suite import Suite
+from gspo_lightning.training.suites.verdicts import Answer
 
 SampleRequests = Sequence[tuple[Problem, Sequence[int]]]
 """Every problem of the suite, with the sample numbers of its missing answers."""

@@ -10,19 +10,19 @@ from typing import Any
 
 import yaml
 
-from gspo_lightning import registry
 from gspo_lightning.commands.evaluate.answers import Answers, Recorded
 from gspo_lightning.commands.evaluate.comparison import compare
 from gspo_lightning.commands.evaluate.page import write_page
 from gspo_lightning.commands.evaluate.run import Plan, evaluate
 from gspo_lightning.commands.evaluate.table import table
-from gspo_lightning.corpus.decontamination_report import about, read_report
-from gspo_lightning.errors import UserError
-from gspo_lightning.escape import say
-from gspo_lightning.parsing import load_yaml
-from gspo_lightning.suites.problems import data_file
-from gspo_lightning.suites.suite import load_suite, shipped
-from gspo_lightning.suites.verdicts import VerdictFile
+from gspo_lightning.core import registry
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.escape import say
+from gspo_lightning.core.parsing import load_yaml
+from gspo_lightning.data.corpus.decontamination_report import about, read_report
+from gspo_lightning.training.suites.problems import data_file
+from gspo_lightning.training.suites.suite import load_suite, shipped
+from gspo_lightning.training.suites.verdicts import VerdictFile
 
 
 def leak_lines(

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from gspo_lightning.commands.evaluate.run import SAMPLES
-from gspo_lightning.errors import UserError
-from gspo_lightning.escape import cell
-from gspo_lightning.statistics.paired import Difference, difference
-from gspo_lightning.suites.metrics import read_results
-from gspo_lightning.suites.verdicts import read_verdicts
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.escape import cell
+from gspo_lightning.report.statistics.paired import Difference, difference
+from gspo_lightning.training.suites.metrics import read_results
+from gspo_lightning.training.suites.verdicts import read_verdicts
 
 _HEAD = "| suite | A | B | B - A, 95 % | p | problems better / worse / all | only in one | verdict |"
 _FOOT = "Paired by problem; p from a sign-flip test (exact up to 16 problems that differ). Below .05 is a claim."

@@ -16,8 +16,8 @@ from gspo_lightning.commands.export import checkpoint_policy
 from gspo_lightning.commands.fit.cli import TrainingCLI, keep_inputs
 from gspo_lightning.commands.fit.command import run
 from gspo_lightning.commands.fit.run_folder import root_of, runs_of
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.threads import few_threads, width_of
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.threads import few_threads, width_of
 from gspo_lightning.resume import Resumption, plain
 from gspo_lightning.training.cold_start import prompt_format_of
 

@@ -11,18 +11,18 @@ from typing import Any
 import torch
 
 from gspo_lightning.commands.export import checkpoint_policy
-from gspo_lightning.evaluation.answering import ROWS, SampleRequests, answers_of
-from gspo_lightning.policy.autocast_weights import compute_dtype
-from gspo_lightning.policy.checks import pack_if_exact
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import DType, ModelSettings
+from gspo_lightning.core.types import SystemPrompt
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import DType, ModelSettings
+from gspo_lightning.policy.load.threads import few_threads
+from gspo_lightning.policy.model_checks.checks import pack_if_exact
+from gspo_lightning.policy.numerics.autocast_weights import compute_dtype
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.threads import few_threads
 from gspo_lightning.rollouts import GroupedSampler
 from gspo_lightning.rollouts.source import RolloutSource
-from gspo_lightning.suites.suite import Suite
-from gspo_lightning.suites.verdicts import Answer
-from gspo_lightning.types import SystemPrompt
+from gspo_lightning.training.evaluation.answering import ROWS, SampleRequests, answers_of
+from gspo_lightning.training.suites.suite import Suite
+from gspo_lightning.training.suites.verdicts import Answer
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 """Device of sampling."""

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from gspo_lightning.commands.evaluate.table import interval, number
-from gspo_lightning.escape import cell
+from gspo_lightning.core.escape import cell
 from gspo_lightning.report.style import GREY, INK, bare, canvas, save, style
 
 PAGE, PICTURE = "report.md", "report.png"

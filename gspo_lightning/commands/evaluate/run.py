@@ -15,18 +15,27 @@ from typing import Any
 from tqdm import tqdm
 
 from gspo_lightning.commands.evaluate.answers import Answers
-from gspo_lightning.errors import UserError
-from gspo_lightning.escape import say, visible
-from gspo_lightning.registry import installed_version, parameters
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.escape import say, visible
+from gspo_lightning.core.registry import installed_version, parameters
+from gspo_lightning.core.tolerance import at_least
 from gspo_lightning.resume.writer import sole_writer
 from gspo_lightning.rewards import RewardRunner
-from gspo_lightning.suites.contests import check_contests, contest_rating
-from gspo_lightning.suites.judging import judge
-from gspo_lightning.suites.metrics import RESULTS, Found, Graded, as_json, measure, read_results, torn, write_results
-from gspo_lightning.suites.problems import Problem, data_file, read_problems
-from gspo_lightning.suites.suite import Suite, load_suite
-from gspo_lightning.suites.verdicts import VerdictFile, read_verdicts
-from gspo_lightning.tolerance import at_least
+from gspo_lightning.training.suites.contests import check_contests, contest_rating
+from gspo_lightning.training.suites.judging import judge
+from gspo_lightning.training.suites.metrics import (
+    RESULTS,
+    Found,
+    Graded,
+    as_json,
+    measure,
+    read_results,
+    torn,
+    write_results,
+)
+from gspo_lightning.training.suites.problems import Problem, data_file, read_problems
+from gspo_lightning.training.suites.suite import Suite, load_suite
+from gspo_lightning.training.suites.verdicts import VerdictFile, read_verdicts
 
 log = logging.getLogger(__name__)
 SAMPLES = "samples.jsonl"

@@ -10,16 +10,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gspo_lightning.commands.evaluate.answers import SampleRequests
-from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.prompts.specials import leading
-from gspo_lightning.randomness import Purpose, stream
+from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.randomness import Purpose, stream
+from gspo_lightning.data.prompts.specials import leading
 from gspo_lightning.rollouts.serving.chat_requests import ChatRequests
 from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.loop import LoopThread
 from gspo_lightning.rollouts.serving.request_monitor import RequestMonitor
-from gspo_lightning.suites.suite import Suite
-from gspo_lightning.suites.verdicts import Answer
+from gspo_lightning.training.suites.suite import Suite
+from gspo_lightning.training.suites.verdicts import Answer
 
 log = logging.getLogger(__name__)
 _AT_ONCE = 64

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from gspo_lightning.escape import terminal
+from gspo_lightning.core.escape import terminal
 
 
 def number(metric: str, value: float | None) -> str:

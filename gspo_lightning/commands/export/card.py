@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.escape import cell, code, fenced
-from gspo_lightning.policy.card import header, is_hub_id, origin, setting
+from gspo_lightning.core.escape import cell, code, fenced
+from gspo_lightning.policy.load.card import header, is_hub_id, origin, setting
 from gspo_lightning.report.words import plain
-from gspo_lightning.suites.metrics import read_results
+from gspo_lightning.training.suites.metrics import read_results
 
 CARD, PICTURE = "README.md", "report.png"
 SETTINGS = {

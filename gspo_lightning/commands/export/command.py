@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.escape import say
+from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.escape import say
 
 
 def main(argv: Sequence[str]) -> int:
@@ -74,7 +74,7 @@ def export(
         raise UserError("checkpoint", f"{checkpoint} does not exist")
     from gspo_lightning.commands.export.card import read_evaluations, write_card
     from gspo_lightning.commands.export.weights import policy_of, weights_of_files
-    from gspo_lightning.policy.adapter_files import base_of, save_adapters
+    from gspo_lightning.policy.adapters.adapter_files import base_of, save_adapters
     from gspo_lightning.resume import read_checkpoint
     from gspo_lightning.resume.exports import check_replaceable, exported_folder
     from gspo_lightning.resume.find import checkpoint_at

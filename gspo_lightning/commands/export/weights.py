@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from gspo_lightning.policy.model_settings import ModelSettings
+    from gspo_lightning.policy.load.model_settings import ModelSettings
     from gspo_lightning.policy.policy import Policy
 
 PREFIX, REWARD_PREFIX = "policy.model.", "model."
@@ -59,9 +59,9 @@ def policy_of(
     """
     import torch
 
-    from gspo_lightning.policy.loading import load_policy
-    from gspo_lightning.policy.lora import check_base, check_names, frozen_norm, merge_adapters
-    from gspo_lightning.policy.model_settings import ModelSettings
+    from gspo_lightning.policy.adapters.lora import check_base, check_names, frozen_norm, merge_adapters
+    from gspo_lightning.policy.load.loading import load_policy
+    from gspo_lightning.policy.load.model_settings import ModelSettings
     from gspo_lightning.resume.resumption import REWARD_MODEL
 
     if REWARD_MODEL in content:
@@ -98,10 +98,10 @@ def reward_model_in(
     Raises:
         UserError: the model cannot be loaded, or differs from the one trained.
     """
-    from gspo_lightning.policy.lora import BASE_NORM
-    from gspo_lightning.policy.model_settings import ModelSettings
+    from gspo_lightning.policy.adapters.lora import BASE_NORM
+    from gspo_lightning.policy.load.model_settings import ModelSettings
     from gspo_lightning.resume.resumption import REWARD_MODEL
-    from gspo_lightning.reward_models.weights import reward_model_of
+    from gspo_lightning.training.reward_models.weights import reward_model_of
 
     settings = ModelSettings.of_file(content[REWARD_MODEL]["model"], trust_remote_code)
     state = content["state_dict"] if "state_dict" in content else sharded_weights(checkpoint, REWARD_PREFIX)
@@ -201,10 +201,10 @@ def export_reward_model(
     Raises:
         UserError: the model cannot be loaded, or ``output`` is not an export.
     """
-    from gspo_lightning.policy.loading import load_tokenizer
+    from gspo_lightning.policy.load.loading import load_tokenizer
     from gspo_lightning.resume.resumption import REWARD_MODEL, run_of
-    from gspo_lightning.reward_models.export import export
-    from gspo_lightning.reward_models.record import PICTURE, read_results
+    from gspo_lightning.training.reward_models.export import export
+    from gspo_lightning.training.reward_models.record import PICTURE, read_results
 
     model, settings = reward_model_in(content, checkpoint, trust_remote_code=trust_remote_code)
     reads, run = content[REWARD_MODEL]["text"], content.get("gspo_run") or {}

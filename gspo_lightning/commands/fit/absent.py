@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning import registry
 from gspo_lightning.commands.fit.arguments import Setting, plugin_paths, settings, values_of
 from gspo_lightning.commands.fit.component_names import check_components
-from gspo_lightning.corpus.files import check_there, suffix_of
-from gspo_lightning.errors import UserError
+from gspo_lightning.core import registry
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.data.corpus.files import check_there, suffix_of
 from gspo_lightning.policy.hub import check_path, check_reachable
 
 _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]*\w(?<!\.jsonl)(?<!\.json)(?<!\.csv)(?<!\.tsv)(?<!\.parquet)(?<!\.gz)")

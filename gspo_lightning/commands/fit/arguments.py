@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from gspo_lightning.commands.fit.configs import config_file, located
-from gspo_lightning.errors import UserError
-from gspo_lightning.parsing import load_yaml
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.parsing import load_yaml
 
 
 @dataclass(frozen=True)

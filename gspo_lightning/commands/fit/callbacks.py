@@ -12,9 +12,15 @@ from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from gspo_lightning.callbacks import NewOptimizerSettings, PredictionWriter, RunProgress, adapted, default_callbacks
-from gspo_lightning.callbacks.ranks import WatchRanks
 from gspo_lightning.resume import Resumption
+from gspo_lightning.training.callbacks import (
+    NewOptimizerSettings,
+    PredictionWriter,
+    RunProgress,
+    adapted,
+    default_callbacks,
+)
+from gspo_lightning.training.callbacks.ranks import WatchRanks
 
 _OF_THIS_START = ("ckpt_path", "allow_changed_config", "weights_only")
 """Settings of one start of a run, not of the run itself; a resume changes them."""

@@ -22,8 +22,6 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from gspo_lightning.callbacks import AtomicCheckpointIO, show_evaluation
-from gspo_lightning.callbacks.folder import fresh_folder
 from gspo_lightning.commands.fit.callbacks import callbacks_of, listed
 from gspo_lightning.commands.fit.configs import located
 from gspo_lightning.commands.fit.defaults import DEFAULTS
@@ -31,19 +29,21 @@ from gspo_lightning.commands.fit.explain import refuse_mappings
 from gspo_lightning.commands.fit.one_writer import agree_first, hand_to_ranks, kept_open
 from gspo_lightning.commands.fit.run_folder import check_writable, loggers_of, runs_of
 from gspo_lightning.commands.fit.torchrun import follow_torchrun, say_one_device
-from gspo_lightning.errors import UserError
-from gspo_lightning.escape import say
-from gspo_lightning.policy.model_settings import ModelSettings
-from gspo_lightning.policy.threads import few_threads, threads_of, width_of
-from gspo_lightning.policy.trained_dtype import check_dtype
-from gspo_lightning.prompts.hub_revisions import begin, commits_read
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.escape import say
+from gspo_lightning.data.prompts.hub_revisions import begin, commits_read
+from gspo_lightning.loop.update.optimizers import decays
+from gspo_lightning.policy.load.model_settings import ModelSettings
+from gspo_lightning.policy.load.threads import few_threads, threads_of, width_of
+from gspo_lightning.policy.load.trained_dtype import check_dtype
+from gspo_lightning.policy.strategies.checks import check_strategy
+from gspo_lightning.policy.strategies.slurm import explained
 from gspo_lightning.resume import Resumption, Writer, plain, write_text
 from gspo_lightning.resume.changes import versions
-from gspo_lightning.strategies.checks import check_strategy
-from gspo_lightning.strategies.slurm import explained
+from gspo_lightning.training.callbacks import AtomicCheckpointIO, show_evaluation
+from gspo_lightning.training.callbacks.folder import fresh_folder
 from gspo_lightning.training.checks import check_precision
 from gspo_lightning.training.module import GSPOModule
-from gspo_lightning.update.optimizers import decays
 
 
 def shown_metrics(module: GSPOModule) -> dict[str, float]:

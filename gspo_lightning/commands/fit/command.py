@@ -7,16 +7,16 @@ import sys
 
 from jsonargparse import ArgumentError, set_parsing_settings
 
-from gspo_lightning.callbacks import Terminated
 from gspo_lightning.commands.fit.arguments import plugin_paths
 from gspo_lightning.commands.fit.callbacks import SavedConfig
 from gspo_lightning.commands.fit.cli import Parser, TrainingCLI
 from gspo_lightning.commands.fit.explain import explain
 from gspo_lightning.commands.fit.log_filters import install_log_filters, quiet_writers
-from gspo_lightning.distributed import leaves_no_group
-from gspo_lightning.errors import UserError
-from gspo_lightning.registry import import_plugins
+from gspo_lightning.core.distributed import leaves_no_group
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.registry import import_plugins
 from gspo_lightning.resume.changes import versions
+from gspo_lightning.training.callbacks import Terminated
 from gspo_lightning.training.data import PromptDataModule
 from gspo_lightning.training.module import GSPOModule
 

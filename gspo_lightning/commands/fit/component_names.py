@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from gspo_lightning import registry
 from gspo_lightning.commands.fit.arguments import Setting
-from gspo_lightning.errors import UserError, did_you_mean
-from gspo_lightning.parsing import load_yaml
+from gspo_lightning.core import registry
+from gspo_lightning.core.errors import UserError, did_you_mean
+from gspo_lightning.core.parsing import load_yaml
 
 _PACKAGE = Path(__file__).parents[2]
 _CLASS = re.compile(r"^class (\w+)\(([^)]+)\):(.*(?:\n(?:[ \t#].*)?)*)", re.MULTILINE)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import yaml
 
-from gspo_lightning.errors import UserError, nearest
-from gspo_lightning.parsing import compose_yaml
+from gspo_lightning.core.errors import UserError, nearest
+from gspo_lightning.core.parsing import compose_yaml
 
 FOLDER = Path(__file__).parents[2] / "configs"
 """Folder of built-in configs: in a wheel part of the package, in a checkout a link to the top-level ``configs/``."""

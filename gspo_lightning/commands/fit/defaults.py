@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 DEFAULT_CLASSES = {
-    "model.old_policy": "gspo_lightning.old_policy.CachedLogProbs",
-    "data.advantages": "gspo_lightning.advantages.GroupNormalised",
+    "model.old_policy": "gspo_lightning.loop.old_policy.CachedLogProbs",
+    "data.advantages": "gspo_lightning.loop.advantages.GroupNormalised",
     "data.rollouts": "gspo_lightning.rollouts.GroupedSampler",
 }
 """Field -> class path of the default component."""

@@ -10,12 +10,12 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from gspo_lightning import registry
 from gspo_lightning.commands.fit.arguments import config_files, settings
 from gspo_lightning.commands.fit.defaults import DEFAULT_CLASSES
 from gspo_lightning.commands.fit.fields import Fields
 from gspo_lightning.commands.fit.foreign import foreign, translation
-from gspo_lightning.errors import UserError, did_you_mean, mistake_of_plugin
+from gspo_lightning.core import registry
+from gspo_lightning.core.errors import UserError, did_you_mean, mistake_of_plugin
 
 
 def training_fields() -> Fields:

@@ -16,7 +16,6 @@ from typing import Any
 
 import yaml
 
-from gspo_lightning import registry
 from gspo_lightning.commands.fit.arguments import Setting, shown
 from gspo_lightning.commands.fit.foreign import foreign, translation
 from gspo_lightning.commands.fit.hints import (
@@ -33,8 +32,9 @@ from gspo_lightning.commands.fit.hints import (
     takes_all,
     word,
 )
-from gspo_lightning.errors import UserError, did_you_mean, nearest
-from gspo_lightning.parsing import load_yaml
+from gspo_lightning.core import registry
+from gspo_lightning.core.errors import UserError, did_you_mean, nearest
+from gspo_lightning.core.parsing import load_yaml
 
 _GIVEN = ("params", "optimizer")
 """Parameters that are not settings: the parameters of an optimizer and the optimizer of a scheduler."""

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gspo_lightning import registry
+from gspo_lightning.core import registry
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
 """Type of a plain value -> its name in messages."""

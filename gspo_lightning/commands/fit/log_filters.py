@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from transformers.utils.logging import disable_progress_bar
 
-from gspo_lightning.escape import say
+from gspo_lightning.core.escape import say
 
 
 class _ToStderr(logging.Handler):

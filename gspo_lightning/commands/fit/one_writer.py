@@ -10,8 +10,8 @@ from pathlib import Path
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from gspo_lightning.distributed import all_gather_objects, fail_together, rank_and_world
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.distributed import all_gather_objects, fail_together, rank_and_world
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.resume import Resumption, Writer, claim_version
 
 

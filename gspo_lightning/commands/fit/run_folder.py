@@ -9,10 +9,10 @@ from typing import Any
 
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from gspo_lightning.callbacks.run_logger import RunLogger
 from gspo_lightning.commands.fit.defaults import DEFAULT_ROOT
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.resume import Resumption
+from gspo_lightning.training.callbacks.run_logger import RunLogger
 
 
 def run_name(config: Any) -> str:

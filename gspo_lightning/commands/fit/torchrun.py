@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 
 log = logging.getLogger(__name__)
 

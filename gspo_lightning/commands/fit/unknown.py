@@ -18,8 +18,8 @@ import yaml
 
 from gspo_lightning.commands.fit.arguments import settings
 from gspo_lightning.commands.fit.foreign import foreign, translation
-from gspo_lightning.errors import UserError
-from gspo_lightning.parsing import load_yaml
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.parsing import load_yaml
 
 TOP = (
     "seed_everything", "plugins", "allow_changed_config", "ckpt_path", "trainer", "model", "data", "weights_only",

@@ -12,14 +12,14 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.utilities import rank_zero_only
 
-from gspo_lightning.callbacks.checkpoints import link_last
-from gspo_lightning.callbacks.progress import UpdateBar
-from gspo_lightning.callbacks.ranks import WatchRanks
 from gspo_lightning.commands.fit.callbacks import listed
-from gspo_lightning.errors import UserError
-from gspo_lightning.escape import say
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.escape import say
+from gspo_lightning.core.temp_files import sweep
 from gspo_lightning.resume import is_held, manifests
-from gspo_lightning.temp_files import sweep
+from gspo_lightning.training.callbacks.checkpoints import link_last
+from gspo_lightning.training.callbacks.progress import UpdateBar
+from gspo_lightning.training.callbacks.ranks import WatchRanks
 
 _KEPT = 2
 

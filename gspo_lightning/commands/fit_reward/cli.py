@@ -11,7 +11,6 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from gspo_lightning.callbacks import AtomicCheckpointIO
 from gspo_lightning.commands.fit.callbacks import SavedConfig, listed
 from gspo_lightning.commands.fit.cli import Parser
 from gspo_lightning.commands.fit.defaults import DEFAULT_ROOT
@@ -20,16 +19,17 @@ from gspo_lightning.commands.fit.one_writer import agree_first, hand_to_ranks
 from gspo_lightning.commands.fit.run_folder import check_writable, loggers_of, runs_of
 from gspo_lightning.commands.fit_reward.callbacks import callbacks_of
 from gspo_lightning.commands.fit_reward.finish import MODEL, finish
-from gspo_lightning.errors import UserError
-from gspo_lightning.policy.threads import few_threads, threads_of, width_of
-from gspo_lightning.prompts.hub_revisions import begin, commits_read
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.data.prompts.hub_revisions import begin, commits_read
+from gspo_lightning.policy.load.threads import few_threads, threads_of, width_of
+from gspo_lightning.policy.strategies.checks import check_strategy
+from gspo_lightning.policy.strategies.slurm import check_tasks, explained
 from gspo_lightning.resume import Resumption, Writer, plain
 from gspo_lightning.resume.changes import versions
 from gspo_lightning.resume.exports import check_replaceable
-from gspo_lightning.reward_models import PreferenceDataModule, RewardModule
-from gspo_lightning.strategies.checks import check_strategy
-from gspo_lightning.strategies.slurm import check_tasks, explained
+from gspo_lightning.training.callbacks import AtomicCheckpointIO
 from gspo_lightning.training.checks import check_device
+from gspo_lightning.training.reward_models import PreferenceDataModule, RewardModule
 
 DEFAULTS: dict[str, Any] = {
     "trainer.default_root_dir": DEFAULT_ROOT,

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from gspo_lightning.escape import say
+from gspo_lightning.core.escape import say
 
 _ABOUT = "Train a reward model on preference pairs, judge it on held-out ones, and write it in transformers format."
 GROUPS: dict[str, dict[str, str]] = {
@@ -76,9 +76,9 @@ def _run(arguments: list[str], plugins: list[str]) -> int:
     from gspo_lightning.commands.fit.explain import explain
     from gspo_lightning.commands.fit.log_filters import install_log_filters, quiet_writers
     from gspo_lightning.commands.fit_reward.cli import RewardCLI, fields
-    from gspo_lightning.distributed import leaves_no_group
-    from gspo_lightning.errors import UserError
-    from gspo_lightning.registry import import_plugins
+    from gspo_lightning.core.distributed import leaves_no_group
+    from gspo_lightning.core.errors import UserError
+    from gspo_lightning.core.registry import import_plugins
 
     install_log_filters()
     helps = any(argument.endswith("help") for argument in arguments)

@@ -10,14 +10,14 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-from gspo_lightning.callbacks.run_logger import scalars_of
-from gspo_lightning.escape import say
+from gspo_lightning.core.escape import say
 from gspo_lightning.resume.changes import versions
-from gspo_lightning.reward_models import PreferenceDataModule, RewardModule
-from gspo_lightning.reward_models.export import export
-from gspo_lightning.reward_models.held_out import HeldOut
-from gspo_lightning.reward_models.record import PICTURE, RESULTS, draw, write_record
-from gspo_lightning.reward_models.weights import reward_model_of
+from gspo_lightning.training.callbacks.run_logger import scalars_of
+from gspo_lightning.training.reward_models import PreferenceDataModule, RewardModule
+from gspo_lightning.training.reward_models.export import export
+from gspo_lightning.training.reward_models.held_out import HeldOut
+from gspo_lightning.training.reward_models.record import PICTURE, RESULTS, draw, write_record
+from gspo_lightning.training.reward_models.weights import reward_model_of
 
 MODEL = "model"
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from gspo_lightning.commands.plan.devices import Device
 from gspo_lightning.commands.plan.job import Job
 from gspo_lightning.commands.plan.memory import memory_of
-from gspo_lightning.errors import UserError
-from gspo_lightning.policy.lora import LoRA
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.policy.adapters.lora import LoRA
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 """Linear layers of attention."""

@@ -15,9 +15,9 @@ from gspo_lightning.commands.plan.job import Job, job_of
 from gspo_lightning.commands.plan.memory import Memory, memory_of
 from gspo_lightning.commands.plan.models import config_of, skeleton
 from gspo_lightning.commands.plan.show import show
-from gspo_lightning.errors import UserError
-from gspo_lightning.experience.sources import check_context
-from gspo_lightning.strategies.checks import check_experts
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.loop.experience.sources import check_context
+from gspo_lightning.policy.strategies.checks import check_experts
 from gspo_lightning.training.checks import check_precision
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.core.errors import UserError, did_you_mean
 
 GIB = 1 << 30
 

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from gspo_lightning.commands.plan.models import config_of
-from gspo_lightning.errors import UserError
-from gspo_lightning.old_policy.logprobs import OldLogProbsChoice
-from gspo_lightning.packing.deal import DEFAULT_DEAL, Deal, prompts_per_update
-from gspo_lightning.policy.lora import LoRA
-from gspo_lightning.policy.model_settings import DType, ModelSettings
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.types import MicroBatch
+from gspo_lightning.loop.old_policy.logprobs import OldLogProbsChoice
+from gspo_lightning.policy.adapters.lora import LoRA
+from gspo_lightning.policy.load.model_settings import DType, ModelSettings
+from gspo_lightning.policy.packing.deal import DEFAULT_DEAL, Deal, prompts_per_update
 from gspo_lightning.policy.tiny import TINY_MODELS
-from gspo_lightning.types import MicroBatch
 
 if TYPE_CHECKING:
-    from gspo_lightning.callbacks import LastCheckpoint
     from gspo_lightning.rollouts.source import RolloutSource
+    from gspo_lightning.training.callbacks import LastCheckpoint
     from gspo_lightning.training.data import PromptDataModule
     from gspo_lightning.training.module import GSPOModule
 
@@ -324,8 +324,10 @@ def _served(source: RolloutSource, ranks: int) -> tuple[float, bool]:
 
 def _checkpoints(trainer: Any) -> LastCheckpoint | None:
     """Return the callback that the run will have; None if it writes no checkpoints."""
-    from gspo_lightning.callbacks import LastCheckpoint  # imports jsonargparse, which the checks of a GPU do without
     from gspo_lightning.commands.fit.callbacks import listed
+    from gspo_lightning.training.callbacks import (
+        LastCheckpoint,  # imports jsonargparse, which the checks of a GPU do without
+    )
 
     if trainer.enable_checkpointing is False:
         return None

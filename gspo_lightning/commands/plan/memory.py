@@ -14,12 +14,12 @@ from gspo_lightning.commands.plan.job import Job, padded_batch
 from gspo_lightning.commands.plan.models import Counts, backbone_counts, config_of, counts_of, gathered_layer
 from gspo_lightning.commands.plan.step import Step, StepMemory, measure_phases
 from gspo_lightning.commands.plan.vision import tower_of
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.loop.update.optimizers import FUSED
 from gspo_lightning.policy.attention import capacity
-from gspo_lightning.policy.kv_cache_size import kv_cache_size
+from gspo_lightning.policy.attention.kv_cache_size import kv_cache_size
 from gspo_lightning.rollouts.sampler.fast_decoder import LARGEST_COPY
 from gspo_lightning.rollouts.sampler.memory import LOGITS, SHARES, Costs
-from gspo_lightning.update.optimizers import FUSED
 
 SAMPLING, TRAINING, STEPPING = "sampling", "backward pass", "optimizer step"
 """Phases of every iteration."""

@@ -19,11 +19,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.policy.freezing import freeze
-from gspo_lightning.policy.loading import load_config
-from gspo_lightning.policy.lora import LoRA, add_adapters
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.policy.adapters.freezing import freeze
+from gspo_lightning.policy.adapters.lora import LoRA, add_adapters
+from gspo_lightning.policy.load.loading import load_config
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.tiny import TINY_MODELS, tiny_config
 from gspo_lightning.policy.vision.families import FAMILIES, reads_pictures, tower_of
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from gspo_lightning.callbacks.checkpoints import SMALL
 from gspo_lightning.commands.plan.devices import GIB, Device
 from gspo_lightning.commands.plan.job import Job
 from gspo_lightning.commands.plan.memory import Memory, checkpoint_bytes
@@ -14,7 +13,8 @@ from gspo_lightning.commands.plan.models import counts_of
 from gspo_lightning.commands.plan.time import ASSUMPTIONS, DECODING, SAMPLED, faster_with_experts, phases_of
 from gspo_lightning.commands.plan.vision import Tower, tower_of
 from gspo_lightning.commands.plan.work import equation, work_of
-from gspo_lightning.escape import terminal
+from gspo_lightning.core.escape import terminal
+from gspo_lightning.training.callbacks.checkpoints import SMALL
 
 
 def show(

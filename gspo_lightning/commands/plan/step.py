@@ -19,11 +19,11 @@ from torch.utils._pytree import tree_leaves
 from transformers import PretrainedConfig
 
 from gspo_lightning.commands.plan.models import shadow, skeleton, with_layers
+from gspo_lightning.core.types import MicroBatch
+from gspo_lightning.policy.adapters.lora import LoRA
 from gspo_lightning.policy.attention import PackedLayout, attention_plan, with_plan
 from gspo_lightning.policy.logprobs import token_logprobs
-from gspo_lightning.policy.lora import LoRA
 from gspo_lightning.policy.policy import Policy, head_chunk
-from gspo_lightning.types import MicroBatch
 
 Forward = Callable[..., Tensor]
 """Forward pass to a loss; takes the tracker that labels what it keeps."""

@@ -10,7 +10,7 @@ from gspo_lightning.commands.plan.job import Job
 from gspo_lightning.commands.plan.memory import memory_of, optimizer_bytes
 from gspo_lightning.commands.plan.models import Counts, backbone_counts, config_of, counts_of
 from gspo_lightning.commands.plan.work import Work, work_of
-from gspo_lightning.policy.kv_cache_size import KVCacheSize, kv_cache_size
+from gspo_lightning.policy.attention.kv_cache_size import KVCacheSize, kv_cache_size
 
 PREFILL, DECODING, FORWARD_BACKWARD = "prompts (prefill)", "decoding", "forward and backward"
 SAMPLED = (PREFILL, DECODING)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from transformers import PretrainedConfig
 
 from gspo_lightning.commands.plan.models import PICTURE_PIXELS, config_of, skeleton
-from gspo_lightning.policy.freezing import trains_vision
-from gspo_lightning.policy.loading import load_tokenizer
+from gspo_lightning.policy.adapters.freezing import trains_vision
+from gspo_lightning.policy.load.loading import load_tokenizer
 from gspo_lightning.policy.tiny import TINY_MODELS
 from gspo_lightning.policy.vision.families import reads_pictures
 from gspo_lightning.policy.vision.families import tower_of as family_tower

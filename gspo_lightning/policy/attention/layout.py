@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gspo_lightning.pictures import blocks_of
-from gspo_lightning.types import MicroBatch
+from gspo_lightning.core.pictures import blocks_of
+from gspo_lightning.core.types import MicroBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gspo_lightning.core.types import MicroBatch
 from gspo_lightning.policy.routing.router_recording import RouterRecording
 from gspo_lightning.policy.routing.routing import Routing
-from gspo_lightning.types import MicroBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gspo_lightning.core.types import MicroBatch
 from gspo_lightning.policy.routing.router_recording import RouterRecording
 from gspo_lightning.policy.routing.routing import Routing
 from gspo_lightning.policy.routing.tokens import gather_routes
-from gspo_lightning.types import MicroBatch
 
 LOAD = "expert_load"
 """Name of the vector [L * E]: tokens routed to each expert of each layer."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.policy.routing.router_recording import TOP_K, ChoiceHooks
 from gspo_lightning.policy.routing.routing import Replay, Routing
 

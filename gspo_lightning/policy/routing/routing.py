@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 
 Replay = Literal["off", "R2", "R3"]
 """``R2``: follow the experts of the old policy's forward pass. ``R3``: those of the rollout."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gspo_lightning.types import MicroBatch
+from gspo_lightning.core.types import MicroBatch
 
 
 @dataclass(frozen=True, slots=True)

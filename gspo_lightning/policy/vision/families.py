@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
-from gspo_lightning.errors import UserError, first_line
+from gspo_lightning.core.errors import UserError, first_line
 from gspo_lightning.policy.vision.gemma import gemma_image_processor, tiny_gemma_processor
 from gspo_lightning.policy.vision.image_processor import ImageProcessorAdapter
 from gspo_lightning.policy.vision.qwen import qwen_image_processor, tiny_qwen_processor

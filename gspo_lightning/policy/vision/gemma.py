@@ -16,8 +16,8 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 from typing_extensions import override
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.pictures import Picture
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.pictures import Picture
 from gspo_lightning.policy.vision.image_processor import Features, Shown, SquareImageProcessor, rgb, write_json
 
 

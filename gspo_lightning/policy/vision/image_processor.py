@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from typing_extensions import override
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.pictures import Picture
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.pictures import Picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image

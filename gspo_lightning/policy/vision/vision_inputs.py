@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.pictures import Media
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.pictures import Media
 from gspo_lightning.policy.vision.gemma import masks
 from gspo_lightning.policy.vision.image_processor import Features, ImageProcessorAdapter
 

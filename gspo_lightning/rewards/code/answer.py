@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from gspo_lightning.parsing import allow_long_integers, load_json
+from gspo_lightning.core.parsing import allow_long_integers, load_json
 from gspo_lightning.rewards.code.asserts import Assertion, UnsupportedTestError, parse, read_python
 from gspo_lightning.rewards.code.compare import Comparison, Rule
 from gspo_lightning.rewards.code.extract import LANGUAGES
 from gspo_lightning.rewards.code.scripts import script_of
 from gspo_lightning.rewards.code.shapes import plain_shape
-from gspo_lightning.sandbox.examination import Script
+from gspo_lightning.rewards.sandbox.examination import Script
 
 _INTERACTIVE = ("interactive", "interaction_format", "interactor")
 _TAGS = ("tags", "raw_tags", "cf_tags")

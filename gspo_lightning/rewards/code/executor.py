@@ -8,14 +8,14 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards.code.answer import BadAnswerError, Task, read_answer
 from gspo_lightning.rewards.code.extract import LANGUAGES, marked_language, other_language, program_of
 from gspo_lightning.rewards.code.judging import WRONG, Judge
 from gspo_lightning.rewards.reward import Reward
+from gspo_lightning.rewards.sandbox import End, Limits, choose, with_packages
+from gspo_lightning.rewards.sandbox.cpp import COMPILING, missing
 from gspo_lightning.rewards.types import Score, ScoreStatus
-from gspo_lightning.sandbox import End, Limits, choose, with_packages
-from gspo_lightning.sandbox.cpp import COMPILING, missing
 
 log = logging.getLogger(__name__)
 

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from gspo_lightning.errors import InfrastructureError
+from gspo_lightning.core.errors import InfrastructureError
 from gspo_lightning.rewards.code.answer import BadAnswerError, Case, Task
 from gspo_lightning.rewards.code.asserts import UnsupportedTestError
 from gspo_lightning.rewards.code.compare import INCOMPARABLE
 from gspo_lightning.rewards.code.scripts import script_of
-from gspo_lightning.sandbox import End, Isolation, Limits, Outcome, Sandbox
-from gspo_lightning.sandbox.cpp import compiled
-from gspo_lightning.sandbox.examination import Script, Verdict, examine
-from gspo_lightning.sandbox.inside.decode import Named
-from gspo_lightning.sandbox.process import Opaque
+from gspo_lightning.rewards.sandbox import End, Isolation, Limits, Outcome, Sandbox
+from gspo_lightning.rewards.sandbox.cpp import compiled
+from gspo_lightning.rewards.sandbox.examination import Script, Verdict, examine
+from gspo_lightning.rewards.sandbox.inside.decode import Named
+from gspo_lightning.rewards.sandbox.process import Opaque
 
 WRONG = "wrong_answer"
 _NAMES = (

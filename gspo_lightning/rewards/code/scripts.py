@@ -19,7 +19,7 @@ from gspo_lightning.rewards.code.asserts import (
     imports,
     read_python,
 )
-from gspo_lightning.sandbox.examination import Script
+from gspo_lightning.rewards.sandbox.examination import Script
 
 _SOLUTION = ("solution", "main")
 """Module names under which tests import the program (KodCode, pytest-style sets)."""

@@ -25,7 +25,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from gspo_lightning.parsing import load_json
+from gspo_lightning.core.parsing import load_json
 from gspo_lightning.rewards.code.asserts import UnsupportedTestError, check_function
 
 _KEPT = ("timeout_s", "comparison", "tolerance", "checker")

@@ -11,8 +11,8 @@ import importlib.util
 import re
 from collections.abc import Sequence
 
-from gspo_lightning.errors import UserError, did_you_mean
-from gspo_lightning.registry import installed_version
+from gspo_lightning.core.errors import UserError, did_you_mean
+from gspo_lightning.core.registry import installed_version
 
 VERSION = "0.1.25"
 """The tested version of reasoning-gym."""

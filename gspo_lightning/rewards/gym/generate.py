@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gspo_lightning.randomness import stable_hash, stream
+from gspo_lightning.core.randomness import stable_hash, stream
 from gspo_lightning.rewards.gym.items import graded, make_item, open_source, read_entry, write_entry
 
 PATIENCE = 2000

@@ -15,9 +15,9 @@ from typing import Any
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
+from gspo_lightning.core.tolerance import at_least
 from gspo_lightning.rewards.gym.families import EXACT, FORMS, unknown_family
 from gspo_lightning.rewards.logic.final import layers
-from gspo_lightning.tolerance import at_least
 
 Source = Any
 """A data set of reasoning-gym."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards.gym.families import REFUSED, check_installed
 from gspo_lightning.rewards.logic.final import final_answer
 from gspo_lightning.rewards.reward import Reward

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from gspo_lightning.parsing import load_json
+from gspo_lightning.core.parsing import load_json
 from gspo_lightning.rewards.instructions.sentences import count_sentences
 from gspo_lightning.rewards.instructions.text import capital_words, language_of, paragraphs, words
 

@@ -8,7 +8,7 @@ import re
 import unicodedata
 from collections import Counter
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 
 _WORD = re.compile(r"\w+")
 _CHUNK = re.compile(r"[^\W_]+(?:[-.'\u2019&/][^\W_]+)*")

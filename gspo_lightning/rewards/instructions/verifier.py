@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gspo_lightning.errors import UserError, did_you_mean
-from gspo_lightning.parsing import load_json
+from gspo_lightning.core.errors import UserError, did_you_mean
+from gspo_lightning.core.parsing import load_json
 from gspo_lightning.rewards.instructions.checks import CHECKS
 from gspo_lightning.rewards.instructions.text import check_installed, load_languages
 from gspo_lightning.rewards.math.text import after_thinking

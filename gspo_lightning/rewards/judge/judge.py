@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from gspo_lightning.errors import InfrastructureError, UserError, did_you_mean
+from gspo_lightning.core.errors import InfrastructureError, UserError, did_you_mean
 from gspo_lightning.rewards.judge.request import Question
 from gspo_lightning.rewards.judge.server import MAX_WAIT_S, ChatServer, NoReplyError, RefusedError, check_url
 from gspo_lightning.rewards.judge.verdict import UnreadableError, VerdictCache, key_of, read_verdict, weighted

@@ -7,10 +7,10 @@ import os
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from gspo_lightning.addresses import IDLE_S, check_address
-from gspo_lightning.bodies import ACCEPTED, Body, BodyError, read_body, reply_limit
-from gspo_lightning.errors import UserError
-from gspo_lightning.escape import visible
+from gspo_lightning.core.addresses import IDLE_S, check_address
+from gspo_lightning.core.bodies import ACCEPTED, Body, BodyError, read_body, reply_limit
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.escape import visible
 
 if TYPE_CHECKING:
     import aiohttp

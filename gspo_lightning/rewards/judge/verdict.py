@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards.chat import answer_text
 from gspo_lightning.rewards.judge.request import CHOICES
 from gspo_lightning.rewards.logic.lenient import last_objects

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.core.errors import UserError, did_you_mean
 from gspo_lightning.rewards.logic.countdown import Countdown
 from gspo_lightning.rewards.logic.family import Family, Grade
 from gspo_lightning.rewards.logic.final import final_answer, plain

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards.math import library
 from gspo_lightning.rewards.math.comparison import Comparison
 from gspo_lightning.rewards.math.gold import ANSWER_TYPES, Gold, bare, read_gold, refusal, spelled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.core.errors import UserError, did_you_mean
 from gspo_lightning.rewards.by_record import Judges
 from gspo_lightning.rewards.types import Score
 

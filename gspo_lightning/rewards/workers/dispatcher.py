@@ -11,14 +11,14 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gspo_lightning.errors import InfrastructureError, UserError
+from gspo_lightning.core.errors import InfrastructureError, UserError
 from gspo_lightning.rewards.reward import Reward
+from gspo_lightning.rewards.sandbox import sweep
 from gspo_lightning.rewards.types import Score, ScoreStatus
 from gspo_lightning.rewards.workers.jobs import Job, Limits, Task, cut
 from gspo_lightning.rewards.workers.judge import plugin_error
 from gspo_lightning.rewards.workers.process import WorkerProcess
 from gspo_lightning.rewards.workers.protocol import Setup
-from gspo_lightning.sandbox import sweep
 
 _START_SECONDS = 120.0
 _START_ATTEMPTS = 10

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from typing import TypeGuard
 
-from gspo_lightning.errors import UserError, defined, is_own, located
+from gspo_lightning.core.errors import UserError, defined, is_own, located
 from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.scores import check_batch, to_score
 from gspo_lightning.rewards.types import Sample, Score

@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from gspo_lightning.errors import GSPOError, InfrastructureError, UserError, did_you_mean, place_of
-from gspo_lightning.registry import import_plugins, plugin_files
+from gspo_lightning.core.errors import GSPOError, InfrastructureError, UserError, did_you_mean, place_of
+from gspo_lightning.core.registry import import_plugins, plugin_files
 from gspo_lightning.rewards.by_record import ByRecord, Judges, RewardChoice, applying_weight
 from gspo_lightning.rewards.canned import FEW, canned, conversation_columns, silent, unreadable
 from gspo_lightning.rewards.reward import Reward

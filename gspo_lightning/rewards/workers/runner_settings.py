@@ -7,7 +7,7 @@ import os
 import pickle
 from collections.abc import Mapping, Sequence
 
-from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.core.errors import UserError, did_you_mean
 from gspo_lightning.rewards.reward import Reward
 
 

@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.errors import InfrastructureError, UserError, is_own, place_of
-from gspo_lightning.escape import escaped_logs
-from gspo_lightning.output import forgiving
-from gspo_lightning.registry import load_source
+from gspo_lightning.core.errors import InfrastructureError, UserError, is_own, place_of
+from gspo_lightning.core.escape import escaped_logs
+from gspo_lightning.core.output import forgiving
+from gspo_lightning.core.registry import load_source
 from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.types import Sample, Score, ScoreStatus
 from gspo_lightning.rewards.workers.judge import is_refusal, judge

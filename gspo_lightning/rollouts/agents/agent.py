@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from gspo_lightning.gateway.address import Address
+from gspo_lightning.rollouts.gateway.address import Address
 
 Outcome = float | Mapping[str, Any] | None
 """Result of an agent: a reward, or None where the run's rewards judge; or an object with some of ``reward``, ``parts``
@@ -17,8 +17,8 @@ class Agent(ABC):
     """Base class of agents. A subclass is registered under its name.
 
     One object serves all rollouts of a run, many at the same time, on the event loop of the gateway. An exception of
-    :meth:`run` costs its own rollout: an :class:`~gspo_lightning.errors.InfrastructureError` is counted as a failure of
-    the agent's environment, a ``UserError`` stops the run, and any other one is the agent's own.
+    :meth:`run` costs its own rollout: an :class:`~gspo_lightning.core.errors.InfrastructureError` is counted as a
+    failure of the agent's environment, a ``UserError`` stops the run, and any other one is the agent's own.
     """
 
     @property

@@ -10,8 +10,8 @@ from itertools import groupby
 
 from typing_extensions import override
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.gateway.trace import Match, Piece
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.agents.agent import Agent
 from gspo_lightning.rollouts.agents.codec import PolicyCodec
@@ -19,10 +19,10 @@ from gspo_lightning.rollouts.agents.feed import Asked, Feed
 from gspo_lightning.rollouts.agents.outcome import CLASSES, Limits, Tally, Treatment
 from gspo_lightning.rollouts.contract import check_pieces
 from gspo_lightning.rollouts.drawing import Draws
+from gspo_lightning.rollouts.gateway.trace import Match, Piece
 from gspo_lightning.rollouts.serving.loop import LoopThread
 from gspo_lightning.rollouts.source import Progress, ResponsePrefix, RolloutSource
 from gspo_lightning.rollouts.wrapping import WrappingSource
-from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
 _LONGEST = 4
 """One part in so many of a batch, its longest turns, is sampled on together with what the other agents say next."""

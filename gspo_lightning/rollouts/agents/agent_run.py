@@ -8,17 +8,17 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gspo_lightning.distributed import rank_and_world
-from gspo_lightning.errors import InfrastructureError, PluginError, UserError, counted, first_line
-from gspo_lightning.gateway.reward import Told, read_reward
-from gspo_lightning.gateway.server import Gateway
-from gspo_lightning.gateway.session import Phase, Session
-from gspo_lightning.gateway.trace import TraceError
+from gspo_lightning.core.distributed import rank_and_world
+from gspo_lightning.core.errors import InfrastructureError, PluginError, UserError, counted, first_line
+from gspo_lightning.core.types import Prompt, Rollout, SamplingParams
 from gspo_lightning.rollouts.agents.agent import Agent
 from gspo_lightning.rollouts.agents.codec import PolicyCodec
 from gspo_lightning.rollouts.agents.feed import Feed
 from gspo_lightning.rollouts.agents.outcome import Finished, Limits
-from gspo_lightning.types import Prompt, Rollout, SamplingParams
+from gspo_lightning.rollouts.gateway.reward import Told, read_reward
+from gspo_lightning.rollouts.gateway.server import Gateway
+from gspo_lightning.rollouts.gateway.session import Phase, Session
+from gspo_lightning.rollouts.gateway.trace import TraceError
 
 log = logging.getLogger(__name__)
 

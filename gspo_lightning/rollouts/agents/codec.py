@@ -9,11 +9,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from gspo_lightning.gateway.trace import canonical
-from gspo_lightning.prompts.dialogue import Dialogue
-from gspo_lightning.prompts.tool_calls import parse_turn
-from gspo_lightning.turn import Turn
-from gspo_lightning.types import Message, SystemPrompt
+from gspo_lightning.core.turn import Turn
+from gspo_lightning.core.types import Message, SystemPrompt
+from gspo_lightning.data.prompts.dialogue import Dialogue
+from gspo_lightning.data.prompts.tool_calls import parse_turn
+from gspo_lightning.rollouts.gateway.trace import canonical
 
 _KEPT = 4096
 """Openings that are kept: all rollouts of a group begin alike."""

@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.gateway.address import Address
-from gspo_lightning.gateway.reward import read_reward
-from gspo_lightning.parsing import load_json
+from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.parsing import load_json
+from gspo_lightning.rewards.sandbox import Isolation, Kind, Limits, choose
+from gspo_lightning.rewards.sandbox.agents import PORT, AgentSandbox, Ended
+from gspo_lightning.rewards.sandbox.inside import landlock
+from gspo_lightning.rewards.sandbox.launch import NOBODY
 from gspo_lightning.rollouts.agents.agent import Agent, Outcome
-from gspo_lightning.sandbox import Isolation, Kind, Limits, choose
-from gspo_lightning.sandbox.agents import PORT, AgentSandbox, Ended
-from gspo_lightning.sandbox.inside import landlock
-from gspo_lightning.sandbox.launch import NOBODY
+from gspo_lightning.rollouts.gateway.address import Address
+from gspo_lightning.rollouts.gateway.reward import read_reward
 
 _INSTALL = "install bubblewrap (make sandbox, or apt-get install bubblewrap), or use Linux 6.7 or newer"
 _MOST_LINKS = 40

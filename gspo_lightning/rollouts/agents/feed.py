@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gspo_lightning.gateway.session import Session
-from gspo_lightning.gateway.trace import Piece
+from gspo_lightning.rollouts.gateway.session import Session
+from gspo_lightning.rollouts.gateway.trace import Piece
 
 _LONGEST = 10
 """How many times the linger may begin anew because another request came."""

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from gspo_lightning.addresses import IDLE_S, check_address
-from gspo_lightning.bodies import ACCEPTED, BASE, BodyError, read_body
-from gspo_lightning.errors import InfrastructureError
-from gspo_lightning.gateway.address import Address
+from gspo_lightning.core.addresses import IDLE_S, check_address
+from gspo_lightning.core.bodies import ACCEPTED, BASE, BodyError, read_body
+from gspo_lightning.core.errors import InfrastructureError
 from gspo_lightning.rollouts.agents.agent import Agent, Outcome
+from gspo_lightning.rollouts.gateway.address import Address
 
 if TYPE_CHECKING:
     import aiohttp

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import torch
 
-from gspo_lightning.gateway.session import Session
-from gspo_lightning.gateway.trace import REASONS, Match, Node, TracedRow
+from gspo_lightning.core.types import FinishReason, Message, Prompt, Rollout
 from gspo_lightning.rollouts.agents.codec import PolicyCodec
-from gspo_lightning.types import FinishReason, Message, Prompt, Rollout
+from gspo_lightning.rollouts.gateway.session import Session
+from gspo_lightning.rollouts.gateway.trace import REASONS, Match, Node, TracedRow
 
 Treatment = Literal["missing", "score"]
 CLASSES: Mapping[str, Treatment] = {

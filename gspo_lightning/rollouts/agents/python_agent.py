@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.gateway.address import Address
-from gspo_lightning.gateway.agent_worker import LINE_BYTES
-from gspo_lightning.registry import plugin_files, see_folder
+from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.registry import plugin_files, see_folder
 from gspo_lightning.rewards.workers.interpreter import module_command
 from gspo_lightning.rollouts.agents.agent import Agent, Outcome
+from gspo_lightning.rollouts.gateway.address import Address
+from gspo_lightning.rollouts.gateway.agent_worker import LINE_BYTES
 
 _START_S, _END_S = 60.0, 5.0
 
@@ -109,7 +109,7 @@ class _Worker:
 
     async def start(self) -> None:
         """Start the process, and wait until it has imported the function."""
-        command, variables = module_command("gspo_lightning.gateway.agent_worker", self.settings.python)
+        command, variables = module_command("gspo_lightning.rollouts.gateway.agent_worker", self.settings.python)
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdin=PIPE, stdout=PIPE, limit=LINE_BYTES, start_new_session=True, env=variables

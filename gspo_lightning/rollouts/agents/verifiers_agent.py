@@ -20,5 +20,5 @@ class VerifiersAgent(PythonAgent):
     """
 
     def __init__(self, environment: dict[str, Any], python: str | None = None, processes: int = 1) -> None:
-        super().__init__("gspo_lightning.gateway.verifiers_worker.Episodes", processes)
+        super().__init__("gspo_lightning.rollouts.gateway.verifiers_worker.Episodes", processes)
         self.settings = WorkerSettings(python, {"environment": environment}, "VerifiersAgent.environment")

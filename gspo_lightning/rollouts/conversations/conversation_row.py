@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from gspo_lightning.environments import Messages, Step
-from gspo_lightning.environments.conversation import Conversation
-from gspo_lightning.prompts.dialogue import Dialogue
+from gspo_lightning.core.turn import Turn, assistant_message
+from gspo_lightning.core.types import FinishReason, Message, Prompt, Rollout
+from gspo_lightning.data.prompts.dialogue import Dialogue
+from gspo_lightning.rollouts.environments import Messages, Step
+from gspo_lightning.rollouts.environments.conversation import Conversation
 from gspo_lightning.rollouts.source import ResponsePrefix
-from gspo_lightning.turn import Turn, assistant_message
-from gspo_lightning.types import FinishReason, Message, Prompt, Rollout
 
 
 @dataclass(slots=True)

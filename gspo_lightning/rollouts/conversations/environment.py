@@ -5,20 +5,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
-from gspo_lightning.environments import Environment
-from gspo_lightning.environments.conversation import Conversation
-from gspo_lightning.environments.host import Host
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.randomness import stream
+from gspo_lightning.core.types import Prompt, Rollout, SamplingParams
+from gspo_lightning.data.prompts.dialogue import Dialogue
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.prompts.dialogue import Dialogue
-from gspo_lightning.randomness import stream
 from gspo_lightning.rollouts.contract import check_pieces
 from gspo_lightning.rollouts.conversations.conversation_row import ConversationRow
 from gspo_lightning.rollouts.conversations.turns import ConversationRows
 from gspo_lightning.rollouts.drawing import Draws
+from gspo_lightning.rollouts.environments import Environment
+from gspo_lightning.rollouts.environments.conversation import Conversation
+from gspo_lightning.rollouts.environments.host import Host
 from gspo_lightning.rollouts.source import Enough, Progress, RolloutSource
 from gspo_lightning.rollouts.wrapping import WrappingSource
-from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
 
 class EnvironmentRollouts(WrappingSource):

@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from gspo_lightning.environments.conversation import Conversation
-from gspo_lightning.environments.host import BEAT_S, BlockedError, Call, Host
-from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.prompts.dialogue import Dialogue
-from gspo_lightning.prompts.tool_calls import parse_turn
+from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.turn import Turn
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout
+from gspo_lightning.data.prompts.dialogue import Dialogue
+from gspo_lightning.data.prompts.tool_calls import parse_turn
 from gspo_lightning.rewards.chat import tools_of
 from gspo_lightning.rollouts.conversations.conversation_row import ConversationRow
+from gspo_lightning.rollouts.environments.conversation import Conversation
+from gspo_lightning.rollouts.environments.host import BEAT_S, BlockedError, Call, Host
 from gspo_lightning.rollouts.source import Enough
-from gspo_lightning.turn import Turn
-from gspo_lightning.types import FinishReason, Prompt, Rollout
 
 log = logging.getLogger(__name__)
 

@@ -9,15 +9,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.packing.batches import make_micro_batch
-from gspo_lightning.packing.rows import Row, rows_of, store
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams, WeightsOn
+from gspo_lightning.policy.packing.batches import make_micro_batch
+from gspo_lightning.policy.packing.rows import Row, rows_of, store
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.recording.records import RecordFile, check_row, open_records, rows_in
 from gspo_lightning.rollouts.sampler.sampler import GroupedSampler
 from gspo_lightning.rollouts.source import Progress, RolloutSource
-from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams, WeightsOn
 
 PATH = "data.rollouts.path"
 RECOMPUTED_TOKENS = 16384

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.distributed import rank_and_world
-from gspo_lightning.errors import UserError, is_finite
-from gspo_lightning.parsing import load_json
+from gspo_lightning.core.distributed import rank_and_world
+from gspo_lightning.core.errors import UserError, is_finite
+from gspo_lightning.core.parsing import load_json
+from gspo_lightning.core.types import FinishReason, Rollout, SamplingParams
 from gspo_lightning.resume import atomic_file
 from gspo_lightning.rollouts.contract import LARGEST_LOGPROB
-from gspo_lightning.types import FinishReason, Rollout, SamplingParams
 
 
 def record(rollout: Rollout, sampling: SamplingParams, iteration: int | None = None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from gspo_lightning.pictures import Media
+from gspo_lightning.core.pictures import Media
 from gspo_lightning.rollouts.sampler.memory import Costs
 from gspo_lightning.rollouts.source import ResponsePrefix
 

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from gspo_lightning.core.types import SamplingParams
 from gspo_lightning.policy.attention import closed_up
 from gspo_lightning.policy.logprobs import logprobs_from_logits
 from gspo_lightning.rollouts.drawing import Draws, sample_tokens
@@ -19,7 +20,6 @@ from gspo_lightning.rollouts.sampler.admission_queue import Block
 from gspo_lightning.rollouts.sampler.decoding import Decoder
 from gspo_lightning.rollouts.sampler.decoding_rows import ResponseBuffer, Rows
 from gspo_lightning.rollouts.sampler.routes import RecordingDecoder
-from gspo_lightning.types import SamplingParams
 
 LAG = 2
 """Steps between a count and its arrival. The same in every run: rows leave a batch at the same tokens."""

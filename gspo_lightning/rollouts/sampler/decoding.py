@@ -15,12 +15,12 @@ from torch import Tensor
 from transformers import DynamicCache
 from typing_extensions import override
 
-from gspo_lightning.errors import first_line
-from gspo_lightning.packing.rows import common_prefix
-from gspo_lightning.pictures import Media, blocks_of
+from gspo_lightning.core.errors import first_line
+from gspo_lightning.core.pictures import Media, blocks_of
 from gspo_lightning.policy.attention import GroupCache, PagedCache, with_plan
-from gspo_lightning.policy.autocast_weights import compute_dtype
-from gspo_lightning.policy.kv_cache_size import kv_cache_size
+from gspo_lightning.policy.attention.kv_cache_size import kv_cache_size
+from gspo_lightning.policy.numerics.autocast_weights import compute_dtype
+from gspo_lightning.policy.packing.rows import common_prefix
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.sampler.fast_decoder import DirectDecoderLayers, FastDecoderLayers, fast_decoder_layers
 from gspo_lightning.rollouts.sampler.preallocated_cache import preallocated_cache

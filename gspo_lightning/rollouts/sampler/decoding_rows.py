@@ -8,11 +8,11 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from gspo_lightning.core.types import FinishReason, Rollout
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.vision.vision_inputs import shift
 from gspo_lightning.rollouts.ending import finish
 from gspo_lightning.rollouts.source import ResponsePrefix
-from gspo_lightning.types import FinishReason, Rollout
 
 
 @dataclass(slots=True)

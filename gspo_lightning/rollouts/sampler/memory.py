@@ -8,11 +8,11 @@ from typing import Self
 import torch
 from transformers import PretrainedConfig
 
-from gspo_lightning.distributed import rank_and_world
+from gspo_lightning.core.distributed import rank_and_world
 from gspo_lightning.policy.attention import capacity
+from gspo_lightning.policy.attention.kv_cache_size import kv_cache_size
 from gspo_lightning.policy.attention.pages import PAGE
-from gspo_lightning.policy.autocast_weights import compute_dtype
-from gspo_lightning.policy.kv_cache_size import kv_cache_size
+from gspo_lightning.policy.numerics.autocast_weights import compute_dtype
 from gspo_lightning.policy.policy import Policy
 
 SHARES = {"cuda": 0.85, "cpu": 0.7}

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from gspo_lightning.pictures import Media
+from gspo_lightning.core.pictures import Media
+from gspo_lightning.core.types import Rollout
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import Routing, index_dtype, record_routers, routed
 from gspo_lightning.rollouts.sampler.admission_queue import Block
 from gspo_lightning.rollouts.sampler.decoding import Decoder, SharedDecoder
-from gspo_lightning.types import Rollout
 
 
 class RouteBook:

@@ -15,9 +15,10 @@ from typing import get_args
 import torch
 from typing_extensions import override
 
-from gspo_lightning.errors import first_line
-from gspo_lightning.packing.memory import is_out_of_memory
-from gspo_lightning.policy.autocast_weights import in_compute_dtype
+from gspo_lightning.core.errors import first_line
+from gspo_lightning.core.types import Prompt, Rollout, SamplingParams
+from gspo_lightning.policy.numerics.autocast_weights import in_compute_dtype
+from gspo_lightning.policy.packing.memory import is_out_of_memory
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.generate import TransformersGenerate
@@ -28,7 +29,6 @@ from gspo_lightning.rollouts.sampler.decoding_rows import ResponseBuffer
 from gspo_lightning.rollouts.sampler.memory import Costs, budget
 from gspo_lightning.rollouts.sampler.routes import RecordingDecoder, RouteBook
 from gspo_lightning.rollouts.source import Enough, Progress, ResponsePrefix, RolloutSource
-from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
 log = logging.getLogger(__name__)
 

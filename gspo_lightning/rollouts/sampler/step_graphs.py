@@ -17,9 +17,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from gspo_lightning.errors import first_line
-from gspo_lightning.packing.memory import is_out_of_memory
+from gspo_lightning.core.errors import first_line
 from gspo_lightning.policy.attention import GroupCache
+from gspo_lightning.policy.packing.memory import is_out_of_memory
 from gspo_lightning.policy.policy import Policy
 
 log = logging.getLogger(__name__)

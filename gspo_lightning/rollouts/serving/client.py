@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from gspo_lightning.addresses import IDLE_S, UNIX
-from gspo_lightning.bodies import ACCEPTED, PER_DETAILED_TOKEN, Body, BodyError, read_body, reply_limit
-from gspo_lightning.escape import visible
+from gspo_lightning.core.addresses import IDLE_S, UNIX
+from gspo_lightning.core.bodies import ACCEPTED, PER_DETAILED_TOKEN, Body, BodyError, read_body, reply_limit
+from gspo_lightning.core.escape import visible
 from gspo_lightning.rollouts.serving.endpoint import KEY, Endpoint
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Client:
         endpoint: address and key of the server.
         timeout_s: seconds that a call may take.
         health_timeout_s: seconds that a health check may take.
-        per_token: see :func:`~gspo_lightning.bodies.reply_limit`.
+        per_token: see :func:`~gspo_lightning.core.bodies.reply_limit`.
     """
 
     def __init__(

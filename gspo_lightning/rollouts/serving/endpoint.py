@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gspo_lightning.addresses import UNIX, check_address, is_loopback
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.addresses import UNIX, check_address, is_loopback
+from gspo_lightning.core.errors import UserError
 
 KEY = "VLLM_API_KEY"
 """Environment variable with the key of servers that are given by their URLs; vLLM itself reads the same."""

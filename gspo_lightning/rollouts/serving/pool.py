@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.errors import InfrastructureError, UserError
+from gspo_lightning.core.errors import InfrastructureError, UserError
 from gspo_lightning.rollouts.serving.answers import BadReplyError
 from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
 from gspo_lightning.rollouts.serving.process import LocalServer

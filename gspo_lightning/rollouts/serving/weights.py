@@ -16,9 +16,9 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import logging as transformers_logging
 
-from gspo_lightning.policy.adapter_files import save_adapters
+from gspo_lightning.core.temp_files import share
+from gspo_lightning.policy.adapters.adapter_files import save_adapters
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.temp_files import share
 
 MEMORY = Path("/dev/shm")
 """Shared-memory folder on Linux, whose files never reach a disk."""

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from gspo_lightning.distributed import rank_and_world
-from gspo_lightning.errors import GSPOError, InfrastructureError, UserError
-from gspo_lightning.policy.autocast_weights import compute_dtype
+from gspo_lightning.core.distributed import rank_and_world
+from gspo_lightning.core.errors import GSPOError, InfrastructureError, UserError
+from gspo_lightning.core.randomness import stream
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams
+from gspo_lightning.policy.numerics.autocast_weights import compute_dtype
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.vision.qwen import QWEN
-from gspo_lightning.randomness import stream
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.ending import finish
 from gspo_lightning.rollouts.serving.answers import Answer, BadReplyError, checked
@@ -24,7 +25,6 @@ from gspo_lightning.rollouts.vllm.local import parallelism
 from gspo_lightning.rollouts.vllm.pictures import check_read, shown_to, unsaid_of
 from gspo_lightning.rollouts.vllm.probe import Probe
 from gspo_lightning.rollouts.vllm.protocol import request, seed_of, to_rollouts
-from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
 
 class VLLMEngine(RolloutSource):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.vllm.local import Defaults, LocalVLLM, parallelism
 

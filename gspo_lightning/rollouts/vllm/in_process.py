@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from gspo_lightning.distributed import rank_and_world
-from gspo_lightning.errors import InfrastructureError
-from gspo_lightning.pictures import Media
-from gspo_lightning.policy.autocast_weights import compute_dtype
-from gspo_lightning.policy.lora import frozen_norm, has_adapters
+from gspo_lightning.core.distributed import rank_and_world
+from gspo_lightning.core.errors import InfrastructureError
+from gspo_lightning.core.pictures import Media
+from gspo_lightning.policy.adapters.lora import frozen_norm, has_adapters
+from gspo_lightning.policy.kernels.thread_state import without_autocast
+from gspo_lightning.policy.numerics.autocast_weights import compute_dtype
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.thread_state import without_autocast
 from gspo_lightning.rollouts.serving.answers import Answer
 from gspo_lightning.rollouts.serving.weights import (
     WeightFolders,

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from gspo_lightning.addresses import UNIX
-from gspo_lightning.errors import UserError
-from gspo_lightning.policy.adapter_files import uniform
-from gspo_lightning.policy.lora import adapter_rank
+from gspo_lightning.core.addresses import UNIX
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.policy.adapters.adapter_files import uniform
+from gspo_lightning.policy.adapters.lora import adapter_rank
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.process import LocalServer

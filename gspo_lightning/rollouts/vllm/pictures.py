@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.pictures import Media, Picture
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.pictures import Media, Picture
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.vision.qwen import QwenImageProcessor
 from gspo_lightning.rollouts.serving.answers import BadReplyError, shown

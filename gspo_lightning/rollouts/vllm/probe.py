@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.packing.batches import make_micro_batch
-from gspo_lightning.policy.autocast_weights import compute_dtype
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams
+from gspo_lightning.policy.numerics.autocast_weights import compute_dtype
+from gspo_lightning.policy.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.vision.qwen import QwenImageProcessor
 from gspo_lightning.rollouts.serving.answers import Answer
@@ -17,7 +18,6 @@ from gspo_lightning.rollouts.serving.pool import Server
 from gspo_lightning.rollouts.source import ResponsePrefix
 from gspo_lightning.rollouts.vllm.pictures import completed, shown_to, unsaid_of
 from gspo_lightning.rollouts.vllm.protocol import parse, request
-from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
 TOKENS = 8
 LENGTH = 2 * TOKENS

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gspo_lightning.core.types import FinishReason, Rollout, SamplingParams
 from gspo_lightning.policy.policy import UNSAID, Policy
 from gspo_lightning.policy.routing import Routing, index_dtype
 from gspo_lightning.rollouts.drawing import Draws
@@ -22,7 +23,6 @@ from gspo_lightning.rollouts.ending import finish
 from gspo_lightning.rollouts.serving.answers import Answer, BadReplyError, checked, complete, shown
 from gspo_lightning.rollouts.serving.weight_version import version_in
 from gspo_lightning.rollouts.source import ResponsePrefix
-from gspo_lightning.types import FinishReason, Rollout, SamplingParams
 
 ABORTED = "abort"
 """Finish reason of an aborted response (``POST /abort_requests``)."""

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from gspo_lightning.distributed import all_gather_objects, fail_together, rank_and_world
-from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.policy.autocast_weights import compute_dtype
+from gspo_lightning.core.distributed import all_gather_objects, fail_together, rank_and_world
+from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams, WeightsOn
+from gspo_lightning.policy.numerics.autocast_weights import compute_dtype
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.vision.qwen import QWEN
 from gspo_lightning.rollouts.drawing import Draws
@@ -37,7 +38,6 @@ from gspo_lightning.rollouts.vllm.protocol import parse, request, seed_of, to_ro
 from gspo_lightning.rollouts.vllm.servers import InflightRequests, Servers
 from gspo_lightning.rollouts.vllm.weight_sync import WeightSync, deliver_elsewhere
 from gspo_lightning.rollouts.vllm.weight_transport import TransportOrAuto
-from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams, WeightsOn
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from gspo_lightning.addresses import is_loopback
-from gspo_lightning.bodies import PER_ROUTED_TOKEN
-from gspo_lightning.distributed import rank_and_world
-from gspo_lightning.errors import InfrastructureError
+from gspo_lightning.core.addresses import is_loopback
+from gspo_lightning.core.bodies import PER_ROUTED_TOKEN
+from gspo_lightning.core.distributed import rank_and_world
+from gspo_lightning.core.errors import InfrastructureError
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.serving.client import Client, UnsupportedError
 from gspo_lightning.rollouts.serving.endpoint import Endpoint, PrivateFolder, check_host, given, on_port, on_socket

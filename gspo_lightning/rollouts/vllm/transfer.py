@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
+from gspo_lightning.policy.kernels.thread_state import on_device
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.thread_state import on_device
 from gspo_lightning.rollouts.serving.client import Client, ServerError
 from gspo_lightning.rollouts.serving.pool import Server
 from gspo_lightning.rollouts.serving.weights import in_checkpoint_format

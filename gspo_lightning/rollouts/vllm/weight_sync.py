@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo_lightning.policy.lora import frozen_norm, has_adapters
+from gspo_lightning.policy.adapters.lora import frozen_norm, has_adapters
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.serving.client import ServerError, UnsupportedError
 from gspo_lightning.rollouts.serving.pool import UNFINISHED, Server, Weights, deliver_files

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from gspo_lightning.addresses import UNIX, is_loopback
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.addresses import UNIX, is_loopback
+from gspo_lightning.core.errors import UserError
 
 Transport = Literal["files", "ipc", "nccl"]
 TransportOrAuto = Literal["auto", "files", "ipc", "nccl"]

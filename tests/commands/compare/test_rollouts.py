@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.cli import main
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.report.side_by_side import SideBySideData, draw, page
 from tests.runs.runs import UNTAUGHT, fit, scalars, weights

@@ -10,8 +10,8 @@ import pytest
 
 from gspo_lightning import cli
 from gspo_lightning.commands.data.sampling import _Journal
-from gspo_lightning.errors import UserError
-from gspo_lightning.prompts import ChainTask
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.data.prompts import ChainTask
 from tests import ROOT
 from tests.commands.data.files import data, read, write
 

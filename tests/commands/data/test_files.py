@@ -12,9 +12,9 @@ import pytest
 
 from gspo_lightning import __version__
 from gspo_lightning.commands.data.mix import order
-from gspo_lightning.corpus.decontamination_report import about, read_report
-from gspo_lightning.corpus.minhash import grams, jaccard
-from gspo_lightning.corpus.text import normalised
+from gspo_lightning.data.corpus.decontamination_report import about, read_report
+from gspo_lightning.data.corpus.minhash import grams, jaccard
+from gspo_lightning.data.corpus.text import normalised
 from tests.commands.data.files import data, read, write
 
 LONG = "A farmer has seventeen sheep, and all but nine of them run away. How many sheep does the farmer have left?"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gspo_lightning.sandbox import choose
-from gspo_lightning.sandbox.cpp import missing
+from gspo_lightning.rewards.sandbox import choose
+from gspo_lightning.rewards.sandbox.cpp import missing
 from tests import ROOT
 from tests.commands.data.files import data, write
 

@@ -8,8 +8,8 @@ import pytest
 
 from gspo_lightning.cli import main
 from gspo_lightning.commands.doctor import command
-from gspo_lightning.errors import UserError
-from gspo_lightning.sandbox import Interpreter, Kind, choose, probe
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.rewards.sandbox import Interpreter, Kind, choose, probe
 
 
 def test_this_machine_is_fine_and_the_chosen_sandbox_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

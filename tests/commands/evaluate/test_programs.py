@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from gspo_lightning.cli import main
-from gspo_lightning.sandbox.cpp import missing
-from gspo_lightning.sandbox.probe import choose
-from gspo_lightning.statistics.rating import rating
-from tests.suites.made_up import Sum, codeforces, contest, livecodebench
+from gspo_lightning.report.statistics.rating import rating
+from gspo_lightning.rewards.sandbox.cpp import missing
+from gspo_lightning.rewards.sandbox.probe import choose
+from tests.training.suites.made_up import Sum, codeforces, contest, livecodebench
 
 pytestmark = pytest.mark.usefixtures("numpy_for_programs")
 

@@ -20,13 +20,13 @@ from gspo_lightning import __version__
 from gspo_lightning.cli import main
 from gspo_lightning.commands.evaluate.run import Plan, Task
 from gspo_lightning.commands.evaluate.run import evaluate as run_evaluation
+from gspo_lightning.report.statistics.intervals import of_new_problems, of_these_problems
 from gspo_lightning.resume.writer import sole_writer
 from gspo_lightning.rewards import CodeExecutor
 from gspo_lightning.rewards.workers import runner
 from gspo_lightning.rewards.workers.dispatcher import Dispatcher
-from gspo_lightning.statistics.intervals import of_new_problems, of_these_problems
-from gspo_lightning.suites.metrics import write_results
-from gspo_lightning.suites.suite import load_suite
+from gspo_lightning.training.suites.metrics import write_results
+from gspo_lightning.training.suites.suite import load_suite
 from tests import ROOT
 
 Lines = list[dict[str, Any]]

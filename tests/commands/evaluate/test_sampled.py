@@ -10,9 +10,9 @@ import pytest
 
 from gspo_lightning.cli import main
 from gspo_lightning.commands.export import export
-from gspo_lightning.policy.autocast_weights import compute_dtype
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
+from gspo_lightning.policy.numerics.autocast_weights import compute_dtype
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import GroupedSampler
 from tests.rollouts.toy_server import Reply, ToyServer

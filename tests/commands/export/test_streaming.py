@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from gspo_lightning.cli import main
 from gspo_lightning.commands.export import checkpoint_policy
 from gspo_lightning.policy import policy as policies
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
 from gspo_lightning.resume.folders import METADATA
 from tests.runs import runs

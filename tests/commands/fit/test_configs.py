@@ -8,7 +8,7 @@ import pytest
 
 from gspo_lightning.cli import main
 from gspo_lightning.commands.fit.configs import FOLDER, about, built_in, config_file
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from tests import ROOT
 
 
@@ -71,7 +71,7 @@ def test_built_in_configs_and_overlays_are_those_of_the_files(capsys: pytest.Cap
 
     named = printed("--config", "quickstart", "--config=fsdp2")
     assert named == printed(*(f"--config={ROOT / 'configs' / name}.yaml" for name in ("quickstart", "fsdp2")))
-    assert "class_path: gspo_lightning.strategies.FSDP2Strategy" in named
+    assert "class_path: gspo_lightning.policy.strategies.FSDP2Strategy" in named
 
 
 def test_plan_takes_names_and_a_built_in_config_finds_its_plugin(capsys: pytest.CaptureFixture[str]) -> None:

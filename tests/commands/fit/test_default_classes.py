@@ -15,9 +15,9 @@ from torch import nn
 
 from gspo_lightning.cli import main
 from gspo_lightning.commands.fit.cli import Parser
-from gspo_lightning.reward_models import RewardModule
 from gspo_lightning.training.build import build_optimizers
 from gspo_lightning.training.module import GSPOModule
+from gspo_lightning.training.reward_models import RewardModule
 
 ADAMW = {"class_path": "torch.optim.AdamW", "init_args": {"lr": 1e-4, "weight_decay": 0.1, "betas": [0.8, 0.9]}}
 CLASSES = ["Adam", "SGD", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Muon", "LBFGS"]

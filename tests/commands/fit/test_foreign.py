@@ -16,18 +16,18 @@ import torch
 import yaml
 from lightning.pytorch import Trainer
 
-from gspo_lightning import registry
-from gspo_lightning.callbacks import LastCheckpoint, PushToHub, TrackioLogger
 from gspo_lightning.cli import main
 from gspo_lightning.commands.fit.foreign import Word, foreign, read_words
 from gspo_lightning.commands.fit.hints import members, parameters, plain
 from gspo_lightning.commands.fit.unknown import LEAVES, TOP, refuse_unknown, settings_of, whole_names
-from gspo_lightning.critic import ValueModel
-from gspo_lightning.errors import UserError
-from gspo_lightning.evaluation.evaluation_settings import Evaluation
-from gspo_lightning.policy.lora import LoRA
-from gspo_lightning.strategies import FSDP2Strategy
+from gspo_lightning.core import registry
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.loop.critic import ValueModel
+from gspo_lightning.policy.adapters.lora import LoRA
+from gspo_lightning.policy.strategies import FSDP2Strategy
+from gspo_lightning.training.callbacks import LastCheckpoint, PushToHub, TrackioLogger
 from gspo_lightning.training.data import PromptDataModule
+from gspo_lightning.training.evaluation.evaluation_settings import Evaluation
 from gspo_lightning.training.module import GSPOModule
 from tests import ROOT
 from tools.foreign import PAGES, with_tables

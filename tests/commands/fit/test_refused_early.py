@@ -17,12 +17,12 @@ import pytest
 from gspo_lightning.cli import main
 from gspo_lightning.commands.fit.absent import check_named
 from gspo_lightning.commands.fit.component_names import component_names
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.registry import KINDS, components
+from gspo_lightning.data.prompts import HubPrompts
 from gspo_lightning.policy.hub import check_reachable
-from gspo_lightning.policy.loading import load_tokenizer
-from gspo_lightning.policy.model_settings import ModelSettings
-from gspo_lightning.prompts import HubPrompts
-from gspo_lightning.registry import KINDS, components
+from gspo_lightning.policy.load.loading import load_tokenizer
+from gspo_lightning.policy.load.model_settings import ModelSettings
 
 CODE = """
 import contextlib, io, json, sys

@@ -17,8 +17,8 @@ import yaml
 
 from gspo_lightning.cli import main
 from gspo_lightning.commands.init import TASKS
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from tests.resume.test_files import in_a_fork
 from tests.runs import runs
 

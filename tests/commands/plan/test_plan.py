@@ -35,9 +35,9 @@ from gspo_lightning.commands.plan.memory import (
 from gspo_lightning.commands.plan.models import config_of, counts_of
 from gspo_lightning.commands.plan.step import Step, measure_step
 from gspo_lightning.commands.plan.work import equation, work_of
-from gspo_lightning.errors import UserError
-from gspo_lightning.policy.lora import LoRA
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.policy.adapters.lora import LoRA
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from tests.runs.runs import QUICKSTART
 
 CPU = Device("CPU", 1 << 40, cpu=True)

@@ -22,8 +22,8 @@ from gspo_lightning.commands.plan.time import (
     phases_of,
 )
 from gspo_lightning.commands.plan.work import work_of
-from gspo_lightning.policy.kv_cache_size import KVCacheSize
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.policy.attention.kv_cache_size import KVCacheSize
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from tests import ROOT
 
 CARD = Device("a card", 80 << 30, flops=1e14, bandwidth=1e12, link=1e11)

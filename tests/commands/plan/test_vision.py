@@ -13,10 +13,10 @@ from gspo_lightning.commands.plan.memory import CRITIC, SAMPLING, TEACHER, TRAIN
 from gspo_lightning.commands.plan.models import counts_of
 from gspo_lightning.commands.plan.vision import tower_of
 from gspo_lightning.commands.plan.work import work_of
-from gspo_lightning.pictures import Picture
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.lora import LoRA
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.core.pictures import Picture
+from gspo_lightning.policy.adapters.lora import LoRA
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from tests.commands.plan.test_plan import CPU
 from tests.runs import runs
 from tests.support.pictures import SEEING, png

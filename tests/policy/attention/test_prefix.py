@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 import torch
 
-from gspo_lightning.packing.batches import make_micro_batch
-from gspo_lightning.packing.memory import cut_rows
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout
 from gspo_lightning.policy.attention import PackedLayout, attention_plan, check_attention, kernels, plans
 from gspo_lightning.policy.attention.interface import UnsupportedAttentionError
 from gspo_lightning.policy.attention.plans import PrefixPlan, dense_attention
-from gspo_lightning.types import FinishReason, Prompt, Rollout
+from gspo_lightning.policy.packing.batches import make_micro_batch
+from gspo_lightning.policy.packing.memory import cut_rows
 
 CASES = {
     "one prompt, one response": {0: (4, [3])},

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.metrics.sums import MetricSums
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.types import MicroBatch
+from gspo_lightning.loop.metrics.sums import MetricSums
+from gspo_lightning.loop.old_policy.snapshots import CachedLogProbs
+from gspo_lightning.loop.update.loss import LossTerms, micro_batch_loss, mini_batch_count
+from gspo_lightning.loop.update.router_loss import load_balance
 from gspo_lightning.objectives import GSPO
-from gspo_lightning.old_policy.snapshots import CachedLogProbs
-from gspo_lightning.packing.batches import filler
-from gspo_lightning.packing.memory import cut_rows
+from gspo_lightning.policy.packing.batches import filler
+from gspo_lightning.policy.packing.memory import cut_rows
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import hook_routers, routers_of
 from gspo_lightning.policy.routing.balance import _probabilities
-from gspo_lightning.types import MicroBatch
-from gspo_lightning.update.loss import LossTerms, micro_batch_loss, mini_batch_count
-from gspo_lightning.update.router_loss import load_balance
 from tests.support.model_families import build_policy
 
 COEF = 0.5

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gspo_lightning.policy.autocast_weights import in_compute_dtype
+from gspo_lightning.policy.numerics.autocast_weights import in_compute_dtype
 from gspo_lightning.policy.policy import Policy
 from tests.support.model_families import build_policy
 

@@ -21,13 +21,15 @@ from transformers import (
     PreTrainedModel,
 )
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import MicroBatch, MiniBatch, Prompt, SamplingParams
+from gspo_lightning.loop.old_policy import CachedLogProbs, OldPolicy, ResidentSnapshot
+from gspo_lightning.loop.old_policy.frozen import with_logprobs
+from gspo_lightning.loop.old_policy.logprobs import OldLogProbs, OldLogProbsChoice
 from gspo_lightning.objectives import GSPO
-from gspo_lightning.old_policy import CachedLogProbs, OldPolicy, ResidentSnapshot
-from gspo_lightning.old_policy.frozen import with_logprobs
-from gspo_lightning.old_policy.logprobs import OldLogProbs, OldLogProbsChoice
-from gspo_lightning.packing.batches import filler
-from gspo_lightning.packing.memory import cut_rows
+from gspo_lightning.policy.packing.batches import filler
+from gspo_lightning.policy.packing.memory import cut_rows
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import (
     Routing,
@@ -40,9 +42,7 @@ from gspo_lightning.policy.routing import (
     scatter_routes,
 )
 from gspo_lightning.policy.tiny import character_tokenizer
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, GroupedSampler
-from gspo_lightning.types import MicroBatch, MiniBatch, Prompt, SamplingParams
 from tests.support.model_families import COMMON, build_policy
 
 SIX: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}

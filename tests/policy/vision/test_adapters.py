@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.packing.batches import make_micro_batch
-from gspo_lightning.policy.checks import choose_layout
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.lora import LoRA, merge_adapters
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.policy.adapters.lora import LoRA, merge_adapters
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
+from gspo_lightning.policy.model_checks.checks import choose_layout
+from gspo_lightning.policy.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.vision.families import FAMILIES, tower_of
 from gspo_lightning.rollouts import GroupedSampler, TransformersGenerate

@@ -12,17 +12,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.packing.batches import filler, make_micro_batch
-from gspo_lightning.packing.memory import cut_rows
-from gspo_lightning.pictures import Picture
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.pictures import Picture
+from gspo_lightning.core.types import FinishReason, MicroBatch, Prompt, Rollout
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
+from gspo_lightning.policy.packing.batches import filler, make_micro_batch
+from gspo_lightning.policy.packing.memory import cut_rows
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.vision.families import tower_of
 from gspo_lightning.policy.vision.qwen import QwenImageProcessor
 from gspo_lightning.policy.vision.vision_inputs import position_table, shift
-from gspo_lightning.types import FinishReason, MicroBatch, Prompt, Rollout
 from tests.support.pictures import SEEING, plain_inputs, png, seeing_prompt
 
 TINY = SEEING

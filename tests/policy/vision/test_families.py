@@ -15,22 +15,22 @@ from transformers import LlavaConfig
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.packing.batches import make_micro_batch
-from gspo_lightning.pictures import Picture
-from gspo_lightning.policy.checks import PictureProbe, choose_layout
-from gspo_lightning.policy.loading import load_policy, load_tokenizer
-from gspo_lightning.policy.lora import LoRA
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.pictures import Picture
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import SamplingParams
+from gspo_lightning.policy.adapters.lora import LoRA
+from gspo_lightning.policy.load.loading import load_policy, load_tokenizer
+from gspo_lightning.policy.load.model_settings import ModelSettings
+from gspo_lightning.policy.model_checks.checks import PictureProbe, choose_layout
+from gspo_lightning.policy.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import TINY_MODELS, character_tokenizer, tiny_config
 from gspo_lightning.policy.vision.gemma import GemmaImageProcessor
 from gspo_lightning.policy.vision.image_processor import image_processor_of
 from gspo_lightning.policy.vision.tiles import TileImageProcessor
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import GroupedSampler
 from gspo_lightning.rollouts.drawing import Draws
-from gspo_lightning.types import SamplingParams
 from tests.policy.vision.test_exact import alone, prompts_of, rollouts_of
 from tests.support.pictures import gemma_with_pooling, idefics3_folder, opened, png
 

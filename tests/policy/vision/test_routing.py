@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gspo_lightning.old_policy.frozen import with_logprobs
-from gspo_lightning.packing.batches import make_micro_batch
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import MicroBatch, MiniBatch, Rollout, SamplingParams
+from gspo_lightning.loop.old_policy.frozen import with_logprobs
+from gspo_lightning.policy.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import Replay, Routing, hook_routers
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, GroupedSampler
-from gspo_lightning.types import MicroBatch, MiniBatch, Rollout, SamplingParams
 from tests.policy.routing.test_routing import moved
 from tests.policy.vision.test_exact import alone, policy_of, prompts_of, rollouts_of
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards import CodeExecutor
-from gspo_lightning.sandbox import Kind, choose
+from gspo_lightning.rewards.sandbox import Kind, choose
 
 SECRET = "3141" + "592"  # never whole in a program
 STDIN = {"type": "stdin", "tests": [{"input": "1", "output": SECRET}]}

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards import CodeExecutor
-from gspo_lightning.sandbox import Kind, choose, cpp
+from gspo_lightning.rewards.sandbox import Kind, choose, cpp
 
 HONEST = {
     "adds": (

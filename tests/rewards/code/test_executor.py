@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gspo_lightning.commands.score import main as score_main
-from gspo_lightning.errors import InfrastructureError
+from gspo_lightning.core.errors import InfrastructureError
 from gspo_lightning.rewards import CodeExecutor, RewardRunner, Sample, Score
 from gspo_lightning.rewards.code.answer import BadAnswerError, read_answer
 from gspo_lightning.rewards.code.asserts import UnsupportedTestError, check_function, parse

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards import CodeExecutor
-from gspo_lightning.sandbox import Kind, choose
+from gspo_lightning.rewards.sandbox import Kind, choose
 
 SUM = ("3 4", "7")
 HONEST = {

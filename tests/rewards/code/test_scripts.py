@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards import CodeExecutor
 from gspo_lightning.rewards.code.asserts import UnsupportedTestError
 from gspo_lightning.rewards.code.scripts import script_of
-from gspo_lightning.sandbox import Kind, choose
-from gspo_lightning.sandbox.launch import Interpreter
-from gspo_lightning.sandbox.probe import _import_error
+from gspo_lightning.rewards.sandbox import Kind, choose
+from gspo_lightning.rewards.sandbox.launch import Interpreter
+from gspo_lightning.rewards.sandbox.probe import _import_error
 
 
 def asserts(*tests: str, **more: Any) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from gspo_lightning.commands.score import main as score_main
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards import CodeExecutor
-from gspo_lightning.sandbox import Kind, choose
+from gspo_lightning.rewards.sandbox import Kind, choose
 
 SECRET = 26025927
 

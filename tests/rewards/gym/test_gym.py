@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("reasoning_gym")
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards import ReasoningGym, RewardRunner, Sample
 from gspo_lightning.rewards.gym import families
 from gspo_lightning.rewards.gym.families import EXACT, FORMS, REFUSED, check_families

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo_lightning.cli import main
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards import IFVerifier, RewardRunner, Sample
 from gspo_lightning.rewards.instructions.checks import CHECKS
 from gspo_lightning.rewards.instructions.sentences import count_sentences

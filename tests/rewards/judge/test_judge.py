@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from gspo_lightning.cli import main
-from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.metrics.rollouts import measure_rollouts
+from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout
+from gspo_lightning.loop.metrics.rollouts import measure_rollouts
 from gspo_lightning.rewards import ExactMatch, LLMJudge, RewardRunner, Sample, Score
 from gspo_lightning.rewards.judge.request import Question, defused
 from gspo_lightning.rewards.judge.server import KEY
-from gspo_lightning.types import FinishReason, Prompt, Rollout
 from tests.rewards.judge.served import Asked, JudgeServer, Reply
 from tests.runs import runs
 

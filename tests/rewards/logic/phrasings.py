@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from gspo_lightning.randomness import stable_hash
+from gspo_lightning.core.randomness import stable_hash
 
 __all__ = ["PHRASINGS", "Phrasing"]
 

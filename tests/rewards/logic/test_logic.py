@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards import LogicPuzzle, RewardRunner, Sample
 from gspo_lightning.rewards.logic import FAMILIES, Puzzle
 from gspo_lightning.rewards.logic.countdown import evaluate

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gspo_lightning.cli import main
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards import MathVerifier, RewardRunner, Sample, ScoreStatus
 
 UNREADABLE = r"\frac{1}{"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards import MathVerifier, RewardRunner, Sample
 
 EQUAL = [

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.registry import import_plugins
+from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.registry import import_plugins
 from gspo_lightning.rewards import (
     EnvironmentReward,
     ExactMatch,

@@ -10,8 +10,8 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from gspo_lightning.errors import InfrastructureError
-from gspo_lightning.gateway.address import Address
+from gspo_lightning.core.errors import InfrastructureError
+from gspo_lightning.rollouts.gateway.address import Address
 
 
 def ask(address: Address, messages: Any) -> Any:

@@ -15,19 +15,19 @@ import pytest
 import torch
 from aiohttp import web
 
-from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.gateway.address import Address
-from gspo_lightning.packing.batches import make_micro_batch
-from gspo_lightning.packing.rows import rows_of
+from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams
+from gspo_lightning.data.prompts import VerifiersTasks
+from gspo_lightning.policy.packing.batches import make_micro_batch
+from gspo_lightning.policy.packing.rows import rows_of
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.prompts import VerifiersTasks
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import AgentRollouts, Draws, GroupedSampler, ResponsePrefix, RolloutSource
 from gspo_lightning.rollouts.agents import Agent, HttpAgent, PythonAgent, VerifiersAgent
 from gspo_lightning.rollouts.agents.agent import Outcome
 from gspo_lightning.rollouts.contract import check_groups
+from gspo_lightning.rollouts.gateway.address import Address
 from gspo_lightning.rollouts.recording.records import record as recorded
-from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 from tests.rollouts.agents import programs
 from tests.support import model_families
 

@@ -21,14 +21,14 @@ from typing import Any
 
 import pytest
 
-from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.gateway.address import Address
+from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.types import Prompt
+from gspo_lightning.rewards.sandbox import choose
+from gspo_lightning.rewards.sandbox.inside import landlock
 from gspo_lightning.rollouts import AgentRollouts
 from gspo_lightning.rollouts.agents import CommandAgent
 from gspo_lightning.rollouts.agents.agent import Outcome
-from gspo_lightning.sandbox import choose
-from gspo_lightning.sandbox.inside import landlock
-from gspo_lightning.types import Prompt
+from gspo_lightning.rollouts.gateway.address import Address
 from tests.rollouts.agents.test_agent_rollouts import DRAWS, SAMPLING
 from tests.support import model_families
 
@@ -285,9 +285,9 @@ def test_a_hostile_agent_reaches_nothing_but_the_gateway(place: Place, targets: 
 
 OUTSIDE = """
 import json, os, sys
-from gspo_lightning.sandbox.agents import AgentSandbox
-from gspo_lightning.sandbox.launch import Interpreter, Kind
-from gspo_lightning.sandbox.limits import Limits
+from gspo_lightning.rewards.sandbox.agents import AgentSandbox
+from gspo_lightning.rewards.sandbox.launch import Interpreter, Kind
+from gspo_lightning.rewards.sandbox.limits import Limits
 kind, file, told = json.load(sys.stdin)
 told["pid"] = os.getpid()
 limits = Limits(20, 2048, tasks=128)
@@ -377,7 +377,7 @@ def test_nothing_of_it_outlives_a_killed_trainer(place: Place) -> None:
     place.agent(DAEMON + "time.sleep(60)")
     program = f"""
 import asyncio
-from gspo_lightning.gateway.address import Address
+from gspo_lightning.rollouts.gateway.address import Address
 from gspo_lightning.rollouts.agents import CommandAgent
 async def work():
     command = [{PYTHON[place.kind]!r}, {str(place.folder / "agent" / "agent.py")!r}]

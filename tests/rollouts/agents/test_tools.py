@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from gspo_lightning.metrics.rollouts import measure_rollouts
+from gspo_lightning.core.types import Prompt, Rollout, SamplingParams
+from gspo_lightning.loop.metrics.rollouts import measure_rollouts
 from gspo_lightning.rollouts import AgentRollouts
-from gspo_lightning.types import Prompt, Rollout, SamplingParams
-from tests.prompts.families import FAMILIES
+from tests.data.prompts.families import FAMILIES
 from tests.rollouts.agents.test_agent_rollouts import DRAWS, Chat, Played
 from tests.rollouts.conversations.test_tool_calls import Scripted
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from gspo_lightning.environments import Environment
-from gspo_lightning.errors import InfrastructureError, UserError
+from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.randomness import Purpose, stream
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams
 from gspo_lightning.objectives import GSPO, DrGRPO
-from gspo_lightning.packing.batches import cut_micro_batches, make_micro_batch
+from gspo_lightning.policy.packing.batches import cut_micro_batches, make_micro_batch
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.randomness import Purpose, stream
 from gspo_lightning.rollouts import (
     Draws,
     EnvironmentRollouts,
@@ -26,7 +26,7 @@ from gspo_lightning.rollouts import (
     TransformersGenerate,
     VLLMServer,
 )
-from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
+from gspo_lightning.rollouts.environments import Environment
 from tests.rollouts.toy_server import ToyServer
 from tests.support import model_families
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from gspo_lightning.environments import Calculator, Tool, ToolUse
-from gspo_lightning.errors import UserError
-from gspo_lightning.randomness import Purpose
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams
 from gspo_lightning.rollouts import Draws, EnvironmentRollouts, RolloutSource
-from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
-from tests.prompts.families import FAMILIES, Family
+from gspo_lightning.rollouts.environments import Calculator, Tool, ToolUse
+from tests.data.prompts.families import FAMILIES, Family
 
 SEEN: list[tuple[int, float]] = []
 

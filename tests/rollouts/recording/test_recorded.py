@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.packing.batches import make_micro_batch
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import Prompt, Rollout, SamplingParams
+from gspo_lightning.policy.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, GroupedSampler, Recorded
 from gspo_lightning.rollouts.recording.records import record
-from gspo_lightning.types import Prompt, Rollout, SamplingParams
 from tests.rollouts.replayed import write
 
 SAMPLING = SamplingParams(8, stop_token_ids=(1, 5, 9, 20))

@@ -30,17 +30,17 @@ from transformers import (
 from transformers.models.llama import modeling_llama
 
 import gspo_lightning
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import Prompt, SamplingParams
+from gspo_lightning.policy.adapters.lora import LoRA, adapters_off, add_adapters
 from gspo_lightning.policy.attention import padded_kv_cache as caches
-from gspo_lightning.policy.lora import LoRA, adapters_off, add_adapters
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, GroupedSampler
 from gspo_lightning.rollouts.sampler import decode_batch, decoding
 from gspo_lightning.rollouts.sampler.decoding import SharedDecoder, decoder_for
 from gspo_lightning.rollouts.sampler.fast_decoder import DirectDecoderLayers
 from gspo_lightning.rollouts.sampler.fast_decoder import layers as fast_decoder
-from gspo_lightning.types import Prompt, SamplingParams
 from tests.support.model_families import COMMON
 
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}

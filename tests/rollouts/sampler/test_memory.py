@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import Prompt, Rollout, SamplingParams
 from gspo_lightning.policy.attention import GroupCache, cache, closed_up
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import routers_of
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, GroupedSampler, ResponsePrefix
 from gspo_lightning.rollouts.sampler import admission_queue, memory
 from gspo_lightning.rollouts.sampler import sampler as samplers
 from gspo_lightning.rollouts.sampler.decode_batch import DecodeBatch
 from gspo_lightning.rollouts.sampler.decoding import Decoder, PaddedDecoder, SharedDecoder
 from gspo_lightning.rollouts.sampler.memory import Costs
-from gspo_lightning.types import Prompt, Rollout, SamplingParams
 from tests.support import model_families
 
 DRAWS = Draws.of(3, Purpose.TRAIN_SAMPLING, 1)

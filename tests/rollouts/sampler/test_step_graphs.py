@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import Prompt, SamplingParams
+from gspo_lightning.policy.adapters.lora import LoRA, add_adapters
 from gspo_lightning.policy.attention import cache as group_cache
-from gspo_lightning.policy.lora import LoRA, add_adapters
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, GroupedSampler
 from gspo_lightning.rollouts.sampler import step_graphs
 from gspo_lightning.rollouts.sampler.decoding import SharedDecoder
-from gspo_lightning.types import Prompt, SamplingParams
 from tests.rollouts.sampler.test_fast_decoder import FAMILIES, answers, build
 
 

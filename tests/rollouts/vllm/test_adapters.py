@@ -12,12 +12,12 @@ import pytest
 import torch
 from peft import PeftModel
 
-from gspo_lightning.policy.adapter_files import save_adapters
-from gspo_lightning.policy.lora import LoRA, add_adapters
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import Prompt, Rollout, SamplingParams
+from gspo_lightning.policy.adapters.adapter_files import save_adapters
+from gspo_lightning.policy.adapters.lora import LoRA, add_adapters
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, VLLMServer
-from gspo_lightning.types import Prompt, Rollout, SamplingParams
 from tests.rollouts.toy_server import ToyServer
 
 DRAWS = Draws.of(0, Purpose.TRAIN_SAMPLING, 2)

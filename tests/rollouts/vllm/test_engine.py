@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.lora import LoRA, add_adapters
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.policy.adapters.lora import LoRA, add_adapters
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import VLLMEngine
 from gspo_lightning.rollouts.serving.weights import in_checkpoint_format

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from gspo_lightning.errors import InfrastructureError, UserError
+from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import Prompt, SamplingParams
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, VLLMServer
 from gspo_lightning.rollouts.vllm import gpus, server
 from gspo_lightning.rollouts.vllm.gpus import Card, Placement, placed
@@ -23,7 +24,6 @@ from gspo_lightning.rollouts.vllm.local import LocalVLLM
 from gspo_lightning.rollouts.vllm.servers import Servers
 from gspo_lightning.rollouts.vllm.transfer import _on
 from gspo_lightning.rollouts.vllm.weight_transport import TransportContext
-from gspo_lightning.types import Prompt, SamplingParams
 from tests import ROOT
 from tests.rollouts.toy_server import ToyServer
 

@@ -17,15 +17,16 @@ from typing import Any
 import pytest
 import torch
 
-from gspo_lightning.environments import Environment
-from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.experience.settings import ExperienceSettings
-from gspo_lightning.experience.sources import check_sources
-from gspo_lightning.packing.batches import make_micro_batch
+from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import Prompt, Rollout, SamplingParams
+from gspo_lightning.loop.experience.settings import ExperienceSettings
+from gspo_lightning.loop.experience.sources import check_sources
+from gspo_lightning.policy.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import build_tiny_model
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, EnvironmentRollouts, RolloutSource, VLLMServer
+from gspo_lightning.rollouts.environments import Environment
 from gspo_lightning.rollouts.serving.answers import BadReplyError
 from gspo_lightning.rollouts.serving.client import Client, ServerError
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
@@ -35,7 +36,6 @@ from gspo_lightning.rollouts.vllm import server
 from gspo_lightning.rollouts.vllm.protocol import parse
 from gspo_lightning.rollouts.vllm.transfer import Sender
 from gspo_lightning.rollouts.vllm.weight_sync import WeightSync
-from gspo_lightning.types import Prompt, Rollout, SamplingParams
 from tests.rollouts.toy_server import Reply, ToyServer
 from tests.runs import runs
 

@@ -19,14 +19,14 @@ from typing import Any
 
 import pytest
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.types import Prompt, SamplingParams
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import Draws, VLLMServer
 from gspo_lightning.rollouts.serving.endpoint import KEY, PrivateFolder, on_port, on_socket
 from gspo_lightning.rollouts.vllm import inside
 from gspo_lightning.rollouts.vllm.inside.gspo_require_key import RequireKey
 from gspo_lightning.rollouts.vllm.local import GUARD, LocalVLLM
-from gspo_lightning.types import Prompt, SamplingParams
 from tests.rollouts.toy_server import ToyServer
 
 SECRET = "a-key-of-32-letters-or-so"

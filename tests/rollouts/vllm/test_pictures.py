@@ -13,19 +13,19 @@ import pytest
 import torch
 from PIL import Image
 
-from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.old_policy.served_teacher import ServedTeacher
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams
+from gspo_lightning.loop.old_policy.served_teacher import ServedTeacher
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, GroupedSampler, ResponsePrefix, VLLMServer
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.weights import WeightFolders
 from gspo_lightning.rollouts.vllm import local
 from gspo_lightning.rollouts.vllm.local import LocalVLLM, command
 from gspo_lightning.rollouts.vllm.weight_sync import WeightSync
-from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 from tests.rollouts.toy_server import Reply, ToyServer
 from tests.runs import runs
 from tests.support.pictures import png, seeing_prompt

@@ -23,17 +23,17 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 
-from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.policy.loading import load_policy
-from gspo_lightning.policy.model_settings import ModelSettings
+from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import hook_routers
 from gspo_lightning.policy.tiny import build_tiny_model
-from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, GroupedSampler, ResponsePrefix, VLLMEngine, VLLMServer
 from gspo_lightning.rollouts.serving import watchdog
 from gspo_lightning.rollouts.serving.weights import in_checkpoint_format, untie
-from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 from tests import ROOT
 from tests.rollouts.toy_server import Fault, Reply, ToyServer
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gspo_lightning.policy.lora import LoRA, add_adapters
+from gspo_lightning.policy.adapters.lora import LoRA, add_adapters
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import VLLMEngine
 from gspo_lightning.rollouts.vllm import in_process

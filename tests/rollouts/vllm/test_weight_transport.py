@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.vision.qwen import QwenImageProcessor
 from gspo_lightning.rollouts import VLLMServer

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from gspo_lightning.parsing import read_table
+from gspo_lightning.core.parsing import read_table
 
 
 @dataclass(frozen=True, slots=True)

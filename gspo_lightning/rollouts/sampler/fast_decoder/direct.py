@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import linear, rms_norm
 
 from gspo_lightning.policy.attention import GroupCache, windows
-from gspo_lightning.policy.linear import PLAIN_LINEAR
+from gspo_lightning.policy.kernels.linear import PLAIN_LINEAR
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.sampler.fast_decoder.layers import FAMILIES, linears, passed_over
 

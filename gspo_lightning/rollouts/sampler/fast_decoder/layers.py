@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gspo_lightning.policy.adapters.lora import is_plain_linear, merged_weight
 from gspo_lightning.policy.attention import GroupCache, windows
-from gspo_lightning.policy.lora import is_plain_linear, merged_weight
 from gspo_lightning.policy.policy import Policy
 
 SPARSE_BLOCK = "Qwen3MoeSparseMoeBlock"

@@ -1,0 +1,1 @@
+"""Core: what every wing may use; it imports nothing above itself."""

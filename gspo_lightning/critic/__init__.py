@@ -1,7 +1,0 @@
-"""Critic: a value model trained beside the policy."""
-
-from __future__ import annotations
-
-from gspo_lightning.critic.value_model import ValueModel
-
-__all__ = ["ValueModel"]

@@ -1,0 +1,1 @@
+"""Data: prompts of a run, and files of them before training."""

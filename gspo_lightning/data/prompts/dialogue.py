@@ -1,0 +1,290 @@
+"""Conversations as token ids, turn by turn; the policy's own tokens are never tokenised again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.types import Message, SystemPrompt
+from gspo_lightning.data.prompts.encode import encode_prompt, unknown_token
+from gspo_lightning.data.prompts.messages import placeholder_calls, plain_messages, variants
+from gspo_lightning.data.prompts.prompt_set import Completion
+from gspo_lightning.data.prompts.specials import leading, render
+from gspo_lightning.policy.vision.image_processor import image_processor_of
+from gspo_lightning.rewards.chat import tools_of
+
+_TURN = "a-turn-of-the-policy"
+"""Placeholder for a turn of the policy, to see what a template writes after it."""
+_PROBE: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "a_tool_to_look_for",
+        "description": "A tool.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "A text."}}},
+    },
+}
+_Tools = Sequence[Mapping[str, Any]]
+
+
+class Dialogue:
+    """Encoder of the tokens between two turns of the policy.
+
+    With a chat template, these are the tokens it writes from the end of one turn to the beginning of the next.
+    Without one, they are the contents of the messages, one after another.
+
+    Args:
+        tokenizer: of the policy.
+        system_prompt: put before an opening without a system message.
+        chat_template_kwargs: passed to the chat template.
+        field: how messages name the setting.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        system_prompt: SystemPrompt | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        field: str = "data.rollouts",
+    ) -> None:
+        self.tokenizer, self.system_prompt, self.field = tokenizer, system_prompt, field
+        self.template_kwargs = dict(chat_template_kwargs or {})
+        image_processor = image_processor_of(tokenizer)
+        self._unsaid = frozenset(() if image_processor is None else image_processor.unsaid)
+        self._ids: dict[str, list[int]] = {}  # environments repeat themselves, and tokenizers are slow to call
+
+    def opening(self, messages: Sequence[Message], columns: Mapping[str, Any] | None = None) -> list[int]:
+        """Return the token ids of a prompt given as messages.
+
+        Args:
+            messages: at least one, in OpenAI's shape: text, text parts or null as content, ``tool_calls``, role
+                ``tool`` with ``tool_call_id``.
+            columns: of the record; its ``tools`` go to the template.
+
+        Raises:
+            UserError: the template refuses the messages or leaves out the tools, a message is not text, or the
+                tokenizer does not know every character.
+        """
+        said, tools = self._plain(messages), tools_of(columns or {}).get("tools", ())
+        self._check_tools(tools)
+        if self.tokenizer.chat_template is None:
+            text = "".join(m["content"] for m in said)
+            return self._known(text, encode_prompt(text, self.tokenizer, None, {}, self.field)[1])
+        if said[0]["role"] != "system":
+            said = [*map(dict, leading(self.system_prompt)), *said]
+        try:
+            text = self._render(said, tools, add_generation_prompt=True)
+        except TemplateError as error:
+            raise self._refused(messages, error) from error
+        return self._known(text, self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def reply(
+        self,
+        messages: Sequence[Message],
+        last: int,
+        tools: Sequence[Mapping[str, Any]] = (),
+        calls: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
+        """Return the token ids between the end of a turn, whose last token was ``last``, and the beginning of the next.
+
+        An end-of-turn token that the policy has already written is not repeated.
+
+        Args:
+            messages: as in :meth:`opening`; results of tools come first.
+            last: id of the last token of the turn.
+            tools: JSON schemas of the tools, as in the opening: templates write other things with tools.
+            calls: ``tool_calls`` of the turn that has ended, if known: they name and order the results.
+
+        Raises:
+            UserError: as :meth:`opening`.
+        """
+        said = self._plain([{"role": "assistant", "content": "", "tool_calls": list(calls)}, *messages])[1:]
+        self._check_tools(tools)
+        if self.tokenizer.chat_template is None:
+            text = "".join(m["content"] for m in said)
+            return self._known(text, self._tokens(text))
+        text, ids = self._after_turn(said, last, tools, calls)
+        return self._known(text, ids)
+
+    def demonstration(self, completion: Completion) -> tuple[list[int], list[bool]]:
+        """Return the token ids of a text or conversation to learn from, and a mask of those the policy writes.
+
+        Every turn of the policy ends with the end token; the messages in between are tokenised as in a rollout.
+        """
+        if isinstance(completion, str):
+            completion = [{"role": "assistant", "content": completion}]
+        ids: list[int] = []
+        taught: list[bool] = []
+        for own, group in itertools.groupby(completion, lambda message: message["role"] == "assistant"):
+            turn = list(group)
+            if own:
+                if any(message.get("tool_calls") for message in turn):
+                    fix = "write each call into the content, as the policy is to write it"
+                    raise UserError(self.field, "a demonstration has tool_calls, which are no text to learn", fix=fix)
+                text = "".join(m["content"] for m in turn)
+                new = [*self._tokens(text), self.tokenizer.eos_token_id]
+            else:
+                new = self.reply(turn, ids[-1])
+            ids += new
+            taught += [own] * len(new)
+        return ids, taught
+
+    @cached_property
+    def knows_tools(self) -> bool:
+        """True if the chat template shows tools to the policy."""
+        if self.tokenizer.chat_template is None:
+            return False
+        try:
+            return _PROBE["function"]["name"] in self._render([{"role": "user", "content": "."}], [_PROBE])
+        except TemplateError:
+            return False
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        added = (i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special)
+        return frozenset((*self.tokenizer.all_special_ids, *added))
+
+    def _tokens(self, text: str) -> list[int]:
+        if text not in self._ids:
+            self._ids[text] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return self._ids[text]
+
+    def _after_turn(
+        self, messages: list[dict[str, Any]], last: int, tools: _Tools, calls: _Tools
+    ) -> tuple[str, list[int]]:
+        """Return what the template writes after a placeholder turn, as text and from the end of that turn as ids."""
+        refused: TemplateError | None = None
+        heard = False
+        for turn in _placeholders(messages, tools, calls):
+            said = [{"role": "user", "content": "."}, turn]
+            try:
+                rendered = self._render([*said, *messages], tools, add_generation_prompt=True)
+            except TemplateError as error:
+                refused = refused or error
+                continue
+            _, found, after = rendered.partition(_TURN)
+            if not found:
+                continue
+            heard = True
+            ids = self._from_end(self._tokens(after), self._closing(said, tools), last, "tool_calls" in turn)
+            if ids is not None and self._shows(ids, messages):
+                return after, ids
+        if refused is not None:
+            raise self._refused(messages, refused) from refused
+        what = "the results of tools" if heard else "what the policy said"
+        raise UserError(self.field, f"the chat template leaves out {what}: no conversation is possible")
+
+    def _shows(self, ids: list[int], messages: list[dict[str, Any]]) -> bool:
+        """True if the ids have the texts of all results of tools, which some templates leave out silently."""
+        texts = [m["content"].strip() for m in messages if m["role"] == "tool"]
+        said = self.tokenizer.decode(ids) if texts else ""
+        return all(t in said or json.dumps(t, ensure_ascii=False)[1:-1] in said for t in texts)
+
+    def _closing(self, said: list[dict[str, Any]], tools: _Tools) -> list[int]:
+        """Return the ids after a placeholder turn that is the last message; none if the template refuses that."""
+        try:
+            return self._tokens(self._render(said, tools).partition(_TURN)[2])
+        except TemplateError:
+            return []
+
+    def _from_end(self, ids: list[int], closing: list[int], last: int, called: bool) -> list[int] | None:
+        """Return ``ids`` from the end of the turn on; None if no end is found after a call.
+
+        A turn ends with the last special token that is written both before a next message and at the end of a
+        conversation, else with the first special one. It is left out if ``last`` is it, or is what ends a conversation
+        (gpt-oss ends its last turn with another token than all before).
+        """
+        common = next((i for i, pair in enumerate(zip(ids, closing, strict=False)) if pair[0] != pair[1]), len(closing))
+        ends = [i for i in range(min(common, len(ids))) if ids[i] in self._special]
+        first = next((i for i, token in enumerate(ids) if token in self._special), None)
+        end = ends[-1] if ends else first
+        if not called:
+            blank = end is not None and not self.tokenizer.decode(ids[:end]).strip()
+            written = end is not None and blank and last in self._turn_ends(ids[end], closing)
+            return ids[end + 1 :] if written and end is not None else ids
+        if end is None:
+            return None
+        if ids[end + 1 : end + 2] == [last]:  # Gemma's policy also begins the result
+            return ids[end + 2 :]
+        return ids[end + 1 :] if last in self._turn_ends(ids[end], closing) else ids[end:]
+
+    def _turn_ends(self, end: int, closing: list[int]) -> set[int]:
+        return {end, *[i for i in closing if i in self._special][:1]}
+
+    def _render(self, messages: list[dict[str, Any]], tools: _Tools, **options: Any) -> str:
+        """Render messages in the first of their shapes that the template takes.
+
+        Raises:
+            TemplateError: it takes none; this is what it said of the first.
+        """
+        kwargs = {**self.template_kwargs, **({"tools": list(tools)} if tools else {}), **options}
+        first: TemplateError | None = None
+        for said in variants(messages):
+            try:
+                return render(self.tokenizer, said, **kwargs)
+            except TemplateError as error:
+                first = first or error
+        assert first is not None
+        raise first
+
+    def _plain(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        try:
+            return plain_messages(messages)
+        except ValueError as error:
+            raise UserError(
+                self.field, str(error), fix="send texts; the policy sees pictures of a prompt only"
+            ) from error
+
+    def _check_tools(self, tools: _Tools) -> None:
+        if tools and not self.knows_tools:
+            what = (
+                "has no chat template" if self.tokenizer.chat_template is None else "has a chat template without tools"
+            )
+            fix = "describe the tools in a system message (ToolUse: style: tags), or use a template that shows tools"
+            raise UserError(self.field, f"the model {what}, so the policy would not see them", fix=fix)
+
+    def _known(self, text: str, ids: list[int]) -> list[int]:
+        unknown = unknown_token(self.tokenizer)
+        if unknown is not None and unknown in ids:
+            raise UserError(
+                self.field,
+                "the tokenizer does not know every character of what the environment said",
+                fix="let the environment use other words, or use a tokenizer that covers them",
+            )
+        if not self._unsaid.isdisjoint(ids):
+            token = self.tokenizer.convert_ids_to_tokens(next(i for i in ids if i in self._unsaid))
+            what = f"the environment said {token}, which stands for a picture or a video"
+            raise UserError(self.field, what, fix="let it leave this out; environments cannot show pictures")
+        return ids
+
+    def _refused(self, messages: Sequence[Message], error: TemplateError) -> UserError:
+        roles = ", ".join(m["role"] for m in messages)
+        return UserError(
+            self.field,
+            f"the chat template refuses the environment's messages (roles: {roles}): {error}",
+            fix="let the environment answer with role: user, or use a template that knows these roles",
+        )
+
+
+def _placeholders(messages: list[dict[str, Any]], tools: _Tools, calls: _Tools) -> Iterator[dict[str, Any]]:
+    """Yield turns to put before messages, the best first: with calls that match results, or with a content only.
+
+    Results without an id or a name come from environments that do not tell which call they answer.
+    """
+    results = list(itertools.takewhile(lambda m: m["role"] == "tool", messages))
+    content: dict[str, Any] = {"role": "assistant", "content": _TURN}
+    if results:
+        made = placeholder_calls(results, calls, tools, _TURN)
+        turns: list[dict[str, Any]] = [
+            {"role": "assistant", "content": "", "tool_calls": some} for some in (made, made[-1:])
+        ]
+        told = any("tool_call_id" in m or "name" in m for m in results)
+        yield from ([*turns, content] if told else [content, *turns])
+    else:
+        yield content

@@ -1,0 +1,120 @@
+"""Check special tokens: one at the beginning of a prompt, none at its end, and a stop token that ends a turn."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.types import Message, SystemPrompt
+
+log = logging.getLogger(__name__)
+_ANSWER = "An answer."
+
+
+def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+    """Return the text of a conversation.
+
+    Raises:
+        TemplateError: the template refuses the messages, or fails on a value of another type than it expects.
+    """
+    try:
+        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise TemplateError(f"{type(error).__name__}: {error}") from error
+
+
+def leading(system_prompt: SystemPrompt | None) -> list[Message]:
+    """Return the messages that precede a prompt.
+
+    >>> leading("Think."), leading([{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}])[1:]
+    ([{'role': 'system', 'content': 'Think.'}], [{'role': 'assistant', 'content': '2'}])
+    """
+    if system_prompt is None:
+        return []
+    return [{"role": "system", "content": system_prompt}] if isinstance(system_prompt, str) else list(system_prompt)
+
+
+class Ends:
+    """Counter of prompts that begin with two begin tokens or end with the end token."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer, self._prompts, self._twice, self._over = tokenizer, 0, 0, 0
+        self._begin, self._end = tokenizer.bos_token_id, tokenizer.eos_token_id  # slow: computed at every access
+
+    def count(self, ids: Sequence[int]) -> None:
+        """Count one prompt by its token ids, at least one."""
+        begin, end = self._begin, self._end
+        self._prompts += 1
+        self._twice += begin is not None and ids[0] == begin and list(ids[:2]) == [begin, begin]
+        self._over += end is not None and end != begin and ids[-1] == end
+
+    def check(self, field: str) -> None:
+        """Refuse such prompts, if there are any.
+
+        Raises:
+            UserError: with the number of prompts, the token and the change to make.
+        """
+        if self._twice:
+            raise UserError(
+                field,
+                f"{self._twice} of {self._prompts} prompts begin with {self._tokenizer.bos_token!r} twice",
+                fix="take it out of the prompts: the tokenizer, or its chat template, writes it",
+            )
+        if self._over and self._tokenizer.chat_template is None:  # a template may put it between two turns
+            raise UserError(
+                field,
+                f"{self._over} of {self._prompts} prompts end with {self._tokenizer.eos_token!r}, "
+                "which ends a response",
+                fix="take it out of the prompts, or save the tokenizer with add_eos_token=False",
+            )
+
+
+def check_stop_strings(stops: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse stop strings that no response can contain: the text of a response has no special tokens.
+
+    Raises:
+        UserError: with the token, and the id to use instead.
+    """
+    silent = {*tokenizer.all_special_ids, *(i for i, t in tokenizer.added_tokens_decoder.items() if t.special)}
+    for stop in stops:
+        if not stop:
+            raise UserError("data.stop_strings", "holds an empty text, which every response contains")
+        found = [i for i in tokenizer(stop, add_special_tokens=False)["input_ids"] if i in silent]
+        if tokenizer.unk_token_id in found:
+            raise UserError(
+                "data.stop_strings",
+                f"{stop!r} holds characters that the tokenizer cannot write, so no response ever contains it",
+            )
+        if found:
+            names = ", ".join(repr(tokenizer.convert_ids_to_tokens(i)) for i in found)
+            raise UserError(
+                "data.stop_strings",
+                f"{stop!r} never stops a response: {names} is a special token, which is left out of its text",
+                fix=f"use data.stop_token_ids: {found}"
+                + (" (or nothing: it ends every response)" if tokenizer.eos_token_id in found else ""),
+            )
+
+
+def check_turn_end(tokenizer: PreTrainedTokenizerBase, stops: Sequence[int]) -> None:
+    """Warn if the chat template ends an answer with a special token that ends no response."""
+    if tokenizer.chat_template is None:
+        return
+    messages = [{"role": "user", "content": "A question."}, {"role": "assistant", "content": _ANSWER}]
+    try:
+        rendered = render(tokenizer, messages)
+    except TemplateError:  # a template without these roles; reading the prompts reports the fault
+        return
+    tail = tokenizer(rendered.rpartition(_ANSWER)[2], add_special_tokens=False)["input_ids"]
+    special = next((i for i in tail if i in tokenizer.all_special_ids or i in tokenizer.added_tokens_decoder), None)
+    if special is not None and special not in stops:
+        names = ", ".join(repr(tokenizer.convert_ids_to_tokens(i)) for i in stops)
+        log.warning(
+            "the chat template ends an answer with %r, which ends no response here (%s do): if the policy was taught "
+            "to write it, set data.stop_token_ids: [%d]",
+            tokenizer.convert_ids_to_tokens(special), names, special,
+        )  # fmt: skip

@@ -1,0 +1,189 @@
+"""Tool calls in the text of a turn: read what a policy wrote into content, reasoning and calls.
+
+The parser is that of transformers (``response_template``). The formats below are data for it, as the families' chat
+templates write them and vLLM's parsers read them; a tokenizer's own ``response_template`` comes first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_parsing import parse_response
+
+from gspo_lightning.core.turn import ToolCall as ToolCall
+from gspo_lightning.core.turn import Turn as Turn
+
+_NEVER = "\x00"
+"""Start anchor of a format: a turn is parsed alone, without the prompt before it."""
+_THINKING = {"open_pattern": r"<think>|\A(?=(?:(?!<think>)[\s\S])*</think>)", "close": "</think>", "content": "text"}
+"""Reasoning; where the template begins it, the turn has the closing tag only."""
+_CONTENT = {"content": "text", "content_args": {"strip": False}, "repeats": True, "join": ""}
+_NAMED = {"function": {"name": "{name}", "arguments": "{content}"}}
+_LOOSE = {"allow_non_json": True}
+
+
+def _format(calls: Mapping[str, Any], **fields: Mapping[str, Any]) -> dict[str, Any]:
+    call = {"repeats": True, "content": "json", "content_args": _LOOSE, "transform": {"function": "{content}"}}
+    shown = fields or {"thinking": _THINKING, "content": _CONTENT}
+    return {"start_anchor": _NEVER, "fields": {**shown, "tool_calls": {**call, **calls}}}
+
+
+_FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_xml": (  # Qwen3-Coder, Qwen3.5
+        r"<function=",
+        _format({
+            "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+            "close_pattern": r"</function>\s*</tool_call>",
+            "content": "xml-inline",
+            "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
+            "transform": _NAMED,
+        }),
+    ),
+    "glm": (
+        r"<arg_key>",
+        _format({
+            "open_pattern": r"<tool_call>(?P<name>[^\s<]+)",
+            "close": "</tool_call>",
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
+            },
+            "transform": _NAMED,
+        }),
+    ),
+    "hermes": (r"<tool_call>", _format({"open": "<tool_call>", "close": "</tool_call>"})),
+    "gpt_oss": (
+        r"<\|channel\|>",
+        _format(
+            {
+                "open_pattern": r"to=functions\.(?P<name>[^\s<]+)<\|channel\|>(?:commentary|analysis)[^<]*"
+                r"(?:<\|constrain\|>[^<]*)?<\|message\|>|<\|channel\|>(?:commentary|analysis)\s+to=functions\."
+                r"(?P<name>[^\s<]+)[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>",
+                "close": "<|call|>",
+                "transform": _NAMED,
+            },
+            thinking={
+                "open": "<|channel|>analysis<|message|>", "close": "<|end|>", "content": "text",
+                "repeats": True, "join": "\n",
+            },
+            content={
+                "open_pattern": r"<\|channel\|>(?:final|commentary)(?:[ ]?<\|constrain\|>[^<]*)?<\|message\|>",
+                "close_pattern": r"<\|return\|>|<\|end\|>", **_CONTENT,
+            },
+        ),
+    ),
+    "deepseek": (  # V3 and R1 write the arguments in a fence, V3.1 bare
+        r"<｜tool▁calls▁begin｜>",
+        _format({
+            "open_pattern": r"(?:<｜tool▁calls▁begin｜>)?\s?<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>"
+            r"(?P<name>[^\n<]+)\n```(?:json)?\n|(?P<name>[^\n<]+)<｜tool▁sep｜>)",
+            "close_pattern": r"(?:\n```)?<｜tool▁call▁end｜>\s*(?:<｜tool▁calls▁end｜>)?",
+            "transform": _NAMED,
+        }),
+    ),
+    "mistral": (  # from version 11 of its tokenizer on
+        r"\[ARGS\]",
+        _format({
+            "open_pattern": r"\[TOOL_CALLS\]\s*(?P<name>[^\[{\s]+)\s*(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?",
+            "close_pattern": r"(?=\[TOOL_CALLS\])",
+            "transform": _NAMED,
+        }),
+    ),
+    "mistral_list": (r"\[TOOL_CALLS\]", _format({"open": "[TOOL_CALLS]"})),
+    "llama3": (
+        r"<\|python_tag\|>|\"parameters\": ",
+        _format({
+            "open_pattern": r"<\|python_tag\|>|(?=\{\s*\"(?:type|name)\"[^{}]*\"(?:parameters|arguments)\"\s*:)",
+            "close_pattern": r";\s*(?=\{)",
+        }),
+    ),
+}  # fmt: skip
+"""Formats by the mark of their chat template, the most special first."""
+_MARKS = ("<tool_call>", "<parameter=", "<arg_key>", "<｜tool▁call▁begin｜>", "[TOOL_CALLS]", "<|channel|>", "</think>")
+_MOST_MARKS = 500
+"""A turn with more marks is not parsed: the parser looks at the rest of the text again after each."""
+_PLAIN = {"start_anchor": _NEVER, "fields": {"thinking": _THINKING, "content": _CONTENT}}
+
+
+def parse_turn(tokenizer: PreTrainedTokenizerBase, text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Turn:
+    """Return the parts of a turn; never fails.
+
+    A turn with a call that cannot be read has no calls, and its text stays content, as in vLLM.
+
+    Args:
+        tokenizer: its chat template, or its ``response_template``, decides the format of calls.
+        text: the turn, decoded with its special tokens: in some families they are the marks of calls.
+        tools: JSON schemas; without any, no calls are looked for. Texts become numbers where a schema says so.
+    """
+    said = _without_end(tokenizer, text)
+    own = getattr(tokenizer, "response_template", None)
+    name = _format_of(_template(tokenizer))
+    if sum(said.count(mark) for mark in _MARKS) > _MOST_MARKS:
+        return Turn(said, malformed=1)
+    spec = own or (_FORMATS[name][1] if name and (tools or name == "gpt_oss") else _PLAIN)
+    try:
+        found = parse_response(said, spec, prefix="", tools=[dict(tool) for tool in tools] or None)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return Turn(said, malformed=1)
+    calls = [_call(c) for c in _flat(found.get("tool_calls"))] if tools else []
+    if broken := sum(call is None for call in calls):
+        thought = _parsed(said, _PLAIN) if name != "gpt_oss" else {}
+        return Turn(thought.get("content", said).strip(), thought.get("thinking"), malformed=broken)
+    content = found.get("content") or ""
+    thinking = found.get("thinking") or found.get("reasoning_content") or None
+    if not (content or thinking or calls):
+        content = said
+    return Turn(content.strip(), thinking, tuple(call for call in calls if call is not None))
+
+
+def _parsed(text: str, spec: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = parse_response(text, spec, prefix="")
+    return found
+
+
+def _call(found: Any) -> ToolCall | None:
+    call = found.get("function") if isinstance(found, dict) else None
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
+        return None
+    arguments = call.get("arguments", call.get("parameters", {}))
+    made = call.get("id", "")
+    return (
+        ToolCall(call["name"], arguments, made if isinstance(made, str) else "")
+        if isinstance(arguments, dict)
+        else None
+    )
+
+
+def _flat(calls: Any) -> list[Any]:
+    """Return calls one by one: some formats write a list of them."""
+    found: list[Any] = []
+    for call in calls or []:
+        inner = call.get("function") if isinstance(call, dict) else None
+        found += [{"function": one} for one in inner] if isinstance(inner, list) else [call]
+    return found
+
+
+def _template(tokenizer: PreTrainedTokenizerBase) -> str:
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("tool_use", template.get("default", ""))
+    return template or ""
+
+
+@lru_cache(maxsize=64)
+def _format_of(template: str) -> str:
+    return next((name for name, (mark, _) in _FORMATS.items() if re.search(mark, template)), "")
+
+
+def _without_end(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
+    """Return a turn without the tokens that end it."""
+    ends = {tokenizer.eos_token, tokenizer.pad_token, "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>"} - {
+        None
+    }
+    while end := next((e for e in ends if text.endswith(str(e))), None):
+        text = text.removesuffix(str(end))
+    return text

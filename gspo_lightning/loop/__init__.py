@@ -1,0 +1,1 @@
+"""Loop: what an iteration does between two updates, and the update itself."""

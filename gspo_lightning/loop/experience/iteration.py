@@ -1,0 +1,166 @@
+"""Iteration of reinforcement learning: prompts in, mini-batches with advantages out. :meth:`run` has the steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gspo_lightning.core.distributed import fail_together, rank_and_world
+from gspo_lightning.core.types import Rollout
+from gspo_lightning.loop.advantages.assign import assign
+from gspo_lightning.loop.experience.chosen import chosen_rows
+from gspo_lightning.loop.experience.collect import Experience, collect, measure_rewards
+from gspo_lightning.loop.experience.sampling import Sampling
+from gspo_lightning.loop.experience.settings import ExperienceSettings
+from gspo_lightning.loop.experience.training_state import TrainingState
+from gspo_lightning.loop.metrics.rollouts import measure_staleness
+from gspo_lightning.loop.metrics.sources import measure_sources
+from gspo_lightning.policy.packing.deal import deal_stream
+from gspo_lightning.policy.packing.memory import MemoryLimit
+from gspo_lightning.policy.packing.rollout_batch import RolloutBatch
+from gspo_lightning.policy.strategies.sharding import gathered
+from gspo_lightning.rollouts.recording.records import write_rollouts
+
+
+@dataclass(slots=True)
+class Iteration:
+    """The work between two rounds of updates, for ``gspo fit`` and :class:`gspo_lightning.GSPOTrainer`.
+
+    Args:
+        sampling: samples and scores the groups of each iteration.
+        budget: tokens of a micro-batch that memory has room for now.
+        folder: folder for recorded rollouts.
+        distributions: keep the measurements of single responses.
+        accuracy_reward: reward that decides which responses are correct, for a curriculum and ``positive_nll_coef``.
+        memory: splits a critic's update that does not fit into smaller pieces; None: out of memory is an error.
+    """
+
+    sampling: Sampling
+    budget: Callable[[], int]
+    folder: Path | None = None
+    distributions: bool = True
+    accuracy_reward: str = ""
+    memory: MemoryLimit | None = None
+    _ready: float | None = field(default=None, init=False)
+    """Time at which the last iteration had its rollouts."""
+
+    @property
+    def state(self) -> TrainingState:
+        """Policy, old policy, and the state of training."""
+        return self.sampling.state
+
+    @property
+    def settings(self) -> ExperienceSettings:
+        """Amount of sampling, its parameters, and how mini-batches are made."""
+        return self.sampling.settings
+
+    @settings.setter
+    def settings(self, settings: ExperienceSettings) -> None:
+        self.sampling.settings = settings
+
+    def run(self, number: int) -> Experience:
+        """Run everything between the updates of two iterations; all ranks together.
+
+        Raises:
+            UserError: no response has a reward, or the rollouts lack what training needs.
+            InfrastructureError: the rollout source, or the rewards, failed for good.
+        """
+        state, sampling = self.state, self.sampling
+        state.old_policy.refresh(state.policy, number)
+        begun = time.perf_counter()
+        with (
+            fail_together(),
+            gathered(state.old_policy.sampling_policy(state.policy), sampling.weights_on) as sampler,
+        ):
+            sampled = sampling.sample(number, sampler)
+            self._record(number, sampled.every)
+            sampling.sleep()
+        waited = self._wait_share(begun, time.perf_counter())
+        batch = self._cut(number, sampled.groups)
+        metrics = measure_rewards(batch.rollouts, number, state.device, sampled.seconds["time/rollout_s"])
+        metrics |= sampled.seconds | self._staleness(batch) | {"time/rollout_wait_share": waited}
+        with state.forward_context():
+            self._penalise(batch)
+            self._old_logprobs(number, batch)
+            self._frozen_logprobs(batch)
+            metrics |= self._advantages(batch)
+        metrics |= sampling.measured()
+        experience = collect(batch, metrics, device=state.device, distributions=self.distributions)
+        if rank_and_world()[0] == 0:
+            experience.recorded = chosen_rows(batch, self.settings.record_tokens, number, state.version)
+        sampling.observe(number, sampled.every, self.accuracy_reward)  # last: an iteration that fails is not observed
+        return experience
+
+    def _wait_share(self, begun: float, now: float) -> float:
+        """Return the share of the time since the last rollouts in which training waited for these; 1 at first."""
+        since, self._ready = begun if self._ready is None else self._ready, now
+        return (now - begun) / max(now - since, 1e-9)
+
+    def _record(self, number: int, sampled: Sequence[Rollout]) -> None:
+        if self.settings.record_rollouts and self.folder is not None:
+            write_rollouts(self.folder, number, sampled, self.settings.sampling(self.state.policy.eos_token_ids))
+
+    def _cut(self, number: int, groups: list[list[Rollout]]) -> RolloutBatch:
+        """Deal the rollouts to mini-batches, and cut those into micro-batches."""
+        state, settings, ahead = self.state, self.settings, self.sampling.prefetcher is not None
+        return RolloutBatch.of(
+            groups,
+            mini_batches=settings.minibatches_per_rollout,
+            max_tokens=self.budget(),
+            packed=state.policy.packed,
+            shares_prefix=state.policy.shares_prefix,
+            deal=settings.deal,
+            base=deal_stream(settings.seed, number),
+            iteration=number,
+            version=None if ahead else state.version,
+            sources=self.sampling.prompts.sources,
+            accuracy_reward=self.accuracy_reward,
+            weigh=settings.rows,
+        )
+
+    def _staleness(self, batch: RolloutBatch) -> dict[str, float]:
+        """Return the age of the weights that sampled, if they may differ from the current ones."""
+        if self.sampling.same_weights:
+            return {}
+        return measure_staleness(batch.rollouts, self.state.version, self.state.device)
+
+    def _penalise(self, batch: RolloutBatch) -> None:
+        """Subtract the KL to the reference from the rewards, if ``data.kl_in_reward`` is set."""
+        state, settings = self.state, self.settings
+        if settings.kl_in_reward and state.reference is not None:
+            sampler, coef = state.old_policy.sampling_policy(state.policy), settings.kl_in_reward
+            state.reference.penalise(batch.rollouts, sampler, coef, settings.temperature, self.budget(), state.device)
+
+    def _old_logprobs(self, number: int, batch: RolloutBatch) -> None:
+        """Fill in the old log-probabilities that must be computed now."""
+        state, old, temperature = self.state, self.state.old_policy, self.settings.temperature
+        partial = self.sampling.partial
+        if partial is not None and not state.old_logprobs.from_source(batch.mini_batches):
+            with gathered(old.sampling_policy(state.policy)) as plain:  # ranks hold different numbers of responses
+                partial.recompute(plain, temperature, state.version, self.budget())
+        once = self.settings.epochs_per_rollout == 1 and old.due(number)
+        batch.mini_batches = state.old_logprobs.fill(
+            old, state.policy, batch.mini_batches, temperature, first_is_free=once
+        )
+
+    def _frozen_logprobs(self, batch: RolloutBatch) -> None:
+        """Fill in the log-probabilities of the reference and the teacher, if there are any."""
+        for frozen in (self.state.reference, self.state.teacher):
+            if frozen is not None:
+                batch.mini_batches = frozen.fill(batch.mini_batches, self.settings.temperature, self.state.device)
+
+    def _advantages(self, batch: RolloutBatch) -> dict[str, float]:
+        """Assign the advantage of every rollout or token; a critic first estimates values, then learns."""
+        state, settings, names = self.state, self.settings, self.sampling.prompts.sources
+        critic = state.critic if settings.advantages.per_token else None
+        if critic is not None:
+            critic.judge(batch)
+        dead, found = assign(batch.groups, settings.advantages, settings.shaping, state.device)
+        if critic is not None:
+            found |= critic.learn(batch, lr_factor=state.lr_factor, memory=self.memory)
+        batch.take_advantages()
+        if names:
+            found |= measure_sources(batch.groups, names, dead, state.device)
+        return found

@@ -1,0 +1,190 @@
+"""Settings of one RL iteration: amount of sampling, its parameters, and how mini-batches are made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.types import SamplingParams
+from gspo_lightning.loop.advantages.advantages import Advantages, learns_from_dead_groups, try_advantages
+from gspo_lightning.loop.advantages.shaping import Shaping
+from gspo_lightning.loop.advantages.within_groups import GroupNormalised
+from gspo_lightning.policy.packing.batches import RowWeights
+from gspo_lightning.policy.packing.deal import DEFAULT_DEAL, Deal
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperienceSettings:
+    """Settings of ``data`` that an iteration reads (``gspo_lightning.PromptDataModule`` explains each).
+
+    Raises:
+        UserError: a value outside its range, or two that cannot be combined; names field, value and rule.
+
+    >>> ExperienceSettings(group_size=1)
+    Traceback (most recent call last):
+        ...
+    gspo_lightning.core.errors.UserError: data.group_size: is 1, but GroupNormalised compares the responses of a group
+      fix: use at least 2, or other data.advantages
+    """
+
+    group_size: int = 8
+    prompts_per_rollout: int = 32
+    minibatches_per_rollout: int = 4
+    epochs_per_rollout: int = 1
+    deal: Deal = DEFAULT_DEAL
+    rows: RowWeights = "rollout"
+    max_tokens_per_micro_batch: int = 16384
+    max_prompt_tokens: int = 512
+    max_response_tokens: int = 512
+    temperature: float = 1.0
+    stop_strings: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    resample_dead_groups: int = 0
+    kl_in_reward: float = 0.0
+    prompts_in_flight: int = 0
+    max_carry: int = 4
+    max_staleness: int = 0
+    record_rollouts: bool = False
+    record_tokens: int = 0
+    advantages: Advantages = field(default_factory=GroupNormalised)
+    shaping: Shaping = field(default_factory=Shaping)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        positive = (
+            "prompts_per_rollout", "minibatches_per_rollout", "epochs_per_rollout", "max_tokens_per_micro_batch",
+            "max_prompt_tokens", "max_response_tokens", "group_size",
+        )  # fmt: skip
+        self._check_range(positive, least=1)
+        self._check_groups()
+        self._check_resampling()
+        self._check_range(("prompts_in_flight", "max_carry", "max_staleness", "record_tokens"), least=0)
+        self._check_flight()
+        if self.kl_in_reward < 0:
+            raise UserError("data.kl_in_reward", f"is {self.kl_in_reward}; it must be 0 or above")
+        if self.temperature <= 0:
+            raise UserError(
+                "data.temperature",
+                f"is {self.temperature}; training rollouts must be sampled, so it must be above 0",
+                fix="use 1.0; greedy decoding belongs into data.evaluation.temperature",
+            )
+        if (longest := self.max_prompt_tokens + self.max_response_tokens) > self.max_tokens_per_micro_batch:
+            raise UserError(
+                "data.max_tokens_per_micro_batch",
+                f"is {self.max_tokens_per_micro_batch}, but a sequence may have {self.max_prompt_tokens} + "
+                f"{self.max_response_tokens} = {longest} tokens (max_prompt_tokens + max_response_tokens)",
+                fix=f"use at least {longest}",
+            )
+
+    @property
+    def updates_per_iteration(self) -> int:
+        """Optimizer steps per rollout batch."""
+        return self.minibatches_per_rollout * self.epochs_per_rollout
+
+    @property
+    def partial(self) -> bool:
+        """True if responses are cut and continue in the next iteration."""
+        return self.prompts_in_flight > self.prompts_per_rollout
+
+    def sampling(self, stops: Sequence[int]) -> SamplingParams:
+        """Return the sampling parameters of training rollouts; ``stops`` are the policy's end tokens."""
+        return SamplingParams(
+            self.max_response_tokens,
+            self.temperature,
+            stop_token_ids=tuple(sorted({*stops, *self.stop_token_ids})),
+            stop_strings=self.stop_strings,
+        )
+
+    def check_ranks(self, world: int) -> None:
+        """Check that every rank gets the same number of groups of every mini-batch.
+
+        Raises:
+            UserError: it does not.
+        """
+        cut = self.prompts_per_rollout // self.minibatches_per_rollout
+        if cut % world:
+            raise UserError(
+                "data.prompts_per_rollout",
+                f"a mini-batch of {cut} groups cannot be dealt evenly to {world} ranks",
+                fix=f"use a multiple of {world * self.minibatches_per_rollout}",
+            )
+        if self.prompts_in_flight % world:
+            raise UserError("data.prompts_in_flight", f"is {self.prompts_in_flight}, which {world} ranks cannot share")
+
+    def check_prompts(self, usable: int) -> None:
+        """Check that the training set holds at least one rollout batch, so no iteration sees a prompt twice.
+
+        Raises:
+            UserError: it holds fewer.
+        """
+        if usable < self.prompts_per_rollout:
+            raise UserError(
+                "data.train",
+                f"holds {usable} usable prompts, fewer than one rollout batch "
+                f"(data.prompts_per_rollout = {self.prompts_per_rollout})",
+                fix="give more prompts, or lower data.prompts_per_rollout",
+            )
+        if usable < self.prompts_in_flight:
+            raise UserError(
+                "data.prompts_in_flight",
+                f"is {self.prompts_in_flight}, but data.train holds {usable} usable prompts",
+                fix="give more prompts, or lower it",
+            )
+
+    def _check_range(self, names: Sequence[str], least: int) -> None:
+        for name in names:
+            if (value := getattr(self, name)) < least:
+                rule = "at least 1" if least else "0 or above"
+                raise UserError(f"data.{name}", f"is {value}; it must be {rule}")
+
+    def _check_groups(self) -> None:
+        least = self.advantages.min_group_size
+        if self.group_size < least:
+            raise UserError(
+                "data.group_size",
+                f"is {self.group_size}, but {type(self.advantages).__name__} compares the responses of a group",
+                fix=f"use at least {least}, or other data.advantages",
+            )
+        try_advantages(self.advantages, self.group_size)
+        prompts, cuts = self.prompts_per_rollout, self.minibatches_per_rollout
+        if prompts % cuts:
+            below, above = prompts - prompts % cuts, prompts + cuts - prompts % cuts
+            near = f"{below} or {above}" if below else str(above)
+            raise UserError(
+                "data.prompts_per_rollout",
+                f"{prompts} prompts cannot be dealt evenly to {cuts} mini-batches",
+                fix=f"use {near} prompts, or a divisor of {prompts} for data.minibatches_per_rollout",
+            )
+
+    def _check_resampling(self) -> None:
+        if not self.resample_dead_groups:
+            return
+        field, name = "data.resample_dead_groups", type(self.advantages).__name__
+        if self.group_size == 1:
+            why = "but data.group_size is 1: every group would be replaced, as one reward equals itself"
+            raise UserError(field, f"is {self.resample_dead_groups}, {why}", fix="use 0, or a data.group_size above 1")
+        if learns_from_dead_groups(self.advantages, self.group_size):
+            raise UserError(
+                field,
+                f"is {self.resample_dead_groups}, but data.advantages is {name}, which also learns from a group whose "
+                "rewards are all equal",
+                fix="use 0, or advantages that compare the responses of a group (GroupNormalised)",
+            )
+
+    def _check_flight(self) -> None:
+        flying, prompts = self.prompts_in_flight, self.prompts_per_rollout
+        if flying and flying < prompts:
+            raise UserError(
+                "data.prompts_in_flight",
+                f"is {flying}, fewer than data.prompts_per_rollout = {prompts}",
+                fix=f"use more than {prompts}, or 0 for no partial rollouts",
+            )
+        others = {"resample_dead_groups": self.resample_dead_groups, "max_staleness": self.max_staleness}
+        for name, value in others.items():
+            if self.partial and value:
+                raise UserError(f"data.{name}", "cannot be combined with partial rollouts (data.prompts_in_flight)")
+        if self.max_staleness and self.resample_dead_groups:
+            raise UserError(
+                "data.resample_dead_groups", "cannot be combined with asynchronous rollouts (data.max_staleness)"
+            )

@@ -1,0 +1,48 @@
+"""Training state: the part of ``gspo fit``'s module or of :class:`GSPOTrainer` that an iteration needs."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+from gspo_lightning.loop.critic import ValueModel
+from gspo_lightning.loop.old_policy.logprobs import OldLogProbs
+from gspo_lightning.loop.old_policy.old_policy import OldPolicy
+from gspo_lightning.loop.old_policy.reference import ReferencePolicy
+from gspo_lightning.loop.old_policy.teacher import Teacher
+from gspo_lightning.policy.policy import Policy
+
+
+class TrainingState(Protocol):
+    """A policy with its old policy, and the state of training."""
+
+    policy: Policy
+    old_policy: OldPolicy
+    old_logprobs: OldLogProbs
+    reference: ReferencePolicy | None
+    """Frozen initial policy of the run, if a KL term needs it."""
+    teacher: Teacher | None
+    """Teacher for on-policy distillation."""
+    critic: ValueModel | None
+    """Critic that learns the values of states, if the advantages need it."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the policy."""
+
+    @property
+    def version(self) -> int:
+        """Optimizer steps taken so far."""
+
+    @property
+    def lr_factor(self) -> float:
+        """The policy's present learning rate as a share of the configured one, following its schedule."""
+
+    @property
+    def iterations(self) -> int | None:
+        """Number of iterations of the run, None if unknown."""
+
+    def forward_context(self) -> AbstractContextManager[Any]:
+        """Return a context for forward passes outside a training step (autocast)."""

@@ -1,0 +1,91 @@
+"""Policy that gives log-probabilities and is never trained: the reference, or a teacher in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from typing import Any, ClassVar
+
+import torch
+
+from gspo_lightning.core.types import MicroBatch, MiniBatch
+from gspo_lightning.policy.packing.batches import filler
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.routing import record_routers, scatter_routes
+from gspo_lightning.policy.strategies.sharding import in_step, is_sharded, unwrapped
+
+
+class FrozenPolicy:
+    """Frozen weights, evaluated by the same forward pass as the policy.
+
+    It is not part of the module tree: neither the optimizer, nor DDP, nor a checkpoint, nor an export sees it. A
+    resumed run makes it again from the same start.
+
+    Args:
+        policy: the weights; nothing else may hold them.
+        shard: shards it over ranks, if the strategy shards the trained policy.
+    """
+
+    field: ClassVar[str]
+    """Field of a micro-batch that :meth:`fill` computes."""
+
+    def __init__(self, policy: Policy, shard: Callable[[Policy], Policy] | None = None) -> None:
+        plain = policy.requires_grad_(False).eval()
+        plain.routing = None  # neither replayed nor recorded
+        self.policy: Policy = plain if shard is None else shard(plain)
+
+    def fill(self, batches: Sequence[MiniBatch], temperature: float, device: torch.device) -> list[MiniBatch]:
+        """Return the mini-batches with :attr:`field` [N, T], computed once per rollout batch in the training layout."""
+        self._to(device)
+        with self._as_it_was():
+            return with_logprobs(self.field, self.policy, batches, temperature)
+
+    @contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        with own_ways(self.policy):
+            yield
+
+    def _to(self, device: torch.device) -> None:
+        if not is_sharded(self.policy):  # shards stay in place
+            self.policy.to(device)
+
+
+@contextmanager
+def own_ways(policy: Policy) -> Iterator[None]:
+    """Suspend replay and recording of a policy's routers."""
+    inner = unwrapped(policy)
+    routing, inner.routing = inner.routing, None
+    try:
+        yield
+    finally:
+        inner.routing = routing
+
+
+@torch.no_grad()
+def with_logprobs(name: str, policy: Policy, batches: Sequence[MiniBatch], temperature: float) -> list[MiniBatch]:
+    """Return the mini-batches with log-probabilities [N, T] under a policy in the field ``name`` of every micro-batch.
+
+    They are computed on the policy's device and stored on the micro-batch's. The experts of its tokens are stored, too,
+    if the policy's routing is recorded and the rollout brought none, and always under ``R2``.
+    """
+    if not batches:
+        return []
+    device, routing = policy.device, policy.routing
+
+    def fill(part: MicroBatch) -> MicroBatch:
+        moved = part.to(device)
+        if routing is not None and routing.replay == "R2":
+            moved = replace(moved, routes=None)  # drop the sampler's
+        wanted = routing is not None and (part.routes is None or routing.replay == "R2")
+        with record_routers(routing if wanted else None) as recording:
+            found: dict[str, Any] = {name: policy(moved, temperature)[0]}
+        if recording is not None and routing is not None and recording.places is not None:
+            found["routes"] = scatter_routes(recording.stacked(), recording.places, moved, routing.experts)
+        return replace(part, **{key: value.to(part.input_ids.device) for key, value in found.items()})
+
+    steps = in_step(policy, [p for b in batches for p in b.micro_batches], device)
+    every = [(fill(part if own else filler(part)), own) for part, own in steps]
+    taken = (part for part, own in every if own)
+    return [replace(batch, micro_batches=list(islice(taken, len(batch.micro_batches)))) for batch in batches]

@@ -1,0 +1,1 @@
+"""Kernels: single operations of a model, replaced or measured."""

@@ -1,0 +1,165 @@
+"""Out of memory in a micro-batch: repeat the mini-batch in smaller pieces and remember the smaller budget."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.core.distributed import all_gather_objects, largest, rank_and_world
+from gspo_lightning.core.errors import InfrastructureError, first_line
+from gspo_lightning.core.types import MicroBatch
+from gspo_lightning.resume import write_text
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+FILE = "memory.json"
+
+
+class MemoryLimit:
+    """Token budget of a run, halved whenever a micro-batch does not fit.
+
+    Args:
+        configured: ``data.max_tokens_per_micro_batch``.
+        packed: True if the model in question, policy or critic, leaves padding out.
+    """
+
+    def __init__(self, configured: int, packed: bool = False) -> None:
+        self.configured, self.packed, self.sharded = configured, packed, False
+        self.budget = configured
+        self.folder: Path | None = None
+        """Run folder, which keeps the budget for a resume."""
+
+    def resume(self, folder: Path) -> None:
+        """Restore the budget that an earlier part of this run came down to, unless the config has changed since."""
+        try:
+            found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return
+        except ValueError:
+            log.warning("%s cannot be read: the token budget is the configured one again", folder / FILE)
+            return
+        if found.get("configured") == self.configured:
+            self.budget = int(found["budget"])
+            log.info("token budget of a micro-batch: %d instead of %d (%s)", self.budget, self.configured, found["why"])
+
+    def fit(self, parts: Sequence[MicroBatch]) -> list[MicroBatch]:
+        """Return micro-batches within the budget; cuts only if the budget has shrunk since they were made."""
+        if self.budget >= self.configured:
+            return list(parts)
+        return [piece for part in parts for piece in cut_rows(part, self.budget, self.packed)]
+
+    def retry_smaller(self, work: Callable[[list[MicroBatch]], T], parts: Sequence[MicroBatch], update: str) -> T:
+        """Run one update; if it does not fit, repeat all of it with half the budget.
+
+        On several ranks none can repeat alone: all stop, and a resume takes half the budget.
+
+        Args:
+            work: clears gradients and runs every micro-batch.
+            parts: this rank's micro-batches.
+            update: name of the update in messages: "update 3".
+
+        Raises:
+            InfrastructureError: out of memory on one of several ranks, or with a single row.
+        """
+        pieces = self.fit(parts)
+        while True:
+            failed, result = "", None
+            try:
+                result = work(pieces)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                failed = first_line(error)[:200]
+            if failed and self.sharded:  # other ranks wait in a gather, so ranks can no longer agree
+                self._smaller(pieces, parts, update, failed)
+            # outside the except clause: the exception holds the tensors of the attempt
+            if not largest(int(bool(failed)), parts[0].input_ids.device):
+                assert result is not None
+                return result
+            pieces = self._smaller(pieces, parts, update, failed)
+
+    def _smaller(
+        self, pieces: Sequence[MicroBatch], parts: Sequence[MicroBatch], update: str, why: str
+    ) -> list[MicroBatch]:
+        biggest = max(pieces, key=lambda part: _cost(part, self.packed))
+        rows, tokens = int(biggest.response_mask.shape[0]), _cost(biggest, self.packed)
+        rank, world = rank_and_world()
+        what = f"out of memory in {update}: a micro-batch of {rows} rows and {tokens} tokens does not fit ({why})"
+        if rows == 1 and world == 1:
+            raise InfrastructureError(
+                f"{what}\n  fix: lower data.max_response_tokens or data.max_prompt_tokens, or set "
+                f"model.gradient_checkpointing: true"
+            )
+        before = self.budget
+        self.budget = max(1, min(self.budget, tokens) // 2)
+        if world > 1:
+            report = f"rank {rank}: {what}"
+            if not self.sharded:
+                report = next(r for r in all_gather_objects(report if why else "") if r)
+                self.budget = min(all_gather_objects(self.budget if why else before))
+            self._remember(report)
+            raise InfrastructureError(
+                f"{report}\n  fix: resume with --ckpt_path last, which takes {self.budget} tokens instead of "
+                f"{before}, or set data.max_tokens_per_micro_batch: {self.budget}"
+            )
+        self._remember(what)
+        log.warning("%s; again with a token budget of %d instead of %d", what, self.budget, before)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return self.fit(parts)
+
+    def _remember(self, why: str) -> None:
+        if self.folder is not None and (self.sharded or rank_and_world()[0] == 0):
+            content = {"configured": self.configured, "budget": self.budget, "why": why}
+            write_text(self.folder / FILE, json.dumps(content, indent=1) + "\n")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if a device or the machine ran out of memory."""
+    text = str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and ("not enough memory" in text or "can't allocate memory" in text)
+    )
+
+
+def _cost(part: MicroBatch, packed: bool) -> int:
+    """Return the tokens that go through the model; packed: each distinct prompt once, and what all share only once.
+
+    Otherwise rows x the longest row.
+    """
+    if not packed or part.prompt_index is None:
+        return int(part.lengths.max()) * int(part.input_ids.shape[0])
+    prompts = {int(i): int(n) for i, n in zip(part.prompt_index, part.prompt_lengths, strict=True)}
+    repeated = part.common_prefix * (len(prompts) - 1)
+    return sum(prompts.values()) - repeated + int(part.response_lengths.sum())
+
+
+def cut_rows(part: MicroBatch, budget: int, packed: bool) -> list[MicroBatch]:
+    """Cut a micro-batch by rows into pieces within a budget; a single row is never cut."""
+    count = int(part.input_ids.shape[0])
+    if count == 1 or _cost(part, packed) <= budget:
+        return [part]
+    middle = count // 2
+    halves = (_rows(part, slice(0, middle)), _rows(part, slice(middle, count)))
+    return [piece for half in halves for piece in cut_rows(half, budget, packed)]
+
+
+def _rows(part: MicroBatch, rows: slice) -> MicroBatch:
+    """Select rows and drop the columns that none of them fills."""
+    width, steps = int(part.lengths[rows].max()), int(part.response_lengths[rows].max())
+    taken: dict[str, Any] = {}
+    for f in dataclasses.fields(part):
+        if isinstance(value := getattr(part, f.name), Tensor):
+            columns = width if f.name == "input_ids" else steps
+            of_tokens = value.dim() == 2 and f.name != "sources"
+            taken[f.name] = value[rows, :columns] if of_tokens else value[rows]
+    taken |= {name: value[rows] for name in ("media", "group_index") if (value := getattr(part, name)) is not None}
+    return dataclasses.replace(part, **taken, host=None)

@@ -1,0 +1,1 @@
+"""Parallel: ranks that compute parts of the same rows."""

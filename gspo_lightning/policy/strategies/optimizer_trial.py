@@ -1,0 +1,130 @@
+"""Try an optimizer on small matrices before the first rollout, whole and sharded as the policy is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from gspo_lightning.core.distributed import fail_together, local
+from gspo_lightning.core.errors import UserError, first_line
+
+log = logging.getLogger(__name__)
+Build = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+STEPS = 3
+RATE = 1e-2
+TOLERANCE = 0.1
+"""Largest difference between steps on shards and on whole matrices, relative to what the steps move.
+
+Elementwise rules differ by rounding, 1e-6. Muon iterates in bfloat16, whose rounding is a few percent of its step.
+"""
+
+
+def try_steps(build: Build, policy: nn.Module) -> None:
+    """Refuse an optimizer that cannot step, or whose steps on the policy's shards are not those on whole weights.
+
+    Under FSDP2 it is given matrices that are sharded as the policy's are, under FSDP1 flat pieces of a matrix.
+
+    Args:
+        build: makes the optimizer from parameters.
+        policy: with its parameters on the device of training; if they are sharded, this is a collective.
+
+    Raises:
+        UserError: the optimizer is refused.
+    """
+    parameters = [p for p in policy.parameters() if p.requires_grad]
+    device = local(parameters[0]).device
+    sharded = next((p for p in parameters if isinstance(p, DTensor)), None)
+    start, gradients = _matrices(1 if sharded is None else sharded.device_mesh.size(), device)
+    try:
+        whole = _stepped(build, start, gradients)
+        again = _stepped(build, start, gradients)
+    except Exception as error:  # one of somebody's own may need other weights
+        if not _is_of_a_library(build, start):
+            log.debug("the optimizer cannot be tried out", exc_info=True)
+            return
+        raise _refusal(build, start, f"cannot step here: {first_line(error)}", "") from error
+    if not torch.equal(whole, again):
+        return  # it draws random numbers
+    with fail_together():
+        if sharded is not None:
+            _compare(build, start, gradients, whole, partial(_placed, like=sharded))
+        elif isinstance(policy, FullyShardedDataParallel):
+            for piece in (slice(start.numel() // 3), slice(start.numel() // 3, None)):
+                _compare(build, start, gradients, whole, partial(_cut, piece=piece))
+
+
+def _compare(
+    build: Build, start: Tensor, gradients: list[Tensor], whole: Tensor, shard: Callable[[Tensor], Tensor]
+) -> None:
+    """Compare this rank's shard after some steps with the same part of the whole matrix."""
+    begin, expected = (local(shard(tensor)) for tensor in (start, whole))
+    try:
+        steps = _stepped(build, shard(start), [shard(gradient) for gradient in gradients])
+    except Exception as error:
+        raise _refusal(build, start, f"cannot step sharded weights: {first_line(error)}") from error
+    moved = float((expected - begin).norm())
+    difference = float((local(steps) - expected).norm())
+    if difference > TOLERANCE * moved:
+        share = f"{difference / moved:.0%} of a step" if moved else "a step"
+        raise _refusal(build, start, f"needs whole matrices: its steps on shards are wrong by {share}")
+
+
+def _stepped(build: Build, start: Tensor, gradients: list[Tensor]) -> Tensor:
+    weight = nn.Parameter(start.clone())
+    optimizer = build([weight])
+    for settings in optimizer.param_groups:
+        if isinstance(settings.get("lr"), float):
+            settings["lr"] = RATE  # a small one is lost in rounding
+
+    def closure(gradient: Tensor) -> float:
+        weight.grad = gradient.clone()
+        return 0.0
+
+    for gradient in gradients:
+        optimizer.step(partial(closure, gradient))
+    return weight.detach()
+
+
+def _matrices(shards: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:
+    """Return weights [R, C], and gradients of the same shape: upper rows have larger weights and smaller gradients.
+
+    R is no multiple of the number of shards, and a norm or a mean over some rows is not that over all.
+    """
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.linspace(1.0, 4.0, 4 * shards + 1).unsqueeze(1)
+    draws = [torch.randn(len(rows), 6, generator=generator) for _ in range(STEPS + 1)]
+    return (draws[0] * rows.flip(0)).to(device), [(draw * rows).to(device) for draw in draws[1:]]
+
+
+def _placed(tensor: Tensor, like: DTensor) -> Tensor:
+    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _cut(tensor: Tensor, piece: slice) -> Tensor:
+    return tensor.flatten()[piece]
+
+
+def _is_of_a_library(build: Build, start: Tensor) -> bool:
+    """True for an optimizer of torch or bitsandbytes, which steps any float matrix or none."""
+    try:
+        optimizer = build([nn.Parameter(start)])
+    except Exception:
+        return False
+    return type(optimizer).__module__.startswith(("torch.optim", "bitsandbytes"))
+
+
+def _refusal(build: Build, start: Tensor, problem: str, instead: str = ", or trainer.strategy: ddp") -> UserError:
+    optimizer = build([nn.Parameter(start)])
+    fused = any(settings.get("fused") for settings in optimizer.param_groups)
+    leave = "leave model.optimizer.fused out, or " if fused else ""
+    return UserError(
+        "model.optimizer", f"{type(optimizer).__name__}{' with fused: true' if fused else ''} {problem}",
+        fix=f"{leave}use torch.optim.AdamW{instead}",
+    )  # fmt: skip

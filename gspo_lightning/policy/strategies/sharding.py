@@ -1,0 +1,304 @@
+"""Sharded parameters: global norms, forward passes in step, and one gather per rollout.
+
+Every function here also takes plain policies, for which it does the usual.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch.utilities import GradClipAlgorithmType
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor, Shard
+
+from gspo_lightning.core.distributed import all_sum, gather_rows, largest, local, rank_and_world
+from gspo_lightning.core.types import WeightsOn
+from gspo_lightning.policy.policy import Policy
+
+T = TypeVar("T")
+_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+
+
+def is_sharded(policy: nn.Module) -> bool:
+    """True if the parameters are sharded over ranks: then every rank must run the same number of forward passes."""
+    return isinstance(policy, FSDPModule | FullyShardedDataParallel)
+
+
+def unwrapped(policy: Policy) -> Policy:
+    """Return the policy itself if FSDP1 has wrapped it: attributes are set there."""
+    inner: Any = policy.module if isinstance(policy, FullyShardedDataParallel) else policy
+    found: Policy = inner
+    return found
+
+
+def units(policy: nn.Module) -> list[tuple[str, Any]]:
+    """Return the modules whose parameters are gathered together, the outermost first, under their plain names."""
+    found = ((n, m) for n, m in policy.named_modules() if isinstance(m, FSDPModule | FullyShardedDataParallel))
+    return [(plain_name(f"{name}.").removesuffix("."), module) for name, module in found]
+
+
+def total_norm(tensors: Iterable[Tensor], *, sharded: bool, device: torch.device, norm_type: float = 2.0) -> float:
+    """Return the joint norm of tensors; of shards over all ranks (a collective), the same number on every rank."""
+    if not sharded:
+        return float(nn.utils.get_total_norm(list(tensors), norm_type))
+    mine = [part for tensor in tensors if _counts(tensor) and (part := local(tensor)).numel()]
+    own = nn.utils.get_total_norm(mine, norm_type) if mine else torch.zeros(())
+    return float(torch.linalg.vector_norm(gather_rows(own.to(device).double().reshape(1)), norm_type))
+
+
+def _counts(tensor: Tensor) -> bool:
+    """False for the shard of a replica but the first (HSDP): the first has the same."""
+    mesh = tensor.device_mesh if isinstance(tensor, DTensor) else None
+    return mesh is None or mesh.ndim == 1 or mesh.get_local_rank(0) == 0
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, limit: float, algorithm: str | None = None) -> None:
+    """Clip gradients in place, every rank its shards; Lightning clips plain ones only.
+
+    Args:
+        parameters: with gradients.
+        norm: norm of all gradients over all ranks.
+        limit: limit of that norm, or with ``value`` of each element's size.
+        algorithm: Lightning's name; None: ``norm``.
+    """
+    gradients = [part for p in parameters if p.grad is not None and (part := local(p.grad)).numel()]
+    if algorithm == GradClipAlgorithmType.VALUE:  # a str enum: str() is not its value
+        for gradient in gradients:
+            gradient.clamp_(-limit, limit)
+    elif gradients and limit / (norm + 1e-6) < 1.0:
+        torch._foreach_mul_(gradients, limit / (norm + 1e-6))
+
+
+@contextlib.contextmanager
+def without_sync(policy: nn.Module) -> Iterator[None]:
+    """Keep gradients of a backward pass in this context on this rank, whole; the next one outside reduces them, too."""
+    if isinstance(policy, FullyShardedDataParallel):
+        with policy.no_sync():
+            yield
+    elif isinstance(policy, FSDPModule):
+        policy.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            policy.set_requires_gradient_sync(True)
+    else:
+        yield
+
+
+def in_step(policy: nn.Module, parts: Sequence[T], device: torch.device) -> list[tuple[T, bool]]:
+    """Pair ``parts`` with True; those paired with False keep this rank in step with the others of a sharded policy.
+
+    Call it before the first forward pass: ranks agree here, and a rank that computes cannot agree on anything. For
+    False, compute :func:`gspo_lightning.policy.packing.batches.filler` of the part.
+    """
+    own = [(part, True) for part in parts]
+    if not is_sharded(policy):
+        return own
+    if (context := getattr(policy, "context", None)) is not None:
+        return [(parts[-1], False) if i is None else own[i] for i in context.turns(len(parts), device)]
+    return [*own, *[(parts[-1], False)] * (largest(len(parts), device) - len(parts))]
+
+
+class Gathering:
+    """Plain twin of a sharded policy: without weights, filled from the shards for a while.
+
+    Args:
+        policy: before it is sharded.
+        device: computes with the whole weights.
+        dtype: of parameters in forward passes; None keeps each parameter's own.
+        lockstep: never gather the whole policy: compute from the shards, all ranks in step.
+    """
+
+    def __init__(
+        self, policy: Policy, device: torch.device, dtype: torch.dtype | None, *, lockstep: bool = False
+    ) -> None:
+        self.device, self.dtype, self.lockstep = device, dtype, lockstep
+        blank = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), False) for p in policy.model.parameters()}
+        self.twin = policy.frozen_copy(dict(blank))
+        self.twin.eval()
+        self.twin.on_release = self.clear
+        first: dict[int, str] = {}
+        self._places: dict[str, list[tuple[nn.Module, str]]] = {}
+        for name, parameter in self.twin.model.named_parameters(remove_duplicate=False):  # tied parameters have several
+            owner, _, leaf = name.rpartition(".")
+            key = first.setdefault(id(parameter), name)
+            self._places.setdefault(key, []).append((self.twin.model.get_submodule(owner), leaf))
+        self._blank = {name: places[0][0]._parameters[places[0][1]] for name, places in self._places.items()}
+
+    def fill(self, weights: Iterable[tuple[str, Tensor]]) -> Policy:
+        """Return the twin with these weights, given by their names in the transformers model."""
+        for name, tensor in weights:
+            self._put(name, nn.Parameter(tensor, requires_grad=False))
+        for module in self.twin.modules():
+            for name, buffer in module._buffers.items():
+                module._buffers[name] = None if buffer is None else buffer.to(self.device)
+        return self.twin
+
+    def clear(self) -> None:
+        """Free the memory of the weights."""
+        for name, blank in self._blank.items():
+            self._put(name, blank)
+
+    def _put(self, name: str, parameter: nn.Parameter | None) -> None:
+        for owner, leaf in self._places[name]:
+            owner._parameters[leaf] = parameter
+
+
+@contextlib.contextmanager
+def gathered(policy: Policy, weights_on: WeightsOn = WeightsOn.EVERY_RANK) -> Iterator[Policy]:
+    """Yield a plain policy with all weights, for forward passes whose number differs between ranks. No gradients.
+
+    A collective for sharded policies: every rank must call it, with the same ``weights_on``. It makes one copy of all
+    parameters in the compute dtype, on the ranks that need it; on others the policy is on the meta device.
+    """
+    if not is_sharded(policy):
+        yield policy
+        return
+    gathering: Gathering = policy.gathering
+    if weights_on is WeightsOn.NO_RANK:
+        yield gathering.twin
+        return
+    if gathering.lockstep and weights_on is WeightsOn.EVERY_RANK:
+        with _lockstep(policy):
+            yield policy
+        return
+    collect = full_weights if weights_on is WeightsOn.EVERY_RANK else first_rank_weights
+    try:
+        yield gathering.fill(collect(policy, gathering.device, gathering.dtype))
+    finally:
+        gathering.clear()
+
+
+@contextlib.contextmanager
+def _lockstep(policy: Policy) -> Iterator[None]:
+    """Make every forward pass of the backbone wait for the other ranks.
+
+    A rank that has finished computes along with them. The parameters outside the layers (embedding, head) stay gathered
+    meanwhile.
+    """
+    running = torch.ones((), device=policy.device)
+    policy.unshard()  # type: ignore[operator]
+
+    def tell(*_: object) -> None:
+        all_sum(running)
+
+    handle = policy.backbone.register_forward_pre_hook(tell)
+    try:
+        yield
+    finally:
+        handle.remove()
+        with torch.no_grad():
+            while float(all_sum(torch.zeros_like(running))) > 0:
+                policy.backbone(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=policy.device), use_cache=False)
+        policy.reshard()  # type: ignore[operator]
+
+
+@torch.no_grad()
+def full_weights(
+    policy: Policy, device: torch.device, dtype: torch.dtype | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield each whole tensor with its name in the transformers model; a collective for sharded policies."""
+    for name, tensor in _whole(policy):
+        kept = dtype if tensor.is_floating_point() else None
+        whole = tensor.detach().to(device=device, dtype=kept)
+        whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
+        yield name.removeprefix("model."), whole.clone() if whole.data_ptr() == tensor.data_ptr() else whole
+
+
+@torch.no_grad()
+def first_rank_weights(
+    policy: Policy, device: torch.device, dtype: torch.dtype | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield :func:`full_weights` on rank 0, nothing on others, which send their shards one by one; a collective.
+
+    FSDP1 can only gather a whole layer at a time on every rank: the others drop it at once.
+    """
+    first = rank_and_world()[0] == 0
+    for name, tensor in _whole(policy):
+        kept = dtype if tensor.is_floating_point() else None
+        own = tensor.detach()
+        if isinstance(own, DTensor):
+            found = _on_first_rank(own.to(device=device, dtype=kept))
+        else:
+            found = own.to(device=device, dtype=kept, copy=True) if first else None
+        if found is not None:
+            yield name.removeprefix("model."), found
+
+
+def _on_first_rank(tensor: Tensor) -> Tensor | None:
+    """Gather a tensor split into equal pieces of rows, the last ones shorter; return None except on the first rank."""
+    assert isinstance(tensor, DTensor)
+    mesh = tensor.device_mesh
+    if mesh.ndim != 1 or tuple(tensor.placements) != (Shard(0),):
+        everywhere = tensor.full_tensor()
+        return everywhere if rank_and_world()[0] == 0 else None
+    own, rows = tensor.to_local(), -(-tensor.shape[0] // mesh.size())
+    if own.shape[0] < rows:
+        own = torch.cat([own, own.new_zeros(rows - own.shape[0], *own.shape[1:])])
+    first = mesh.get_local_rank() == 0
+    whole = own.new_empty(rows * mesh.size(), *own.shape[1:]) if first else None
+    parts = None if whole is None else list(whole.chunk(mesh.size()))
+    dist.gather(own.contiguous(), parts, group=mesh.get_group(), group_dst=0)
+    if whole is None or whole.shape[0] == tensor.shape[0]:
+        return whole
+    return whole[: tensor.shape[0]].clone()
+
+
+def _whole(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    if not isinstance(policy, FullyShardedDataParallel):
+        for _, unit in units(policy):
+            unit.reshard()  # a forward pass without a backward pass leaves it whole
+        yield from policy.named_parameters()
+        return
+    for prefix, unit in units(policy):
+        with FullyShardedDataParallel.summon_full_params(unit, recurse=False, writeback=False):
+            yield from _own(prefix, unit)
+
+
+def _own(prefix: str, unit: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters of an FSDP1 unit without those of the units inside it."""
+    inner = [f"{name}." for name, _ in units(unit) if name]
+    named = [(plain_name(name), p) for name, p in unit.named_parameters()]
+    own = [(name, p) for name, p in named if not name.startswith(tuple(inner))] if inner else named
+    return [(f"{prefix}.{name}" if prefix else name, p) for name, p in own]
+
+
+def reshard(module: nn.Module) -> None:
+    """Drop gathered parameters: with FSDP2, a forward pass without a backward pass leaves them whole."""
+    if not isinstance(module, FullyShardedDataParallel):
+        for _, unit in units(module):
+            unit.reshard()
+
+
+def plain_name(name: str) -> str:
+    """Return a parameter's name in the model without wrappers."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+@torch.no_grad()
+def copy_weights(source: nn.Module, target: nn.Module) -> None:
+    """Copy parameters and buffers between two policies of one layout, every rank its shards."""
+    if isinstance(source, FullyShardedDataParallel):
+        summon = FullyShardedDataParallel.summon_full_params
+        for (prefix, theirs), (_, mine) in zip(units(source), units(target), strict=True):
+            with summon(theirs, recurse=False, writeback=False), summon(mine, recurse=False):
+                _copy([p for _, p in _own(prefix, theirs)], [p for _, p in _own(prefix, mine)])
+        _copy(list(source.buffers()), list(target.buffers()))
+        return
+    for policy in (source, target):
+        for _, unit in units(policy):
+            unit.reshard()  # a forward pass without a backward pass leaves it whole
+    for tensors in ("parameters", "buffers"):
+        _copy(list(getattr(source, tensors)()), list(getattr(target, tensors)()))
+
+
+def _copy(source: Sequence[Tensor], target: Sequence[Tensor]) -> None:
+    for mine, theirs in zip(target, source, strict=True):
+        local(mine).copy_(local(theirs))

@@ -1,0 +1,275 @@
+"""Data of a run folder, as the page asks for it: plain JSON values, also of a run that is damaged or still written."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gspo_lightning.core.metric_table.table import lookup
+from gspo_lightning.report.answers import read_answers, thumbnail_file
+from gspo_lightning.report.read import read_run
+from gspo_lightning.report.resumes import read_resumes
+from gspo_lightning.report.run import Run, Series
+from gspo_lightning.report.verdicts import verdicts
+from gspo_lightning.report.view.hints import hints
+from gspo_lightning.report.view.index import RolloutIndex
+from gspo_lightning.report.words import headline
+
+POINTS = 1_200
+"""Points of a curve that are sent, at most; of each stretch the lowest and the highest value are kept."""
+DOTS, SPREAD, SIDE_BY_SIDE = 1_500, 12, 4
+"""Responses in the figure of ratios; iterations of a prompt over time, and responses of each."""
+GROUP = 256
+"""Rows of a group that are sent, at most."""
+_HASH = re.compile(r"[0-9a-f]{64}")
+_BAND = re.compile(r"(?:(below|above) ([\d.e-]+)|([\d.e-]+) to ([\d.e-]+))(?=[;:,]| \(| while|$)")
+
+
+class RunData:
+    """Everything that the page shows of a run; read again when its files have changed.
+
+    Args:
+        folder: the run folder.
+        number: its place among the given ones.
+
+    Raises:
+        UserError: it is not a run folder.
+    """
+
+    def __init__(self, folder: Path, number: int = 0) -> None:
+        self.folder, self.number, self.label = folder, number, folder.name
+        self._lock, self._run = threading.RLock(), read_run(folder)
+        self._stamp = _stamp(folder)
+        self.index = RolloutIndex(folder)
+        self.indexed = False
+        """True once all recorded responses that were there at the start are in the index."""
+
+    def refresh(self) -> None:
+        """Read recorded responses that are new."""
+        self.index.refresh()
+        self.indexed = True
+
+    @property
+    def run(self) -> Run:
+        """Scalars, config, summary and alarms."""
+        with self._lock:
+            stamp = _stamp(self.folder)
+            if stamp != self._stamp:
+                self._run, self._stamp = read_run(self.folder), stamp
+            return self._run
+
+    def overview(self) -> dict[str, Any]:
+        """Return facts, verdicts, alarms, hints, the tags with their meaning, evaluations, config and versions."""
+        run, facts = self.run, self.index.facts()
+        problems = (
+            list(run.problems) if run.finished or self._damaged(run) else [p for p in run.problems if "cut" not in p]
+        )
+        if facts["damaged"]:
+            problems.append(f"{facts['damaged']} damaged lines of recorded responses were left out")
+        return clean(
+            {
+                "number": self.number, "folder": str(self.folder), "label": self.label,
+                "objective": run.objective, "model": run.model, "seed": run.seed, "date": run.date,
+                "finished": run.finished, "updates": run.updates, "headline": headline(run), "problems": problems,
+                "verdicts": [[v.topic, v.word, v.sentence] for v in verdicts(run)],
+                "alarms": run.alarms, "facts": facts, "indexed": self.indexed,
+                "hints": [hint.plain() for hint in hints(run, self.index, read_answers(self.folder))],
+                "tags": {tag: _meaning(tag) for tag in sorted(run.scalars) if not tag.startswith("cold_start/")},
+                "held_out_tag": run.held_out_tag, "config": dict(flat(run.config)), "events": self._events(run),
+                "versions": run.summary.get("versions", {}),
+                "machine": run.summary.get("machine", {})
+                | {k: run.summary[k] for k in ("seconds", "peak_memory_mb") if k in run.summary},
+                "kind": hashlib.blake2b(run.kind.encode(), digest_size=8).hexdigest() if run.kind else "",
+                "stamp": list(_stamp(self.folder)),
+            }
+        )  # fmt: skip
+
+    def _damaged(self, run: Run) -> bool:
+        return any("damaged" in problem for problem in run.problems)
+
+    def _events(self, run: Run) -> list[dict[str, Any]]:
+        """Return what changed on the way: resumes and their changed settings, learning rates, rollbacks."""
+        found: list[dict[str, Any]] = []
+        for resume in read_resumes(self.folder):
+            text = "resumed" + (": " + "; ".join(resume["changes"]) if resume["changes"] else "")
+            found.append({"update": resume["update"], "what": text})
+        if (rate := run.get("optim/lr")) is not None and len(rate) > 1:
+            jumps = np.flatnonzero(np.abs(np.diff(rate.values)) > 0.3 * np.abs(rate.values[:-1]))
+            for i in jumps[:20]:
+                text = f"learning rate {rate.values[i]:.3g} → {rate.values[i + 1]:.3g}"
+                found.append({"update": int(rate.steps[i + 1]), "what": text})
+        if (series := run.get("collapse/rollbacks")) is not None and len(series) > 1:
+            for i in np.flatnonzero(np.diff(series.values) > 0)[:20]:
+                found.append({"update": int(series.steps[i + 1]), "what": "rollback"})
+        return found
+
+    def series(self, tags: Sequence[str]) -> dict[str, Any]:
+        """Return tag -> [steps, values], thinned to :data:`POINTS`; tags that the run lacks are left out."""
+        run = self.run
+        return {tag: thinned(run.scalars[tag]) for tag in tags if tag in run.scalars}
+
+    def rollouts(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """Return recorded responses of a query (:meth:`gspo_lightning.report.view.index.RolloutIndex.find`).
+
+        Raises:
+            ValueError: a number is none.
+        """
+        offset = max(0, int(query.get("offset") or 0))
+        return clean(self.index.find(query, limit=100, offset=offset)) | {"offset": offset}
+
+    def rows(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """Return responses in full, with tokens: a group.
+
+        Raises:
+            ValueError: a number is none.
+        """
+        return clean({"rows": self._pictured(self.index.rows(query, GROUP))})
+
+    def prompt(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """Return a prompt over time: ``rewards``, [iteration, mean] of all, and ``rows`` in full of some iterations.
+
+        Raises:
+            ValueError: a number is none.
+        """
+        number = int(query.get("prompt_id", ""))
+        of = self.index.columns("iteration", "avg(reward)", where=f"WHERE prompt_id = {number} GROUP BY iteration")
+        rewards = [list(row) for row in of]
+        rows: list[dict[str, Any]] = []
+        for iteration, _ in spread(rewards, SPREAD):
+            rows += self.index.rows({"prompt_id": str(number), "iteration": str(iteration)}, SIDE_BY_SIDE)
+        return clean({"rewards": rewards, "rows": self._pictured(rows)})
+
+    def ratios(self) -> dict[str, Any]:
+        """Return ``band`` and ``dots``: recorded responses as [update, log s_i, A, clip, iteration, prompt, sample]."""
+        known = "WHERE update_ IS NOT NULL AND log_s IS NOT NULL"
+        ((count,),) = self.index.columns("count(*)", where=known)
+        names = ("update_", "log_s", "advantage", "clip", "iteration", "prompt_id", "sample")
+        dots = self.index.columns(*names, where=f"{known} AND n % {max(1, -(-count // DOTS))} = 0")
+        some = self.index.rows({"tokens": "1"}, 1) if self.run.sequence_level else []
+        return clean({"dots": list(dots), "band": some[0].get("band") if some else None})
+
+    def _pictured(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Leave those pictures in the rows whose thumbnails are there, and count the others."""
+        for row in rows:
+            if isinstance(names := row.get("pictures"), list):
+                row["pictures"] = [name for name in names if self._thumbnail(name) is not None]
+                row["unseen_pictures"] = len(names) - len(row["pictures"])
+        return rows
+
+    def _thumbnail(self, name: Any) -> Path | None:
+        if not isinstance(name, str) or not _HASH.fullmatch(name):
+            return None
+        file = self.folder / thumbnail_file(name)
+        inside = file.resolve().is_relative_to(self.folder.resolve())  # a link may point to anywhere
+        return file if inside and file.is_file() else None
+
+    def picture(self, name: str) -> bytes:
+        """Return the thumbnail of a recorded picture, a PNG file.
+
+        Raises:
+            KeyError: there is none.
+        """
+        if (file := self._thumbnail(name)) is None:
+            raise KeyError(name)
+        return file.read_bytes()
+
+    def answers(self) -> dict[str, Any]:
+        """Return held-out answers, by prompt and update."""
+        return clean({"rows": self._pictured(read_answers(self.folder)[-4_000:])})
+
+    def prompts(self) -> dict[str, Any]:
+        """Return prompts that were recorded in several iterations, the most frequent first."""
+        found = self.index.columns(
+            "prompt_id", "min(substr(prompt, 1, 200))", "count(DISTINCT iteration)", "avg(reward)",
+            where="GROUP BY prompt_id HAVING count(DISTINCT iteration) > 1",
+        )  # fmt: skip
+        rows = sorted(found, key=lambda row: -row[2])[:200]
+        names = ("prompt_id", "prompt", "iterations", "reward")
+        return clean({"rows": [dict(zip(names, row, strict=True)) for row in rows]})
+
+
+def spread(values: Sequence[Any], count: int) -> list[Any]:
+    """Return the first and the last of some values, and others evenly between them.
+
+    >>> spread("abcdefghij", 4), spread("abc", 4)
+    (['a', 'd', 'g', 'j'], ['a', 'b', 'c'])
+    """
+    if len(values) <= count:
+        return list(values)
+    return [values[i * (len(values) - 1) // (count - 1)] for i in range(count)]
+
+
+def _stamp(folder: Path) -> tuple[int, int]:
+    """Return a mark that changes whenever a file of the run does."""
+    found = [path.stat() for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]
+    return sum(status.st_size for status in found), max((status.st_mtime_ns for status in found), default=0)
+
+
+def thinned(series: Series) -> list[list[float | int | None]]:
+    """Return [steps, values] with :data:`POINTS` points at most: the extremes of every stretch of a longer curve."""
+    steps, values = series.steps, series.values
+    if len(steps) > POINTS:
+        stretch = -(-2 * len(steps) // POINTS)
+        keep: set[int] = set()
+        for start in range(0, len(steps), stretch):
+            part = values[start : start + stretch]
+            if np.isfinite(part).any():
+                keep |= {start + int(np.nanargmin(part)), start + int(np.nanargmax(part))}
+        chosen = sorted(keep)
+        steps, values = steps[chosen], values[chosen]
+    return [steps.tolist(), [value if math.isfinite(value) else None for value in values.tolist()]]
+
+
+def _meaning(tag: str) -> dict[str, Any]:
+    spec = lookup(tag)
+    if spec is None:
+        return {}
+    return {
+        "definition": spec.definition, "unit": spec.unit, "healthy": spec.healthy, "do": spec.what_to_do,
+        "group": spec.group, "band": healthy_band(spec.healthy),
+    }  # fmt: skip
+
+
+def healthy_band(text: str) -> list[float | None] | None:
+    """Return the range that a definition's words begin with; None if they begin with none.
+
+    >>> healthy_band("below 0.5 while learning; rises"), healthy_band("0.05 to 10; single spikes")
+    ([None, 0.5], [0.05, 10.0])
+    >>> healthy_band("below 1e-6 in float32; 1e-3 in bfloat16")
+    """
+    found = _BAND.match(text)
+    if found is None:
+        return None
+    word, edge, low, high = found.groups()
+    if word:
+        return [None, float(edge)] if word == "below" else [float(edge), None]
+    return [float(low), float(high)]
+
+
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a config as (dotted name, value)."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from flat(inner, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, value
+
+
+def clean(value: Any) -> Any:
+    """Return JSON values that every parser reads: no NaN, no infinity, no lone surrogate, no other type."""
+    if isinstance(value, Mapping):
+        return {str(clean(str(key))): clean(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(inner) for inner in value]
+    if isinstance(value, bool | int) or value is None:
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return str(value).encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,130 @@
+"""Environments of OpenEnv, over the WebSocket of their servers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from gspo_lightning.core.addresses import check_address
+from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.types import Prompt
+from gspo_lightning.rollouts.environments.environment import Environment, Messages, Step
+
+if TYPE_CHECKING:
+    import aiohttp
+
+_MOST_BYTES = 16 << 20
+
+
+class OpenEnvEnvironment(Environment):
+    """An environment behind a server of OpenEnv, with a session of its own for every conversation.
+
+    A turn of the policy is the text of an action, and a field of the observation is what the policy reads next. The
+    reward of the observation is that of the turn. The server gets the column ``seed`` of the record, or the number of
+    the prompt, so that all conversations about a prompt begin alike, and further columns by ``reset``.
+
+    Args:
+        url: ``http://host:port`` of the server.
+        action: field of the action that gets the text.
+        observation: field of the observation that the policy reads.
+        reset: columns of the record that are passed to the server's reset.
+        opens: the first observation takes the place of the prompt; otherwise the policy does not read it.
+        role: role of the messages with observations.
+        sessions: conversations at the same time; the server's ``max_concurrent_envs`` must allow them.
+
+    Raises:
+        UserError: the address is none.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        action: str = "message",
+        observation: str = "message",
+        reset: list[str] | None = None,
+        opens: bool = False,
+        role: str = "user",
+        sessions: int = 64,
+    ) -> None:
+        check_address(url, "OpenEnvEnvironment.url", "", key=None, plain_http=True)
+        if sessions < 1:
+            raise UserError("OpenEnvEnvironment.sessions", f"is {sessions}; it must be at least 1")
+        self.url, self.action, self.observation = url.rstrip("/"), action, observation
+        self.columns, self.opens, self.role, self.max_concurrent = reset or [], opens, role, sessions
+        self._http: aiohttp.ClientSession | None = None
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+
+    async def reset(self, prompt: Prompt) -> Messages:
+        """Open a session and reset it.
+
+        Raises:
+            InfrastructureError: the server cannot be reached, or fails.
+            UserError: the record lacks a column, or the observation the field.
+        """
+        import aiohttp
+
+        missing = [name for name in self.columns if name not in prompt.columns]
+        if missing:
+            raise UserError("OpenEnvEnvironment.reset", f"names {missing[0]}, which record {prompt.id} does not have")
+        self._http = aiohttp.ClientSession(auto_decompress=False)
+        try:
+            self._socket = await self._http.ws_connect(f"{self.url}/ws", max_msg_size=_MOST_BYTES)
+        except (aiohttp.ClientError, OSError) as error:
+            raise InfrastructureError(f"{self.url}: {type(error).__name__}: {error}") from error
+        told = {"seed": prompt.columns.get("seed", prompt.id)} | {name: prompt.columns[name] for name in self.columns}
+        found = await self._ask("reset", told)
+        return [self._message(found)] if self.opens else []
+
+    async def step(self, completion: str) -> Step:
+        """Send the text as an action; one that the server refuses is answered with its complaint.
+
+        Raises:
+            InfrastructureError: the server failed.
+            UserError: the observation lacks the field.
+        """
+        found = await self._ask("step", {self.action: completion})
+        if "refused" in found:
+            return [{"role": self.role, "content": f"error: {found['refused']}"}], 0.0, False
+        done = bool(found.get("done"))
+        messages: Messages = [self._message(found)] if not done or self.observation in found["observation"] else []
+        return messages, float(found.get("reward") or 0.0), done
+
+    async def close(self) -> None:
+        """End the session."""
+        socket, http, self._socket, self._http = self._socket, self._http, None, None
+        if socket is not None and not socket.closed:
+            await socket.send_str('{"type": "close"}')
+            await socket.close()
+        if http is not None:
+            await http.close()
+
+    async def _ask(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what the server answers; ``{"refused": why}`` where an action is not valid."""
+        import aiohttp
+
+        assert self._socket is not None
+        try:
+            await self._socket.send_str(json.dumps({"type": kind, "data": data}))
+            answer = await self._socket.receive()
+        except (aiohttp.ClientError, OSError) as error:
+            raise InfrastructureError(f"{self.url}: {type(error).__name__}: {error}") from error
+        if answer.type is not aiohttp.WSMsgType.TEXT:
+            raise InfrastructureError(f"{self.url} ended the session")
+        found = json.loads(answer.data)
+        said = found.get("data") or {}
+        if found.get("type") == "error":
+            if said.get("code") == "VALIDATION_ERROR" and kind == "step":
+                return {"refused": str(said.get("message"))}
+            raise InfrastructureError(f"{self.url} failed in {kind}: {said.get('code')}: {said.get('message')}")
+        if not isinstance(said.get("observation"), Mapping):
+            raise InfrastructureError(f"{self.url} answered {kind} without an observation")
+        return said
+
+    def _message(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        observation = found["observation"]
+        if self.observation not in observation:
+            what = f"names {self.observation!r}, but an observation has {', '.join(observation)}"
+            raise UserError("OpenEnvEnvironment.observation", what)
+        value = observation[self.observation]
+        return {"role": self.role, "content": value if isinstance(value, str) else json.dumps(value)}

@@ -1,0 +1,254 @@
+"""OpenAI's chat completions and completions: requests and answers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gspo_lightning.rollouts.gateway.session import RefusalError, Request, Served, invalid
+from gspo_lightning.rollouts.gateway.trace import Message, text_of
+
+SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
+    "logit_bias",
+)  # fmt: skip
+"""Fields of sampling that are recorded and have no effect: the run decides how its policy is sampled."""
+Event = tuple[str | None, Mapping[str, Any]]
+"""Name and data of a server-sent event."""
+
+
+def read(body: Mapping[str, Any]) -> Request:
+    """Return the request of ``POST /chat/completions``.
+
+    Raises:
+        RefusalError: a field has a wrong type, or asks for what the gateway does not do.
+    """
+    return Request(
+        [message(m) for m in listed(body, "messages", required=True)],
+        tools := [tool(t) for t in listed(body, "tools")],
+        limit(body.get("max_completion_tokens") or body.get("max_tokens")),
+        stops(body.get("stop")),
+        bool(body.get("stream")),
+        bool(tools) and body.get("tool_choice") != "none",
+        requested(body),
+        ignored(body),
+        body,
+    )
+
+
+def read_completion(body: Mapping[str, Any]) -> Request:
+    """Return the request of ``POST /completions``: the prompt is the only message, whose text no template changes."""
+    prompt = body.get("prompt")
+    if not isinstance(prompt, str) or not prompt:
+        raise invalid("prompt must be a text that is not empty")
+    said = [{"role": "prompt", "content": prompt}]
+    return Request(
+        said, (), limit(body.get("max_tokens")), stops(body.get("stop")), bool(body.get("stream")), False,
+        requested(body), ignored(body), body,
+    )  # fmt: skip
+
+
+def answer(served: Served) -> dict[str, Any]:
+    """Return a chat completion."""
+    content: dict[str, Any] = {"role": "assistant", "content": served.content or (None if served.calls else "")}
+    content |= {"reasoning_content": served.reasoning} if served.reasoning else {}
+    content |= {"tool_calls": list(served.calls)} if served.calls else {}
+    return _answer(served, "chat.completion", {"message": content})
+
+
+def answer_completion(served: Served) -> dict[str, Any]:
+    """Return a completion."""
+    return _answer(served, "text_completion", {"text": served.content})
+
+
+def events(served: Served) -> Iterator[Event]:
+    """Yield the chunks of a chat completion."""
+    whole = answer(served)
+    choice = whole["choices"][0]
+    said = choice.pop("message")
+    calls = [{"index": i, **call} for i, call in enumerate(said.pop("tool_calls", ()))]
+    yield from _chunks(
+        served, whole, "chat.completion.chunk", [{"delta": said | ({"tool_calls": calls} if calls else {})}]
+    )
+
+
+def events_completion(served: Served) -> Iterator[Event]:
+    """Yield the chunks of a completion."""
+    yield from _chunks(served, answer_completion(served), "text_completion", [{"text": served.content}])
+
+
+def error(refusal: RefusalError) -> dict[str, Any]:
+    """Return a refusal in OpenAI's shape."""
+    return {"error": {"message": refusal.message, "type": refusal.kind, "param": None, "code": refusal.code}}
+
+
+def usage(served: Served) -> dict[str, Any]:
+    """Return the tokens of a turn."""
+    asked, said = len(served.context), len(served.piece.token_ids)
+    cached = {"prompt_tokens_details": {"cached_tokens": served.cached}}
+    return {"prompt_tokens": asked, "completion_tokens": said, "total_tokens": asked + said, **cached}
+
+
+def tokens(served: Served) -> dict[str, Any]:
+    """Return the token ids of a turn and the version of its weights, for clients that record them."""
+    found: dict[str, Any] = {"policy_version": served.piece.version}
+    if served.piece.versions:
+        found["token_versions"] = list(served.piece.versions)
+    return {"prompt_token_ids": list(served.context), **found} if served.request.body.get("return_token_ids") else found
+
+
+def logprobs(served: Served) -> dict[str, Any] | None:
+    """Return the log-probabilities of a turn in OpenAI's shape, if they were asked for."""
+    body = served.request.body
+    if not (body.get("logprobs") or body.get("return_token_ids")) or served.piece.logprobs is None:
+        return None
+    pairs = zip(served.piece.token_ids, served.piece.logprobs, strict=True)
+    return {
+        "content": [{"token": f"token_id:{i}", "logprob": x, "bytes": None, "top_logprobs": []} for i, x in pairs],
+        "refusal": None,
+    }
+
+
+def message(value: Any) -> Message:
+    """Return a message with text as content and parsed arguments.
+
+    Raises:
+        RefusalError: it is no message of text.
+    """
+    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
+        raise invalid(f"a message must be an object with a role, got {_shown(value)}")
+    found = {**value, "content": text(value.get("content"))}
+    calls = value.get("tool_calls") or ()
+    if not isinstance(calls, Sequence) or isinstance(calls, str):
+        raise invalid(f"tool_calls must be a list, got {_shown(calls)}")
+    return found | {"tool_calls": [_call(call) for call in calls]} if calls else found
+
+
+def text(content: Any) -> str:
+    """Return the text of a message's content.
+
+    Raises:
+        RefusalError: a part is not text.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, Sequence):
+        raise invalid(f"content must be a text or a list of parts, got {_shown(content)}")
+    for part in content:
+        if not isinstance(part, str) and not (isinstance(part, Mapping) and isinstance(part.get("text"), str)):
+            kind = part.get("type") if isinstance(part, Mapping) else part
+            raise invalid(f"only text parts are served here, got {_shown(kind)}")
+    return text_of(content)
+
+
+def tool(value: Any) -> Message:
+    """Return a tool's schema.
+
+    Raises:
+        RefusalError: it is no function with a name.
+    """
+    function = value.get("function") if isinstance(value, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise invalid(f"a tool must be {{type: function, function: {{name: ...}}}}, got {_shown(value)}")
+    return {"type": "function", "function": dict(function)}
+
+
+def listed(body: Mapping[str, Any], name: str, *, required: bool = False) -> Sequence[Any]:
+    """Return a field that is a list; missing is empty.
+
+    Raises:
+        RefusalError: it is no list, or is empty and required.
+    """
+    value = body.get(name) or ()
+    if isinstance(value, str) or not isinstance(value, Sequence) or (required and not value):
+        raise invalid(f"{name} must be a list{' with an element' if required else ''}, got {_shown(body.get(name))}")
+    return value
+
+
+def limit(value: Any) -> int | None:
+    """Return a limit of tokens.
+
+    Raises:
+        RefusalError: it is no whole number above 0.
+    """
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise invalid(f"a limit of tokens must be a whole number above 0, got {_shown(value)}")
+    return value
+
+
+def stops(value: Any) -> tuple[str, ...]:
+    """Return stop texts, given as a text or a list.
+
+    Raises:
+        RefusalError: one is empty, or no text.
+    """
+    found = (value,) if isinstance(value, str) else tuple(value or ()) if isinstance(value, list | None) else (None,)
+    if not all(isinstance(stop, str) and stop for stop in found):
+        raise invalid(f"stop must be texts that are not empty, got {_shown(value)}")
+    return found
+
+
+def requested(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the client asked for about sampling."""
+    return {name: body[name] for name in SAMPLING if body.get(name) is not None}
+
+
+def ignored(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of constraints that are not imposed on the policy.
+
+    Raises:
+        RefusalError: more than one answer is asked for.
+    """
+    if body.get("n") not in (None, 1):
+        raise invalid("n must be 1: ask again for another answer")
+    kind = body.get("response_format")
+    constrained = isinstance(kind, Mapping) and kind.get("type") not in (None, "text")
+    forced = body.get("tool_choice") not in (None, "auto", "none")
+    names = {
+        "response_format": constrained,
+        "tool_choice": forced,
+        "chat_template_kwargs": body.get("chat_template_kwargs"),
+    }
+    return tuple(name for name, asked in names.items() if asked)
+
+
+def _answer(served: Served, kind: str, said: Mapping[str, Any]) -> dict[str, Any]:
+    choice = {"index": 0, **said, "finish_reason": served.finish, "logprobs": logprobs(served)}
+    if served.request.body.get("return_token_ids"):
+        choice["token_ids"] = list(served.piece.token_ids)
+    return {
+        "id": served.name, "object": kind, "created": int(time.time()), "model": served.model, "choices": [choice],
+        "usage": usage(served), **tokens(served),
+    }  # fmt: skip
+
+
+def _chunks(served: Served, whole: Mapping[str, Any], kind: str, said: Sequence[Mapping[str, Any]]) -> Iterator[Event]:
+    """Yield chunks with what was said, the end with token ids, and the usage if it is asked for."""
+    common = {key: whole[key] for key in ("id", "created", "model")} | {"object": kind}
+    for one in said:
+        yield None, {**common, "choices": [{"index": 0, **one, "finish_reason": None}]}
+    last = {key: value for key, value in whole["choices"][0].items() if key not in ("message", "text")}
+    last |= dict[str, Any](text="") if kind == "text_completion" else dict[str, Any](delta={})
+    yield None, {**common, **tokens(served), "choices": [last]}
+    options = served.request.body.get("stream_options")
+    if isinstance(options, Mapping) and options.get("include_usage"):
+        yield None, {**common, "choices": [], "usage": whole["usage"]}
+
+
+def _call(value: Any) -> dict[str, Any]:
+    function = value.get("function") if isinstance(value, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise invalid(f"a tool call must have a function with a name, got {_shown(value)}")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError, RecursionError):  # a text that a template writes as it is
+            arguments = json.loads(arguments or "{}")
+    return {**value, "type": "function", "function": {**function, "arguments": arguments}}
+
+
+def _shown(value: Any) -> str:
+    found = repr(value)
+    return found if len(found) <= 80 else f"{found[:77]}..."

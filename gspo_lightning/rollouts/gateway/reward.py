@@ -1,0 +1,53 @@
+"""Reward that an agent returned, printed or sent: a number, its parts, and rewards of single turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gspo_lightning.core.errors import is_finite
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Reward of a rollout as its agent told it.
+
+    Args:
+        reward: of the whole, beside those of the turns; None if it told none.
+        parts: numbers to log, by name.
+        turns: of the first turns, in the order of sampling; they add to the reward.
+    """
+
+    reward: float | None = None
+    parts: dict[str, float] = field(default_factory=dict)
+    turns: tuple[float, ...] = ()
+
+
+def read_reward(told: Mapping[str, Any]) -> Told:
+    """Read ``reward``, ``parts`` and ``turns``; each may be left out.
+
+    >>> read_reward({"reward": True, "parts": {"steps": 3}})
+    Told(reward=1.0, parts={'steps': 3.0}, turns=())
+
+    Raises:
+        ValueError: one of them is no finite number, or no object or list of such numbers.
+    """
+    reward, parts, turns = told.get("reward"), told.get("parts"), told.get("turns")
+    if not isinstance(parts, Mapping | None):
+        raise ValueError(f"parts is {_shown(parts)}, which is no object of numbers")
+    if not isinstance(turns, Sequence | None) or isinstance(turns, str):
+        raise ValueError(f"turns is {_shown(turns)}, which is no list of numbers")
+    values = {str(name): _number(f"parts.{name}", value) for name, value in (parts or {}).items()}
+    paid = tuple(_number(f"turns[{i}]", value) for i, value in enumerate(turns or ()))
+    return Told(None if reward is None else _number("reward", reward), values, paid)
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or is_finite(value):
+        return float(value)
+    raise ValueError(f"{name} is {_shown(value)}, which is no finite number")
+
+
+def _shown(value: object) -> str:
+    return f"{value!r}"[:80]

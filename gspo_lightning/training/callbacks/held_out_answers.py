@@ -1,0 +1,90 @@
+"""Write the answers to the same held-out prompts at every evaluation, to loggers and to a file of the run folder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+from gspo_lightning.core.distributed import all_gather_objects
+from gspo_lightning.core.pictures import Media
+from gspo_lightning.core.types import Rollout
+from gspo_lightning.report.answers import AnswersFile, keep_thumbnails
+from gspo_lightning.training.callbacks.folder import run_folder
+from gspo_lightning.training.callbacks.sheet import Answer, thumbnails
+from gspo_lightning.training.callbacks.sink import Sink
+from gspo_lightning.training.module import GSPOModule
+
+PROMPTS = 8
+COLUMNS = ("prompt", "answer", "completion", "reward", "tokens", "finish")
+
+
+class HeldOutAnswers:
+    """Writes ``held_out_answers`` (a table) and ``held_out_answers.jsonl`` for the first 8 held-out prompts.
+
+    For prompts with pictures, it also writes ``held_out_pictures`` (a picture) and thumbnails to ``pictures/`` of the
+    run folder.
+    """
+
+    def __init__(self) -> None:
+        self._file: AnswersFile | None = None
+
+    def resume(self, trainer: Trainer) -> None:
+        """Drop evaluations made after the checkpoint of a resumed run (must be called on every rank)."""
+        folder = run_folder(trainer)
+        if trainer.is_global_zero:
+            self._open(AnswersFile(folder)).cut(trainer.global_step + 1)
+
+    def add(self, trainer: Trainer, module: GSPOModule) -> None:
+        """Write the answers of the last evaluation (must be called on every rank)."""
+        folder = run_folder(trainer)
+        mine = sorted(module.evaluator.examples, key=lambda rollout: rollout.prompt.id)[:PROMPTS]
+        own = [(_row(rollout), small_files(rollout.prompt.media)) for rollout in mine]
+        everybodys = [row for rows in all_gather_objects(own) for row in rows]
+        found = sorted(everybodys, key=lambda pair: int(pair[0]["id"]))[:PROMPTS]
+        rows = [row for row, _ in found]
+        if not trainer.is_global_zero:
+            return
+        self._open(AnswersFile(folder) if self._file is None else self._file).add(trainer.global_step, rows)
+        cells = [[_cell(row[name]) for name in COLUMNS] for row in rows]
+        sink = Sink.of(trainer)
+        sink.table("held_out_answers", COLUMNS, cells, trainer.global_step, code=("prompt", "answer", "completion"))
+        for _, files in found:
+            keep_thumbnails(folder, files)
+        named = [list(zip(COLUMNS, row, strict=True)) for row in cells]
+        answers = [
+            Answer(list(files.values()), len(row.get("pictures", ())), texts)
+            for (row, files), texts in zip(found, named, strict=True)
+        ]
+        sink.sheet("held_out_pictures", answers, trainer.global_step)
+
+    def _open(self, file: AnswersFile) -> AnswersFile:
+        self._file = file
+        return file
+
+
+def picture_names(media: Media) -> dict[str, list[str]]:
+    """Return the hashes of a prompt's pictures under ``pictures``; an empty dict if it has none."""
+    return {"pictures": [picture.sha256 for picture in media]} if media else {}
+
+
+def small_files(media: Media) -> dict[str, bytes]:
+    """Return hash -> thumbnail for the pictures that are shown."""
+    return {picture.sha256: file for picture, file in zip(media, thumbnails(media), strict=False)}
+
+
+def _row(rollout: Rollout) -> dict[str, Any]:
+    return {
+        "id": rollout.prompt.id,
+        "prompt": rollout.prompt.text,
+        "answer": str(rollout.prompt.columns.get("answer", "")),
+        "completion": rollout.transcript,
+        "reward": rollout.reward,
+        "tokens": rollout.length,
+        "finish": str(rollout.finish_reason),
+        **picture_names(rollout.prompt.media),
+    }
+
+
+def _cell(value: object) -> str:
+    return "missing" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,55 @@
+"""Report a killed rank by name: Lightning ends all others a moment later without a message."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from gspo_lightning.core.escape import say
+from gspo_lightning.core.faults import has_lost_a_rank
+
+
+class WatchRanks(Callback):
+    """Waits for the ranks that this process started; if one is killed, all end, with exit code 1.
+
+    Ranks started from outside (torchrun, SLURM) are watched there, and see a closed connection.
+    """
+
+    def __init__(self) -> None:
+        self._over = False
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Start a thread that waits for each rank's process."""
+        self._over = False
+        ranks: list[subprocess.Popen[bytes]] = getattr(trainer.strategy.launcher, "procs", [])
+        for number, process in enumerate(ranks, 1):
+            threading.Thread(target=self._watch, args=(number, process, ranks), daemon=True).start()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Stop watching, as Lightning may kill the ranks now, unless the exception points to a lost rank."""
+        self._over = not has_lost_a_rank(exception)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Stop watching: the ranks end by themselves."""
+        self._over = True
+
+    def _watch(self, number: int, process: subprocess.Popen[bytes], ranks: list[subprocess.Popen[bytes]]) -> None:
+        code = process.wait()
+        if self._over or code >= 0:
+            return
+        self._over = True
+        say(
+            f"\nerror: rank {number} (process {process.pid}) was killed by {signal.Signals(-code).name}, and all ranks "
+            f"end; checkpoints that were finished are intact.\n"
+            f"  fix: find out why (dmesg shows kills for lack of memory), then resume with --ckpt_path last",
+            file=sys.stderr,
+            flush=True,
+        )
+        for other in ranks:
+            other.kill()
+        os._exit(1)  # the main thread may wait for the lost rank for half an hour

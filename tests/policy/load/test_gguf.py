@@ -1,0 +1,227 @@
+"""Models in GGUF train and are exported as the models they were written from."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from gspo_lightning.cli import main
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.data.prompts.tasks.chain import ChainTask
+from gspo_lightning.policy.load.gguf import loadable_name
+from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.model_settings import ModelSettings
+from gspo_lightning.training.cold_start import ColdStart
+from tests import ROOT
+from tests.runs.runs import UNTAUGHT, fit
+
+gguf = pytest.importorskip("gguf", reason="pip install 'gspo_lightning[gguf]'")
+
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+LETTERS = [chr(code) for code in range(33, 127)]
+TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *LETTERS, "Ġ", "Ċ", "12"]
+TOKENS += [f"<unused{number}>" for number in range(128 - len(TOKENS))]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "gspo_lightning" / "gguf"
+
+
+def llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(TOKENS), hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, bos_token_id=1,
+            eos_token_id=2,
+        )
+    ).eval()  # fmt: skip
+
+
+def write(model: LlamaForCausalLM, file: Path, quantised: bool = False) -> None:
+    """Write a model as llama.cpp's converter does: other names, and rotary halves interleaved in queries and keys."""
+    config = model.config
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([3 if token.startswith("<") and len(token) > 1 else 1 for token in TOKENS])
+    writer.add_token_merges(["1 2"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template(TEMPLATE)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight":
+            continue  # tied
+        values = tensor.numpy()
+        for part, heads in (("q_proj", config.num_attention_heads), ("k_proj", config.num_key_value_heads)):
+            if part in name:
+                values = values.reshape(heads, 2, -1, config.hidden_size).swapaxes(1, 2).reshape(values.shape)
+        written = names.get_name(name, try_suffixes=(".weight",))
+        if quantised and values.ndim == 2:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(written, gguf.quants.quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(written, np.ascontiguousarray(values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.arange(3, 40)[None]).logits
+
+
+def test_a_file_and_its_folder_load_as_the_model_that_was_written(tmp_path: Path, cache: Path) -> None:
+    model = llama()
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write(model, folder / "tiny.gguf")
+    for name in (folder / "tiny.gguf", folder):
+        policy = load_policy(ModelSettings(str(name)))
+        torch.testing.assert_close(logits(policy.model), logits(model), rtol=1e-5, atol=1e-6)
+        assert policy.tokenizer.chat_template == TEMPLATE
+        assert policy.tokenizer.eos_token == "<|im_end|>"
+        assert policy.model.get_output_embeddings().weight is policy.model.get_input_embeddings().weight
+    assert len([path for path in cache.iterdir() if path.is_dir()]) == 1  # converted once
+
+
+def test_quantised_weights_are_what_their_blocks_say(tmp_path: Path) -> None:
+    """Q8_0 stores blocks of 32 numbers as a scale, the largest magnitude over 127, times a signed byte."""
+    model = llama()
+    write(model, tmp_path / "tiny.gguf", quantised=True)
+    read = load_policy(ModelSettings(str(tmp_path / "tiny.gguf"))).model.state_dict()
+    for name, tensor in model.state_dict().items():
+        if tensor.ndim == 2:
+            blocks = tensor.reshape(-1, 32)
+            scale = blocks.abs().amax(-1, keepdim=True) / 127
+            expected = ((blocks / scale).round() * scale.half().float()).reshape(tensor.shape)
+            off = (read[name] - expected).abs().reshape(-1, 32) / scale
+            assert off.max() < 1.01  # a tie may round to the other byte
+            assert (off > 0.02).float().mean() < 1e-3
+        assert read[name].dtype == torch.float32
+
+
+def test_training_and_export_give_a_plain_folder(tmp_path: Path) -> None:
+    write(llama(), tmp_path / "tiny.gguf", quantised=True)
+    (tmp_path / "sums.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{a}+{a}=", "answer": str(2 * a)}) + "\n" for a in range(8))
+    )
+    run = fit(
+        tmp_path, "--model.name_or_path", str(tmp_path / "tiny.gguf"), *UNTAUGHT,
+        "--data.train", str(tmp_path / "sums.jsonl"), "--data.val=null", "--trainer.max_epochs=1",
+        "--data.group_size=4", "--data.prompts_per_rollout=4", "--data.minibatches_per_rollout=1", small=False,
+    )  # fmt: skip
+    out = tmp_path / "exported"
+    assert main(["export", str(run / "checkpoints" / "last.ckpt"), str(out)]) == 0
+    exported = AutoModelForCausalLM.from_pretrained(out)
+    before = load_policy(ModelSettings(str(tmp_path / "tiny.gguf"))).model
+    assert not torch.equal(logits(exported), logits(before))
+    assert "quantization_config" not in json.loads((out / "config.json").read_text())
+    assert AutoTokenizer.from_pretrained(out).chat_template == TEMPLATE
+
+
+def test_a_reward_model_begins_with_a_file_and_no_table_of_missing_weights(tmp_path: Path) -> None:
+    write(llama(), tmp_path / "tiny.gguf")
+    pairs = [{"prompt": f"{a}+{a}=", "chosen": str(2 * a), "rejected": str(2 * a + 1)} for a in range(8)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("transformers").addHandler(handler)
+    try:
+        assert main([
+            "fit-reward", f"--config={ROOT / 'configs' / 'reward_model.yaml'}", "--trainer.max_epochs=1",
+            f"--trainer.default_root_dir={tmp_path}", f"--model.name_or_path={tmp_path / 'tiny.gguf'}",
+            f"--data.train={tmp_path / 'pairs.jsonl'}", f"--data.val={tmp_path / 'pairs.jsonl'}",
+        ]) == 0  # fmt: skip
+    finally:
+        logging.getLogger("transformers").removeHandler(handler)
+    assert not any("MISSING" in line for line in said)
+    (made,) = tmp_path.glob("**/model/model.safetensors")
+    trained = AutoModelForSequenceClassification.from_pretrained(made.parent)
+    assert trained.score.weight.abs().max() > 0  # the head begins at zero, so one update moves nothing else
+    assert torch.equal(trained.model.embed_tokens.weight, llama().model.embed_tokens.weight)
+
+
+def test_inspect_reads_a_file_and_holds_one_model_however_often_it_asks(tmp_path: Path) -> None:
+    pytest.importorskip("inspect_ai")
+    from gspo_lightning.commands.inspect.sampled import InProcess
+
+    write(llama(), tmp_path / "tiny.gguf")
+    first, second = InProcess(str(tmp_path / "tiny.gguf")), InProcess(str(tmp_path / "tiny.gguf"))
+    assert first.policy is second.policy
+    torch.testing.assert_close(logits(first.policy.model), logits(llama()), rtol=1e-5, atol=1e-6)
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda folder: folder / "missing.gguf", "does not exist"),
+        (lambda folder: _bytes(folder / "empty.gguf", b""), "cannot be read as GGUF"),
+        (lambda folder: _bytes(folder / "text.gguf", b"<!DOCTYPE html>" * 100), "cannot be read as GGUF"),
+        (lambda folder: _cut(folder / "cut.gguf"), "cannot be read as GGUF"),
+        (lambda folder: _bytes(_bytes(folder / "a.gguf", b"x").with_name("b.gguf"), b"x").parent, "holds 2 GGUF files"),
+    ],
+    ids=["missing", "empty", "page", "truncated", "two"],
+)
+def test_what_cannot_be_read_is_answered_in_a_sentence(tmp_path: Path, cache: Path, make: object, says: str) -> None:
+    name = make(tmp_path)  # type: ignore[operator]
+    with pytest.raises(UserError, match=says) as raised:
+        load_policy(ModelSettings(str(name)))
+    assert raised.value.field == "model.name_or_path"
+    assert "\n" not in str(raised.value.problem)
+    assert not cache.exists() or not any(path.is_dir() for path in cache.iterdir())
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gspo_lightning.policy.load.gguf.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"gspo_lightning\[gguf\]"):
+        loadable_name(str(_bytes(tmp_path / "a.gguf", b"x")))
+
+
+def _bytes(file: Path, content: bytes) -> Path:
+    file.write_bytes(content)
+    return file
+
+
+def _cut(file: Path) -> Path:
+    write(llama(), file)
+    return _bytes(file, file.read_bytes()[:60_000])
+
+
+def test_a_cold_start_is_made_anew_for_another_file_of_the_same_name(tmp_path: Path) -> None:
+    file, start = tmp_path / "tiny.gguf", ColdStart(ChainTask("cold_start", 64))
+    write(llama(), file)
+    before = start.key(ModelSettings(str(file)))
+    assert start.key(ModelSettings(str(file))) == before
+    write(llama(), file, quantised=True)
+    assert start.key(ModelSettings(str(file))) != before

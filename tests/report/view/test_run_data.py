@@ -1,0 +1,227 @@
+"""Data of a run folder: index, filters, live and damaged files, thinned curves."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gspo_lightning.cli import main
+from gspo_lightning.core.metric_table.spec import METRICS
+from gspo_lightning.report.resumes import RESUMES, note_resume
+from gspo_lightning.report.run import Series
+from gspo_lightning.report.tokens import TOKENS
+from gspo_lightning.report.view.index import INDEX
+from gspo_lightning.report.view.run_data import POINTS, RunData, clean, healthy_band, thinned
+from tests.report.view.made import make_run, row
+
+
+def opened(folder: Path) -> RunData:
+    data = RunData(folder)
+    data.refresh()
+    return data
+
+
+def samples(data: RunData, **query: str) -> list[int]:
+    return [found["sample"] for found in data.rollouts(query)["rows"]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows = [
+        row(i, prompt_id=i % 2, sample=i, reward=i / 10, log_s=(-1) ** i * i / 100, length=10 - i, age=i // 3)
+        | {"completion": "50% of_it" if i == 3 else f"Answer {i}", "source": "ab"[i % 2], "clip": int(i == 4)}
+        for i in range(6)
+    ]
+    return make_run(tmp_path / "run", rows)
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({}, [5, 4, 3, 2, 1, 0]),
+        ({"sort": "log_s"}, [5, 4, 3, 2, 1, 0]),
+        ({"sort": "length"}, [0, 1, 2, 3, 4, 5]),
+        ({"sort": "reward", "up": "1"}, [0, 1, 2, 3, 4, 5]),
+        ({"q": "answer 4"}, [4]),
+        ({"q": "50%"}, [3]),
+        ({"q": "%"}, [3]),
+        ({"q": "f_i"}, [3]),
+        ({"q": "'; DROP TABLE rollouts; --"}, []),
+        ({"sort": "reward; DROP TABLE rollouts"}, [5, 4, 3, 2, 1, 0]),
+        ({"source": "a"}, [4, 2, 0]),
+        ({"iteration": "3"}, [3]),
+        ({"prompt_id": "1", "sort": "age", "up": "1"}, [1, 3, 5]),
+        ({"clipped": "1"}, [4]),
+        ({"offset": "4"}, [1, 0]),
+    ],
+)
+def test_filters_and_orders(folder: Path, query: dict[str, str], expected: list[int]) -> None:
+    assert samples(opened(folder), **query) == expected
+
+
+def test_a_live_file_is_only_read_on(folder: Path) -> None:
+    data = opened(folder)
+    half = json.dumps(row(7, sample=7))
+    with open(folder / TOKENS, "a") as file:
+        file.write(json.dumps(row(6, sample=6)) + "\n" + half[:40])
+    data.refresh()
+    assert samples(data)[0] == 6, "the half-written line waits"
+    with open(folder / TOKENS, "a") as file:
+        file.write(half[40:] + "\n")
+    data.refresh()
+    assert samples(data)[:2] == [7, 6]
+    assert data.index.facts()["damaged"] == 0
+
+
+def test_what_a_resume_cuts_off_is_gone(folder: Path) -> None:
+    data = opened(folder)
+    lines = (folder / TOKENS).read_text().splitlines(keepends=True)
+    (folder / TOKENS).write_text("".join(lines[:2]) + json.dumps(row(2, sample=22)) + "\n")
+    data.refresh()
+    assert samples(data) == [22, 1, 0]
+
+
+def test_rows_with_tokens_stand_for_the_same_rows_without(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, [row(0, prompt_id=7, sample=1)])
+    recorded = {"prompt": "p", "completion": "c", "iteration": 0, "response_mask": [True, True, False], "reward": 1.0}
+    (folder / "rollouts").mkdir()
+    lines = [{**recorded, "id": f"7/{sample}"} for sample in range(3)]
+    (folder / "rollouts" / "000000.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    data = opened(folder)
+    rows = data.rows({"prompt_id": "7"})["rows"]
+    assert [("tokens" in r, r["length"]) for r in rows] == [(False, 2), (True, 3), (False, 2)]
+    (folder / TOKENS).write_text("")
+    data.refresh()
+    assert ["tokens" in r for r in data.rows({"prompt_id": "7"})["rows"]] == [False, False, False]
+
+
+def test_damage_is_said_and_nothing_stops(folder: Path) -> None:
+    (folder / TOKENS).write_bytes((folder / TOKENS).read_bytes() + b'{"broken\n\xff\xfe\n[1]\n{"iteration": "x"}\n')
+    (folder / "summary.json").write_text("{")
+    (folder / "alarms.json").write_text("nonsense")
+    with open(folder / "scalars.jsonl", "a") as file:
+        file.write('[0, 1, "x"]\n')
+    overview = opened(folder).overview()
+    said = " ".join(overview["problems"])
+    for part in (
+        "4 damaged lines of recorded responses",
+        "summary.json is damaged",
+        "alarms.json is damaged",
+        "scalars",
+    ):
+        assert part in said
+    assert overview["facts"]["rollouts"] == 6
+
+
+@pytest.mark.parametrize("content", [b"no database", b""])
+def test_a_damaged_index_is_made_anew(folder: Path, content: bytes) -> None:
+    opened(folder).index.close()
+    (folder / INDEX).write_bytes(content)
+    assert len(samples(opened(folder))) == 6
+
+
+def test_an_index_of_another_version_is_made_anew(folder: Path) -> None:
+    opened(folder).index.close()
+    base = sqlite3.connect(folder / INDEX)
+    base.execute("PRAGMA user_version = 99")
+    base.close()
+    assert len(samples(opened(folder))) == 6
+
+
+def test_an_old_run_opens_with_what_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run(tmp_path / "old", answers=[{"update": 0, "id": 0, "prompt": "p", "completion": "c", "reward": 0}])
+    overview = opened(folder).overview()
+    assert [hint["name"] for hint in overview["hints"]] == ["no_tokens"]
+    assert main(["view", str(folder), f"--output={tmp_path / 'run.html'}"]) == 0
+    assert "written:" in capsys.readouterr().out
+
+
+def test_a_wrong_folder_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["view", str(tmp_path / "none")]) == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_a_thinned_curve_keeps_its_extremes() -> None:
+    values = np.sin(np.arange(10_000) / 7)
+    values[1234], values[4321], values[5000] = 9.0, -9.0, math.nan
+    steps, shown = thinned(Series(np.arange(10_000), values))
+    assert len(steps) <= POINTS + 2
+    assert np.all(np.diff(np.array(steps, dtype=float)) > 0)
+    assert (max(shown), min(shown)) == (9.0, -9.0)  # type: ignore[type-var]
+    assert thinned(Series(np.arange(2), np.array([1.0, math.inf]))) == [[0, 1], [1.0, None]]
+
+
+def test_bands_come_from_the_words_of_the_definitions() -> None:
+    bands = {spec.tag: band for spec in METRICS if (band := healthy_band(spec.healthy)) is not None}
+    assert bands["reward/dead_groups"] == [None, 0.5]
+    assert bands["response/terminated"] == [0.9, None]
+    assert bands["optim/gradient_spike"] == [0.05, 10.0]
+    assert "noise/sampler_logprob_gap" not in bands, "its range depends on the precision"
+
+
+def test_only_plain_json_leaves() -> None:
+    lone = json.loads('"\\ud800"')
+    assert clean({"a": [math.nan, math.inf, 1.5], lone: (lone,), 3: None}) == {
+        "a": [None, None, 1.5],
+        "?": ["?"],
+        "3": None,
+    }
+
+
+def test_resumes_and_their_changes_are_on_the_time_line(folder: Path) -> None:
+    note_resume(folder, 8, [])
+    note_resume(folder, 20, ["data.temperature: 1.0 -> 0.7"])
+    note_resume(folder, 16, ["data.temperature: 1.0 -> 0.9", "trainer.max_epochs: 1 -> 2"])  # 20 was given up
+    with open(folder / RESUMES, "a") as file:
+        file.write('{"update": "x"}\n{half')
+    assert opened(folder).overview()["events"] == [
+        {"update": 8, "what": "resumed"},
+        {"update": 16, "what": "resumed: data.temperature: 1.0 -> 0.9; trainer.max_epochs: 1 -> 2"},
+    ]
+
+
+def test_one_prompt_over_time_is_spread_over_its_iterations(tmp_path: Path) -> None:
+    rows = [row(i, prompt_id=i % 2, sample=k, reward=i / 100) for i in range(100) for k in range(6)]
+    found = opened(make_run(tmp_path, rows)).prompt({"prompt_id": "1"})
+    assert found["rewards"] == [[i, pytest.approx(i / 100)] for i in range(1, 100, 2)]
+    shown = sorted({r["iteration"] for r in found["rows"]})
+    assert (len(shown), shown[0], shown[-1], len(found["rows"])) == (12, 1, 99, 48)
+
+
+def test_ratios_of_a_run(tmp_path: Path) -> None:
+    rows = [row(i, sample=k, log_s=k / 1e4, clip=int(k > 3)) for i in range(400) for k in range(8)]
+    scalars = {"clip/sequences": [0.1] * 40, "reward/mean": [0.5] * 40}
+    found = opened(make_run(tmp_path / "a", rows, scalars=scalars)).ratios()
+    assert 1_000 < len(found["dots"]) <= 1_500
+    assert all(dot == [4 * dot[4] + 2, dot[6] / 1e4, 1.0, int(dot[6] > 3), dot[4], 1, dot[6]] for dot in found["dots"])
+    assert found["band"] == [0.0003, 0.0004]
+    assert opened(make_run(tmp_path / "b", rows[:8])).ratios()["band"] is None, "the range of a token-level objective"
+
+
+def test_runs_that_differ_in_their_seed_are_of_a_kind(tmp_path: Path) -> None:
+    configs = [{"seed_everything": 1, "a": 1}, {"seed_everything": 2, "a": 1}, {"seed_everything": 1, "a": 2}]
+    kinds = [opened(make_run(tmp_path / str(i), config=c)).overview()["kind"] for i, c in enumerate(configs)]
+    assert (kinds[0] == kinds[1], kinds[0] == kinds[2]) == (True, False)
+
+
+def test_pictures_are_those_of_the_folder(tmp_path: Path) -> None:
+    names = [f"{i}" * 64 for i in range(3)]
+    folder = make_run(tmp_path / "run", [row(0, pictures=[*names, "../../secret", 7])])
+    (folder / "pictures").mkdir()
+    (folder / "pictures" / f"{names[0][:32]}.png").write_bytes(b"thumbnail")
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    other = make_run(tmp_path / "other", [row(0, pictures=["f" * 64])])
+    (other / "pictures").mkdir()
+    (other / "pictures" / f"{'f' * 32}.png").symlink_to(tmp_path / "secret.png")
+    data = opened(folder)
+    (shown,) = data.rows({"iteration": "0"})["rows"]
+    assert (shown["pictures"], shown["unseen_pictures"]) == (names[:1], 4)
+    assert data.picture(names[0]) == b"thumbnail"
+    for run, name in ((data, "../../secret"), (data, "e" * 64), (opened(other), "f" * 64)):
+        with pytest.raises(KeyError):
+            run.picture(name)

@@ -1,0 +1,77 @@
+"""The logger of a run folder: all numbers in one file, and no more events than TensorBoard can show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from gspo_lightning.report.read import read_run
+from gspo_lightning.report.scalars import Scalars
+from gspo_lightning.training.callbacks import run_logger
+from gspo_lightning.training.callbacks.run_logger import RunLogger, scalars_of
+
+
+def log(logger: TensorBoardLogger, updates: range) -> None:
+    """Four updates an iteration, and an evaluation every 20."""
+    for step in updates:
+        iteration, place = divmod(step - 1, 4)
+        logger.log_metrics({"data/iteration": float(iteration), f"by_mini_batch/x_{place}": float(step)}, step)
+        if step % 20 == 0:
+            logger.log_metrics({"val/accuracy": step / 1000}, step)
+    logger.experiment.close()
+
+
+def shown(folder: Path, tag: str) -> list[int]:
+    reader = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    reader.Reload()
+    return [event.step for event in reader.Scalars(tag)]
+
+
+def made(root: Path, **more: int) -> RunLogger:
+    return RunLogger(root, name="", version="run", default_hp_metric=False, **more)
+
+
+def test_late_events_are_those_of_whole_iterations_and_all_evaluations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_logger, "FULL_UPDATES", 40)
+    log(made(tmp_path), range(1, 161))
+    folder = tmp_path / "run"
+    assert shown(folder, "data/iteration") == [*range(1, 45), *range(81, 85), *range(121, 125)]
+    assert shown(folder, "by_mini_batch/x_3") == [*range(4, 45, 4), 84, 124]  # every place of an iteration goes on
+    assert shown(folder, "val/accuracy") == list(range(20, 161, 20))
+    run = read_run(folder)
+    assert run.scalars["data/iteration"].steps.tolist() == list(range(1, 161))
+    assert run.scalars["by_mini_batch/x_0"].values.tolist() == list(range(1, 161, 4))
+    assert run.updates == 160
+
+
+def test_a_resumed_run_neither_loses_nor_doubles(tmp_path: Path) -> None:
+    log(made(tmp_path), range(1, 31))
+    again = made(tmp_path, purge_step=25)
+    log(again, range(25, 29))
+    folder = tmp_path / "run"
+    assert shown(folder, "data/iteration") == list(range(1, 29))
+    for found in (Scalars.read(folder), scalars_of([again])):
+        assert found is not None
+        assert found.series()["data/iteration"].steps.tolist() == list(range(1, 29))
+        assert found.series()["val/accuracy"].steps.tolist() == [20]
+
+
+def test_a_run_that_older_code_began_keeps_its_numbers(tmp_path: Path) -> None:
+    log(TensorBoardLogger(tmp_path, name="", version="run", default_hp_metric=False), range(1, 31))
+    folder = tmp_path / "run"
+    assert not (folder / "scalars.jsonl").exists()
+    before = read_run(folder)
+    log(made(tmp_path, purge_step=25), range(25, 41))
+    after = read_run(folder)
+    assert after.scalars["data/iteration"].steps.tolist() == list(range(1, 41))
+    assert after.scalars["val/accuracy"].values.tolist() == pytest.approx([0.02, 0.04])
+    assert after.started == pytest.approx(before.started, abs=0.01)
+
+
+def test_other_loggers_have_no_such_file(tmp_path: Path) -> None:
+    assert scalars_of([TensorBoardLogger(tmp_path)]) is None
