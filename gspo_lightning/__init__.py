@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gspo_lightning.core.moved_names import accept_old_names
+
 if TYPE_CHECKING:
     from gspo_lightning.training.data import PromptDataModule
     from gspo_lightning.training.module import GSPOModule
@@ -23,6 +25,8 @@ _LAZY = {
     "GSPOTrainer": "gspo_lightning.training.trainer",
     "PromptDataModule": "gspo_lightning.training.data",
 }
+
+accept_old_names()
 
 
 def __getattr__(name: str) -> Any:

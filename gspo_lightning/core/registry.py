@@ -21,6 +21,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from gspo_lightning.core.errors import UserError, did_you_mean, place_of
+from gspo_lightning.core.moved_names import current, say_moved
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -83,9 +84,14 @@ def components(kind: str) -> dict[str, type[Any]]:
 
 def defined(kind: str) -> list[str]:
     """Return the names of the components of a kind whose classes exist already, without importing any."""
-    module, name = KINDS[kind]
-    base = getattr(sys.modules.get(module), name, None)
+    base = _imported(kind)
     return [] if base is None else sorted(cls.__name__ for cls in _concrete(base))
+
+
+def _imported(kind: str) -> type[Any] | None:
+    """Return the base class of a kind if it exists already: a package may import it only when it is accessed."""
+    module, name = KINDS[kind]
+    return vars(sys.modules[module]).get(name) if module in sys.modules else None
 
 
 def _concrete(base: type[Any]) -> Iterator[type[Any]]:
@@ -101,6 +107,8 @@ def component(kind: str, name: str) -> type[Any]:
         UserError: nothing of that name; the message gives the nearest registered one.
     """
     known = components(kind)
+    say_moved(name)
+    name = current(name)
     for cls in known.values():
         module, _, attribute = name.rpartition(".")
         exported = getattr(sys.modules.get(module), attribute, None)  # a package may export what a file of it defines
@@ -137,7 +145,7 @@ def import_plugins(paths: Iterable[str | Path], root: Path | None = None) -> lis
             raise _broken(f"entry point {entry.name} = {entry.value}", error) from error
     if names:
         for kind in KINDS:
-            if KINDS[kind][0] in sys.modules:
+            if _imported(kind) is not None:
                 components(kind)  # refuses clashes
     return names
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gspo_lightning.core.moved_names import current
 from gspo_lightning.core.registry import installed_version
 
 BOOKKEEPING = ("config", "ckpt_path", "allow_changed_config", "weights_only")
@@ -47,7 +48,7 @@ ADDED: Mapping[str, Any] = {
 """Settings that older checkpoints lack -> the value that matches their behaviour."""
 PACKAGES = ("gspo_lightning", "torch", "lightning", "transformers", "torchmetrics", "jsonargparse", "tensorboard")
 _PLUGIN = re.compile(r"gspo_plugin_(\w+)_[0-9a-f]{8}\.(.+)")
-"""Name of a class of a plug-in outside of the working directory (:func:`gspo_lightning.core.registry.import_plugins`)."""
+"""Name of a class of a plug-in outside of the working directory (``import_plugins`` of the registry)."""
 _installed = functools.cache(installed_version)
 
 
@@ -137,7 +138,16 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{name}.")
         elif value is not None and value != {}:
-            yield name, list(value) if isinstance(value, tuple) else value
+            yield name, _current(value)
+
+
+def _current(value: Any) -> Any:
+    """Return a value with the class paths of today; tuples as lists, as YAML has them."""
+    if isinstance(value, str):
+        return current(value)
+    if isinstance(value, Mapping):
+        return {key: _current(inner) for key, inner in value.items()}
+    return [_current(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _short(value: Any) -> str:

@@ -1,15 +1,16 @@
-"""What configs, plug-ins and notebooks name is where it was: class paths, names to import, the printed config."""
+"""What configs, plug-ins and notebooks name is found: class paths, names to import, the printed config, old names."""
 
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
 
 import pytest
 from jsonargparse._util import get_import_path
 
 from gspo_lightning.cli import main
-from gspo_lightning.core import registry
+from gspo_lightning.core import errors, moved_names, registry
 from tests import ROOT
 
 COMPONENTS = {
@@ -96,7 +97,7 @@ COMPONENTS = {
         "gspo_lightning.data.prompts.curricula.Uniform",
     ],
 }
-"""Kind -> every class path that a printed or saved config may hold since 724d79e; a path is never taken away."""
+"""Kind -> every class path that a printed or saved config may hold; a path is never taken away."""
 OTHERS = [
     "gspo_lightning.training.callbacks.AveragedWeights",
     "gspo_lightning.training.callbacks.Collapse",
@@ -124,8 +125,28 @@ NAMES = {
     "gspo_lightning.core.types": ["MicroBatch", "MiniBatch", "ObjectiveOutput", "Prompt", "Rollout"],
 }
 """What the README, the docs and plug-ins import beside the components."""
+MOVED = {
+    "gspo_lightning.advantages.GAE": "advantages",
+    "gspo_lightning.advantages.within_groups.GroupNormalised": "advantages",
+    "gspo_lightning.callbacks.collapse.callback.Collapse": None,
+    "gspo_lightning.callbacks.LastCheckpoint": None,
+    "gspo_lightning.critic.ValueModel": None,
+    "gspo_lightning.environments.Environment": None,
+    "gspo_lightning.environments.ToolUse": "environments",
+    "gspo_lightning.environments.Calculator": "tools",
+    "gspo_lightning.errors.UserError": None,
+    "gspo_lightning.old_policy.CachedLogProbs": "old_policies",
+    "gspo_lightning.old_policy.snapshots.ResidentSnapshot": "old_policies",
+    "gspo_lightning.prompts.PromptFile": "prompts",
+    "gspo_lightning.prompts.tasks.chain.ChainTask": "prompts",
+    "gspo_lightning.prompts.curricula.TargetRate": "curricula",
+    "gspo_lightning.sandbox.Sandbox": None,
+    "gspo_lightning.strategies.FSDP2Strategy": None,
+    "gspo_lightning.types.Rollout": None,
+}
+"""Class paths of before the wings, of every module that moved with them -> kind, if it is a component."""
 PRINTED = Path(__file__).with_name("printed_config.yaml")
-"""``gspo fit --config configs/quickstart.yaml --config configs/lora.yaml --print_config`` at 724d79e; no versions."""
+"""``gspo fit --config configs/quickstart.yaml --config configs/lora.yaml --print_config``; no versions."""
 
 
 def named(path: str) -> type:
@@ -151,6 +172,56 @@ def test_a_callback_or_strategy_has_the_path_under_which_it_was_printed(path: st
 @pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in NAMES.items() for name in names])
 def test_a_name_is_where_it_was_imported_from(module: str, name: str) -> None:
     assert hasattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize(("path", "kind"), MOVED.items())
+def test_an_old_name_is_the_same_class_and_is_printed_under_the_new_one(path: str, kind: str | None) -> None:
+    cls = named(path)
+    assert cls is named(moved_names.current(path))
+    assert cls.__module__ == moved_names.current(cls.__module__)
+    assert moved_names.current(get_import_path(cls) or "") == get_import_path(cls)
+    if kind is not None:
+        assert registry.component(kind, path) is cls
+
+
+def test_the_tests_of_old_names_leave_none_out() -> None:
+    listed = {path.split(".")[1] for path in MOVED} | {"inspect", "registry", "statistics"}  # modules of functions
+    assert listed == moved_names.MOVED.keys()
+    for old in moved_names.MOVED:
+        new = importlib.import_module(moved_names.current(f"gspo_lightning.{old}"))
+        assert importlib.import_module(f"gspo_lightning.{old}") is new
+        assert new.__spec__ is not None
+        assert new.__spec__.name == new.__name__  # the module is what it was before it was asked for by its old name
+
+
+def test_an_old_name_says_the_new_one_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors.say_renamed.cache_clear()  # once a process otherwise
+    for name in [name for name in sys.modules if name.startswith("gspo_lightning.prompts")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert named("gspo_lightning.prompts.tasks.chain.ChainTask") is named("gspo_lightning.prompts.ChainTask")
+    (message,) = [m for m in caplog.messages if "is called" in m]
+    assert message.startswith("gspo_lightning.prompts is called gspo_lightning.data.prompts now")
+
+
+def test_a_module_that_never_was_is_none() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"gspo_lightning\.data\.prompts\.never"):
+        importlib.import_module("gspo_lightning.prompts.never")
+    with pytest.raises(ModuleNotFoundError, match=r"gspo_lightning\.promptz"):
+        importlib.import_module("gspo_lightning.promptz")
+
+
+def test_a_config_of_before_the_wings_is_read(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(ROOT)
+    text = PRINTED.read_text()
+    for old, new in moved_names.MOVED.items():
+        text = text.replace(f"gspo_lightning.{new}.", f"gspo_lightning.{old}.")
+    assert "class_path: gspo_lightning.prompts.ChainTask" in text
+    (tmp_path / "old.yaml").write_text(text)
+    assert main(["fit", f"--config={tmp_path / 'old.yaml'}", "--print_config"]) == 0
+    shown = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
+    assert shown == text.splitlines()
 
 
 def test_a_config_is_printed_as_it_was(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,3 +131,18 @@ def test_a_path_is_the_file_that_it_leads_to(tmp_path: Path) -> None:
 def test_a_class_of_a_plug_in_is_known_wherever_its_file_is(before: str, now: str, same: bool) -> None:
     """Its module is named by its place; what the file holds is compared by its checksum."""
     assert (changes({"a": before}, {"a": now}) == []) == same
+
+
+def test_class_paths_of_before_the_wings_are_no_change() -> None:
+    before = {
+        "data": {"advantages": {"class_path": "gspo_lightning.advantages.GroupNormalised"}},
+        "trainer": {"plugins": [{"class_path": "gspo_lightning.callbacks.AtomicCheckpointIO"}]},
+    }
+    now = {
+        "data": {"advantages": {"class_path": "gspo_lightning.loop.advantages.GroupNormalised"}},
+        "trainer": {"plugins": [{"class_path": "gspo_lightning.training.callbacks.AtomicCheckpointIO"}]},
+    }
+    assert changes(before, now) == []
+    other = {"data": {"advantages": {"class_path": "gspo_lightning.advantages.Raw"}}, "trainer": before["trainer"]}
+    (change,) = changes(other, now)
+    assert not change.harmless
