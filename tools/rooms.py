@@ -1,113 +1,65 @@
-"""The rooms of the package, read from its imports: ``python -m tools.rooms`` draws ``docs/architecture.png``."""
+"""The wings of the package and their rooms, read from its imports: ``python -m tools.rooms`` draws them."""
 
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["FLOORS", "PACKAGE", "ROOT_FILES", "arrows_between_files", "circles", "files", "imports", "room_of"]
+__all__ = [
+    "FLOORS", "PACKAGE", "ROOT_FILES", "WINGS", "arrows_between_files", "circles", "files", "imports", "room_in_wing",
+    "room_of",
+]  # fmt: skip
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gspo_lightning"
 PICTURE = ROOT / "docs" / "architecture.png"
-ROOT_FILES = {
-    "__init__",
-    "__main__",
-    "cli",
-    "types",
-    "turn",
-    "pictures",
-    "errors",
-    "registry",
-    "randomness",
-    "distributed",
-    "temp_files",
-    "parsing",
-    "output",
-    "faults",
-    "addresses",
-    "bodies",
-    "escape",
-    "tolerance",
-}
-"""All the Python files that lie beside the rooms; whatever else there is has a room."""
-FLOORS = [
-    "__main__",
-    "cli",
-    "__init__",
-    "inspect",
-    "commands",
-    "callbacks",
-    "reward_models",
-    "training",
-    "evaluation",
-    "experience",
-    "critic",
-    "update",
-    "old_policy",
-    "rollouts",
-    "gateway",
-    "packing",
-    "strategies",
-    "suites",
-    "prompts",
-    "advantages",
-    "view",
-    "metrics",
-    "environments",
-    "rewards",
-    "policy",
-    "corpus",
-    "report",
-    "statistics",
-    "resume",
-    "sandbox",
-    "objectives",
-    "metric_table",
-    "distributed",
-    "registry",
-    "randomness",
-    "types",
-    "turn",
-    "pictures",
-    "faults",
-    "temp_files",
-    "output",
-    "bodies",
-    "addresses",
-    "escape",
-    "parsing",
-    "tolerance",
-    "errors",
-]
-"""From the top floor down. A room may import the rooms below it; a new room is put where it belongs."""
-GROUND = {
-    "types",
-    "turn",
-    "pictures",
-    "errors",
-    "faults",
-    "randomness",
-    "registry",
-    "distributed",
-    "temp_files",
-    "output",
-    "addresses",
-    "bodies",
-    "escape",
-    "parsing",
-}
-"""Imported by nearly every room: the picture leaves these arrows out."""
+ROOT_FILES = {"__init__", "__main__", "cli"}
+"""All the Python files that lie beside the wings; whatever else there is has a wing."""
+WINGS: dict[str, list[str]] = {
+    "commands": ["data", "inspect", ".", "evaluate", "plan", "fit_reward", "export", "doctor", "fit", "compare"],
+    "training": ["callbacks", ".", "evaluation", "reward_models", "suites"],
+    "loop": ["experience", "critic", "update", "advantages", "old_policy", "metrics"],
+    "objectives": ["."],
+    "rollouts": [
+        "conversations", "agents", "vllm", "wrapping", "verify", "recording", "serving", "sampler", "environments", ".",
+        "gateway",
+    ],
+    "data": ["prompts", "corpus"],
+    "rewards": ["judge", "gym", "logic", "instructions", "code", "workers", "math", "sandbox", "."],
+    "policy": [
+        "model_checks", "load", "strategies", "numerics", ".", "parallel", "adapters", "packing", "routing", "states",
+        "attention", "kernels", "vision", "tiny", "hub",
+    ],
+    "report": ["view", "statistics", "."],
+    "resume": ["."],
+    "core": [
+        "metric_table", "registry", "moved_names", "types", "tolerance", "parsing", "faults", "distributed",
+        "addresses", "turn", "temp_files", "randomness", "pictures", "output", "escape", "bodies", "errors",
+    ],
+}  # fmt: skip
+"""From the top wing down, and the rooms of each: a wing may import the wings below it, a room the rooms below it.
+
+A room is a folder of its wing, or a file that stands alone; ``.`` stands for all other files of the wing.
+"""
+FLOORS = ["__main__", "cli", "__init__", *WINGS]
+GROUND = {"core"}
+"""Imported by every wing: the picture leaves these arrows out."""
 
 
-def files() -> list[Path]:
-    """The Python files of the package."""
-    return sorted(PACKAGE.rglob("*.py"))
+def files(package: str = "gspo_lightning") -> list[Path]:
+    """The Python files of a package of the repository."""
+    return sorted((ROOT / package).rglob("*.py"))
 
 
-def imports(source: str) -> Iterator[tuple[int, str, str | None]]:
+@functools.cache
+def imports(source: str) -> tuple[tuple[int, str, str | None], ...]:
     """(line, module, name) of every import, those inside functions and under ``TYPE_CHECKING`` included."""
+    return tuple(_imports(source))
+
+
+def _imports(source: str) -> Iterator[tuple[int, str, str | None]]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name, None) for alias in node.names)
@@ -117,7 +69,7 @@ def imports(source: str) -> Iterator[tuple[int, str, str | None]]:
 
 
 def room_of(module: str, name: str | None = None) -> str | None:
-    """The room that an import reaches; None for other packages.
+    """The wing, or the file beside the wings, that an import reaches; None for other packages.
 
     >>> room_of("gspo_lightning.policy.tiny"), room_of("gspo_lightning", "rewards"), room_of("gspo_lightning", "x")
     ('policy', 'rewards', '__init__')
@@ -131,9 +83,27 @@ def room_of(module: str, name: str | None = None) -> str | None:
     return name if name is not None and name in FLOORS else "__init__"
 
 
-def arrows_between_files() -> dict[str, set[str]]:
-    """Module -> the modules that it imports from; a name that a package hands on counts for where it comes from."""
-    names = {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): f for f in files()}
+def room_in_wing(module: str) -> tuple[str, str] | None:
+    """The wing of a module and its room there; None beside the wings, and for the face of a wing, which hands names on.
+
+    >>> room_in_wing("gspo_lightning.policy.load.gguf"), room_in_wing("gspo_lightning.policy.policy")
+    (('policy', 'load'), ('policy', '.'))
+    >>> room_in_wing("gspo_lightning.policy")
+    """
+    _, wing, room, *_ = [*module.split("."), "", ""]
+    if wing not in WINGS or not room:
+        return None
+    return wing, room if room in WINGS[wing] or (PACKAGE / wing / room).is_dir() else "."
+
+
+def arrows_between_files(*packages: str) -> dict[str, set[str]]:
+    """Module -> the modules that it imports from; a name that a package hands on counts for where it comes from.
+
+    Args:
+        packages: of the repository; by default ours alone.
+    """
+    sources = [file for package in packages or ("gspo_lightning",) for file in files(package)]
+    names = {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): f for f in sources}
     found = {module: list(imports(f.read_text(encoding="utf-8"))) for module, f in names.items()}
     handed_on = {
         (package, name): module
@@ -188,7 +158,7 @@ def circles(arrows: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def rooms() -> dict[str, tuple[int, set[str]]]:
-    """Room -> its lines, and the rooms that it imports from; without the names that the package hands on."""
+    """Wing -> its lines, and the wings that it imports from; without the names that the package hands on."""
     found: dict[str, tuple[int, set[str]]] = {}
     for file in files():
         room = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
@@ -224,19 +194,31 @@ def direct(arrows: Mapping[str, set[str]]) -> set[tuple[str, str]]:
     return {(a, b) for a, used in arrows.items() for b in used if not any(b in below(c) for c in used if c != b)}
 
 
+def shelves(wing: str) -> list[str]:
+    """The folders of a wing in its order, in at most two lines."""
+    folders = [room for room in WINGS.get(wing, ()) if (PACKAGE / wing / room).is_dir() and room != "."]
+    half = (len(folders) + 1) // 2 if len(folders) > 6 else len(folders)
+    return [" ".join(line) for line in (folders[:half], folders[half:]) if line]
+
+
+def longest(wing: str) -> str:
+    """The longer line of :func:`shelves`."""
+    return max(shelves(wing), key=len, default="")
+
+
 def draw(path: Path = PICTURE) -> None:
-    """Rooms as boxes on their floors, as wide as they have lines, and what they import from as arrows."""
+    """Wings as boxes on their floors, as wide as they have lines, and what they import from as arrows."""
     import matplotlib.pyplot as plt
     from matplotlib.patches import FancyBboxPatch
 
     found = rooms()
     arrows = {room: used & set(found) for room, (_, used) in found.items()}
     level, order = levels(arrows), list(found)
-    figure, axes = plt.subplots(figsize=(11, 9.5))
+    figure, axes = plt.subplots(figsize=(11, 8.5))
     place: dict[str, tuple[float, float, float]] = {}
     for floor in range(max(level.values()) + 1):
         row = [room for room in order if level[room] == floor]
-        widths = [0.75 + 0.13 * len(room) + found[room][0] / 2600 for room in row]
+        widths = [max(1.3 + found[room][0] / 2600, 0.075 * len(longest(room))) for room in row]
         left = -(sum(widths) + 0.45 * (len(row) - 1)) / 2
         for room, width in zip(row, widths, strict=True):
             place[room] = (left, float(floor), width)
@@ -253,7 +235,18 @@ def draw(path: Path = PICTURE) -> None:
         )  # fmt: skip
         axes.add_patch(box)
         name = f"{room}/" if (PACKAGE / room).is_dir() else f"{room}.py"
-        axes.text(x + w / 2, y - 0.01, name, ha="center", va="center", fontsize=9.5, weight="bold", zorder=3)
+        below = "\n".join(shelves(room))
+        axes.text(
+            x + w / 2,
+            y + 0.12 * bool(below) - 0.01,
+            name,
+            ha="center",
+            va="center",
+            fontsize=9.5,
+            weight="bold",
+            zorder=3,
+        )
+        axes.text(x + w / 2, y - 0.1, below, ha="center", va="center", fontsize=5.5, color="#4a5764", zorder=3)
     axes.autoscale_view()
     axes.set_axis_off()
     figure.savefig(path, dpi=110, bbox_inches="tight", metadata={"Software": None})

@@ -1,4 +1,4 @@
-"""The root of the repository holds eight files that a visitor sees; everything else has a folder."""
+"""The root of the repository holds nine files that a visitor sees; everything else has a folder."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import tomllib
 from tests import ROOT
 
 FILES = {
+    "AGENTS.md",
     "CHANGELOG.md",
     "CITATION.cff",
     "CONTRIBUTING.md",
@@ -18,7 +19,7 @@ FILES = {
 }
 
 
-def test_the_root_has_eight_visible_files() -> None:
+def test_the_root_has_nine_visible_files() -> None:
     assert {path.name for path in ROOT.iterdir() if path.is_file() and not path.name.startswith(".")} == FILES
 
 
