@@ -28,7 +28,7 @@ from pathlib import Path, PurePath
 from types import FrameType, TracebackType
 from typing import Any, TypeGuard
 
-_OWN = str(Path(__file__).parent) + "/"
+_OWN = str(Path(__file__).parents[1]) + "/"
 _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
 _INSTALLED = tuple(f"{path}/" for path in {*map(sysconfig.get_path, _LIBRARIES), *site.getsitepackages()})
 _PACKAGES = ("site-packages", "dist-packages")

@@ -33,8 +33,8 @@ _CLASSES = {
     "data": (_ROOT / "training" / "data.py", "PromptDataModule"),
 }
 _GROUPS = {
-    "data.evaluation": (_ROOT / "evaluation" / "evaluation_settings.py", "Evaluation"),
-    "model.lora": (_ROOT / "policy" / "lora.py", "LoRA"),
+    "data.evaluation": (_ROOT / "training" / "evaluation" / "evaluation_settings.py", "Evaluation"),
+    "model.lora": (_ROOT / "policy" / "adapters" / "lora.py", "LoRA"),
 }
 LEAVES = {
     "lr": "model.optimizer.init_args.lr",
@@ -65,14 +65,13 @@ def settings_of(section: str) -> tuple[str, ...]:
     if section == "trainer":
         spec = importlib.util.find_spec("lightning")
         folders = list(spec.submodule_search_locations or ()) if spec is not None else []
-        return _parameters(Path(folders[0]) / "pytorch" / "trainer" / "trainer.py", "Trainer") if folders else ()
+        files = [Path(folder) / "pytorch" / "trainer" / "trainer.py" for folder in folders]
+        return next((_parameters(file, "Trainer") for file in files if file.is_file()), ())
     return _parameters(*(_CLASSES | _GROUPS)[section]) if section in _CLASSES | _GROUPS else ()
 
 
 def _parameters(file: Path, name: str) -> tuple[str, ...]:
     """Return the constructor parameters of a class, or the fields of a dataclass."""
-    if not file.is_file():
-        return ()
     tree = ast.parse(file.read_text(encoding="utf-8"))
     cls = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
     for node in cls.body:
