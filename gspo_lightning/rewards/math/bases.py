@@ -20,7 +20,8 @@ _PREFIXED = re.compile(
 )
 """Number as programming languages write it: ``0xFF``, ``0b101``."""
 _SPOKEN = re.compile(
-    rf"{_DIGITS}\s*\\?\s*(?:\\(?:text|mathrm)\s*\{{)?\s*\(?\s*(?:in\s+)?base[\s-]*{_BASE}\s*\)?\s*\}}?", re.IGNORECASE
+    rf"{_DIGITS}\s*\\?\s*(?:\\(?:text|mathrm)\s*\{{)?\s*\(?\s*(?:in\s+)?base[\s-]*\}}?\s*{_BASE}\s*\)?\s*\}}?",
+    re.IGNORECASE,
 )
 
 

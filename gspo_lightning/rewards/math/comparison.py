@@ -9,14 +9,17 @@ from typing import Any
 
 from gspo_lightning.rewards.math import library
 from gspo_lightning.rewards.math.bases import based
+from gspo_lightning.rewards.math.chemistry import same_compound
 from gspo_lightning.rewards.math.equations import Statement, has_letters, statement
 from gspo_lightning.rewards.math.gold import Gold, bare, read_gold, spelled
 from gspo_lightning.rewards.math.identity import equal_beyond_algebra
 from gspo_lightning.rewards.math.lists import by_lists
-from gspo_lightning.rewards.math.notation import bare_latex, canonical, unwrapped
+from gspo_lightning.rewards.math.matrices import written_out
+from gspo_lightning.rewards.math.notation import bare_latex, canonical, unwrapped, years
 from gspo_lightning.rewards.math.numbers import Literal, calculated, literal, plain_integer, rounds, same_number
 from gspo_lightning.rewards.math.numerals import exact
 from gspo_lightning.rewards.math.parts import by_parts
+from gspo_lightning.rewards.math.propositions import equal_formulas
 from gspo_lightning.rewards.math.quantities import equal_expressions, equal_literals, measured
 from gspo_lightning.rewards.math.question import Question
 from gspo_lightning.rewards.math.real_sets import equal_sets
@@ -44,6 +47,11 @@ _FORMULA = re.compile(r"\\(?!text|mathrm)[a-z]|[\^/]")
 _EQUATION = re.compile(r"=|\\equiv(?![a-z])")
 _CAPITAL = re.compile("[A-J]")
 _CHOICES = re.compile(r"(?<![A-Za-z\\}_^])C\s*\(\s*(\d+)\s*,\s*(\d+)\s*\)")
+_POINT_LABEL = re.compile(
+    r"^\\(?:text|mathrm)\s*\{\s*(?:the )?(?:point|segment|line|side|angle|triangle|vertex|vertices"
+    r"|option)\s*\}\s*(?=\S)",
+    re.IGNORECASE,
+)
 _SUM = re.compile(r"\d[^\d]*[A-Za-z][^\d]*\d")
 _RELATION = re.compile(r"[<>\u2264\u2265]|\\(?:leq?|geq?|lt|gt)(?![a-zA-Z])")
 
@@ -83,6 +91,7 @@ class Comparison:
             return self._by_calculation(gold, given, boxed=boxed)
         if answer_type == "set":
             return self._same_set(gold, given), ""
+        given = _POINT_LABEL.sub("", given) if not gold.prose and answer_type == "any" else given
         verdict = self._by_form(gold, given, answer_type)
         if verdict is not None:
             return verdict
@@ -142,7 +151,7 @@ class Comparison:
             return False, reason
         value = calculated(quantity(stated.value).value)
         for side in stated.numbers:
-            if _ROUNDED.fullmatch(side) or (based(stated.value) and not based(side)):
+            if _ROUNDED.fullmatch(side) or bool(based(stated.value)) != bool(based(side)):
                 continue
             number = calculated(quantity(side).value)
             if number is not None and value is not None:
@@ -177,11 +186,20 @@ class Comparison:
                 return same_time(gold.time, time)
             if gold.time[3] or (literal(bare(given)) is not None and "frac" not in given and "/" not in given):
                 return False
+        if (span := years(gold.text)) is not None and years(given) is not None:
+            return span == years(given)
         if gold.words is not None and gold.literal is None:
-            same = words(given) == gold.words
-            return same or bool(equal_sets(gold.text, given, _constant))
+            same = words(given) == gold.words or bool(same_compound(gold.text, given))
+            return same or self._begins(gold, given) or bool(equal_sets(gold.text, given, _constant))
         verdict = self._by_value(gold, given)
         return self._by_structure(gold, given) if verdict is None else verdict
+
+    def _begins(self, gold: Gold, given: str) -> bool:
+        """True if yes or no is answered, with a sentence behind it that does not take it back."""
+        if gold.words not in ("yes", "no", "true", "false"):
+            return False
+        said = re.fullmatch(r"(yes|no|true|false)[,.;:]\s*([^\\$]*)", bare(given), re.IGNORECASE)
+        return said is not None and said[1].lower() == gold.words and not re.search(r"\b(?:yes|but|or)\b", said[2])
 
     def _by_compound(self, gold: Gold, given: str, ours: Any, theirs: Any) -> bool:
         """Compare sums of units of one dimension: 1 h 30 min is 90 minutes."""
@@ -195,6 +213,10 @@ class Comparison:
         verdict = compared(gold.text, given, self._same_texts, self.question.names)
         if verdict is None:
             verdict = equal_sets(gold.text, given, _constant)
+        if verdict is None:
+            verdict = equal_formulas(gold.text, given)
+        if verdict is None:
+            verdict = same_compound(gold.text, given)
         return by_lists(gold.text, given, self._same_texts, self.question) if verdict is None else verdict
 
     def _by_value(self, gold: Gold, given: str) -> bool | None:
@@ -296,6 +318,7 @@ class Comparison:
         ours, theirs = gold.quantity, quantity(given)
         if ours.unit != PERCENT and theirs.unit != PERCENT:
             wanted, given = ours.value or wanted, theirs.value
+        wanted, given = written_out(wanted, given)
         return _spelled(wanted), _spelled(given)
 
     def _equations_hold(self, wanted: tuple[Any, ...], given: str, found: list[Any]) -> bool:
@@ -311,7 +334,7 @@ def _same_base(text: str, other: str) -> bool:
     """True if two numbers that name their bases have one value."""
     ours = based(text)
     theirs = based(other)
-    if not ours or not theirs:
+    if ours is None or theirs is None:
         return False
     return int(*ours) == int(*theirs)
 

@@ -17,6 +17,7 @@ from gspo_lightning.rewards.math.notation import bare_latex, in_latex, unwrapped
 from gspo_lightning.rewards.math.numbers import Literal, literal, plain_integer
 from gspo_lightning.rewards.math.numerals import in_digits
 from gspo_lightning.rewards.math.parts import parts
+from gspo_lightning.rewards.math.propositions import formula
 from gspo_lightning.rewards.math.structure import has_structure
 from gspo_lightning.rewards.math.times import Date, Time, clock, date
 from gspo_lightning.rewards.math.units import NOTHING, Quantity, quantity
@@ -66,7 +67,7 @@ class Gold:
         """True if anything can be compared with the answer; asks the library if necessary."""
         if self.plain or options(self.text) is not None or bool(_PLAIN.fullmatch(self.text) and _balanced(self.text)):
             return True
-        if not self.prose and (has_structure(self.text) or parts(self.text) or vector(self.text)):
+        if not self.prose and (has_structure(self.text) or parts(self.text) or vector(self.text) or formula(self.text)):
             return True
         return bool(library.read(self.text))
 

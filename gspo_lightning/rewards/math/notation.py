@@ -29,6 +29,8 @@ _LOWERED = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True)
 _CHARACTERS = str.maketrans(_SYMBOLS | {c: rf"\frac{{{v[0]}}}{{{v[1]}}}" for c, v in _VULGAR.items()})
 _DIGITS = re.compile(r"(?![0-9])\d")
 _WIDE = re.compile("[\uff01-\uff5e]")
+_SPAN = re.compile(r"(\d{4})\s*(?:\\(?:text|mathrm)\s*\{\s*(?:-|--|to|\u2013)\s*\}|-|--|:|to)\s*(\d{4})")
+"""Range of years."""
 _INVISIBLE = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]")
 _APPROXIMATELY = (
     r"(?:\s|~|\\[,;:! ])*(?:\\(?:text|mathrm|mbox)\s*\{\s*)?\(?\s*(?:approximately|approx\.?|about|roughly"
@@ -232,3 +234,13 @@ def _binomial(match: re.Match[str]) -> str:
 def _cis(match: re.Match[str]) -> str:
     angle = match[1] or match[2] or match[3]
     return f"(\\cos({angle})+i\\sin({angle}))"
+
+
+def years(text: str) -> tuple[int, int] | None:
+    """Return the first and the last year of a range; None if a text is not one.
+
+    >>> years(r"1914\\text{-}1918"), years("1918-1914")
+    ((1914, 1918), None)
+    """
+    match = _SPAN.fullmatch(text.strip())
+    return (int(match[1]), int(match[2])) if match and int(match[1]) < int(match[2]) else None

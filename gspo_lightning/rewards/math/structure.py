@@ -30,6 +30,7 @@ _COLUMNS = re.compile(
     re.DOTALL,
 )
 """Vector of names that is equal to a vector of values."""
+_POINT_NAMED = re.compile(r"(?:\\[,;:! ]|\s)*([A-Z]'?(?:_\{?\w+\}?)?)\s*=?\s*(\([^()]*(?:\([^()]*\)[^()]*)*\))")
 _ROWS = re.compile(
     r"(?:([^=]*)=\s*)?(?:\\\{\s*)?\\begin\{(cases|array|aligned|align\*?|gathered|matrix)\}(?:\{[lcr| ]*\})?"
     r"(.*)\\end\{\2\}[\s.]*",
@@ -143,9 +144,16 @@ def _names(text: str) -> dict[str, str] | None:
             for piece in _pieces((inner[1] or inner[2] or "") if inner else text)
         ]
         if not all(equations):
-            return None
+            return _points(text)
         found = [(equation[1], equation[2].strip()) for equation in equations if equation]
     return dict(found) if len(found) > 1 and len(dict(found)) == len(found) else None
+
+
+def _points(text: str) -> dict[str, str] | None:
+    """Parse named points: ``P(1,2), Q(3,4)`` or ``P = (1,2), Q = (3,4)``; None unless there are two or more."""
+    found = [_POINT_NAMED.fullmatch(piece.strip(" \\,")) for piece in _pieces(text)]
+    names = {match[1]: match[2] for match in found if match}
+    return names if len(names) == len(found) > 1 else None
 
 
 def _by_names(gold: str, given: str, same: Same, order: tuple[str, ...]) -> bool | None:

@@ -128,7 +128,7 @@ class MathVerifier(Reward):
             compare = Comparison(self.decimals, self.strict, question)
             same, reason = compare.same(gold, found.text, kind, boxed=found.boxed, formula=found.formula)
             if same:
-                reason = self._in_form(gold, found, prompt)
+                reason = self._in_form(gold, found, question)
         except MemoryError:
             raise
         except Exception as error:  # computer algebra may raise anything on model text
@@ -152,19 +152,31 @@ class MathVerifier(Reward):
         listed = gold.option is not None or (question.options and options(gold.text, joined=True) is not None)
         return committed(text, self.max_characters, options=listed)
 
-    def _in_form(self, gold: Gold, found: Extracted, prompt: str) -> str:
+    def _in_form(self, gold: Gold, found: Extracted, question: Question) -> str:
         """Return why an equal answer is not in the required form; empty if it is."""
         given = spelled(unwrapped(found.text))
         if bare_latex(given) == gold.canonical:
             return ""
-        if left_to_compute(gold, given) or (self.evaluated and unevaluated(gold.text, given, prompt)):
+        if left_to_compute(gold, given) or (self.evaluated and unevaluated(gold.text, given, question.text)):
             return "not evaluated"
-        if self.form != "any":
-            check: Any = {"factored": factored, "expanded": expanded}[self.form]
+        form = self.form if self.form != "any" else self._form_asked(gold, question)
+        if form != "any":
+            check: Any = {"factored": factored, "expanded": expanded}[form]
             expressions = [e for e in library.parse(given, boxed=True) if not isinstance(e, str)]
             if not all(check(getattr(e, "rhs", e)) for e in expressions):
-                return f"not {self.form}"
+                return f"not {form}"
         return ""
+
+    def _form_asked(self, gold: Gold, question: Question) -> str:
+        """Return the form that the prompt asks a polynomial to be brought into, if the record's answer has it."""
+        if not question.form or self.answer_type not in ("any", "expression") or not re.search("[a-z]", gold.text):
+            return "any"
+        product = re.search(r"\([^()]*[a-z][^()]*\)", gold.text) is not None
+        if product != (question.form == "factored"):
+            return "any"
+        check: Any = {"factored": factored, "expanded": expanded}[question.form]
+        expressions = [e for e in library.read(gold.text) if not isinstance(e, str)]
+        return question.form if expressions and all(check(getattr(e, "rhs", e)) for e in expressions) else "any"
 
 
 def left_to_compute(gold: Gold, given: str) -> bool:

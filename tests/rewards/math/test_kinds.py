@@ -239,6 +239,29 @@ BASES: list[Case] = [
     ("What is the chance?", r"\frac29", r"2\text{ out of }9", True),
     ("Which segment?", r"\overline{PQ}", "PQ", True),
 ]
+FORMULAS: list[Case] = [
+    ("Simplify.", r"\neg p \land \neg q", r"\neg(p \lor q)", True),
+    ("Simplify.", r"\neg p \land \neg q", r"\neg(p \land q)", False),
+    ("Simplify.", r"p \leftrightarrow q", r"(p \to q) \land (q \to p)", True),
+    ("Simplify.", r"(A \cup B)^c", r"A^c \cap B^c", True),
+    ("Simplify.", r"(A \cup B)^c", r"A^c \cup B^c", False),
+    ("Which gas?", r"\text{SO}_2", r"\ce{SO2}", True),
+    ("Which gas?", r"\text{SO}_2", r"\text{sulfur dioxide}", True),
+    ("Which gas?", r"\text{SO}_2", r"\text{sulfur trioxide}", False),
+    ("Which gas?", r"\ce{N2O4}", r"\text{dinitrogen tetroxide}", True),
+    ("Compute.", r"\begin{pmatrix}3&0\\0&3\end{pmatrix}", "3I", True),
+    ("Compute.", r"\begin{pmatrix}3&0\\0&3\end{pmatrix}", "2I", False),
+    ("Compute.", r"\begin{pmatrix}4&0\\0&7\end{pmatrix}", r"\operatorname{diag}(4, 7)", True),
+    ("Compute.", r"\begin{pmatrix}4&0\\0&7\end{pmatrix}", r"\operatorname{diag}(7, 4)", False),
+    ("Factor x^2-5x+6.", "(x-2)(x-3)", "x^2-5x+6", False),
+    ("Factor x^2-5x+6.", "(x-2)(x-3)", "(x-3)(x-2)", True),
+    ("Expand (x-2)(x-3).", "x^2-5x+6", "(x-3)(x-2)", False),
+    ("Find the polynomial.", "(x-2)(x-3)", "x^2-5x+6", True),
+    ("When?", r"1914\text{-}1918", r"1914\text{ to }1918", True),
+    ("When?", r"1914\text{-}1918", r"1914\text{ to }1919", False),
+    ("Is it?", r"\text{Yes}", r"\text{Yes, it is}", True),
+    ("Is it?", r"\text{Yes}", r"\text{No, it is not}", False),
+]
 KINDS = {
     "options and parts": OPTIONS,
     "degrees": DEGREES,
@@ -257,6 +280,7 @@ KINDS = {
     "assumptions": ASSUMPTIONS,
     "words and times": WORDS,
     "bases and other notations": BASES,
+    "formulas": FORMULAS,
 }
 
 

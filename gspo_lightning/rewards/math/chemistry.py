@@ -1,0 +1,56 @@
+"""Chemical formulas and the systematic names of compounds of two elements: ``H_2O``, ``carbon dioxide``."""
+
+from __future__ import annotations
+
+import re
+
+_SYMBOLS = (
+    "H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr Rb Sr Y Zr Nb "
+    "Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba La Ce Pr Nd Pm Sm Eu Gd Tb Dy Ho Er Tm Yb Lu Hf Ta W Re Os Ir Pt Au "
+    "Hg Tl Pb Bi Po At Rn Fr Ra Ac Th Pa U Np Pu Am Cm"
+)
+_ELEMENT = "|".join(sorted(_SYMBOLS.split(), key=len, reverse=True))
+_FORMULA = re.compile(rf"(?:\d*(?:(?:{_ELEMENT})\d*|\((?:(?:{_ELEMENT})\d*)+\)\d*)+)(?:\^\d*[+-])?")
+_FONT = re.compile(r"\\(?:ce|text|mathrm|textrm|mathbf|rm|operatorname)\s*\{([^{}]*)\}")
+_MARKED = re.compile(r"\\(?:ce|text|mathrm|textrm)|_")
+_NONMETALS = {
+    "hydrogen": "H", "boron": "B", "carbon": "C", "nitrogen": "N", "oxygen": "O", "fluorine": "F", "silicon": "Si",
+    "phosphorus": "P", "sulfur": "S", "sulphur": "S", "chlorine": "Cl", "arsenic": "As", "selenium": "Se",
+    "bromine": "Br", "iodine": "I", "xenon": "Xe",
+}  # fmt: skip
+_IDES = {
+    "hydride": "H", "boride": "B", "carbide": "C", "nitride": "N", "oxide": "O", "fluoride": "F", "silicide": "Si",
+    "phosphide": "P", "sulfide": "S", "sulphide": "S", "chloride": "Cl", "bromide": "Br", "iodide": "I",
+}  # fmt: skip
+_COUNTS = ("mono", "di", "tri", "tetra", "penta", "hexa", "hepta", "octa", "nona", "deca")
+_COUNT = rf"(?:({'|'.join(_COUNTS)}|mon|tetr|pent|hex|hept|oct|non|dec))?"
+_NAME = re.compile(rf"{_COUNT}({'|'.join(_NONMETALS)}) {_COUNT}({'|'.join(_IDES)})")
+
+
+def compound(text: str) -> str | None:
+    r"""Return the formula of a substance without fonts and subscripts; None if a text is neither formula nor name.
+
+    >>> compound(r"\text{H}_2\text{O}"), compound(r"\ce{H2O}"), compound("carbon dioxide"), compound("Hello")
+    ('H2O', 'H2O', 'CO2', None)
+    """
+    plain = _FONT.sub(lambda m: m[1], text)
+    if match := _NAME.fullmatch(" ".join(plain.lower().split())):
+        return f"{_NONMETALS[match[2]]}{_count(match[1])}{_IDES[match[4]]}{_count(match[3])}"
+    plain = re.sub(r"[_\s{}$]|\\[,;:! ]", "", plain)
+    return plain if len(plain) < 60 and _FORMULA.fullmatch(plain) else None
+
+
+def same_compound(gold: str, given: str) -> bool | None:
+    """Compare two substances; None unless both are one, and at least one is marked as a formula or a name."""
+    if not any(_MARKED.search(text) or " " in text.strip() for text in (gold, given)):
+        return None
+    ours = compound(gold)
+    theirs = compound(given) if ours else None
+    return ours == theirs if ours and theirs else None
+
+
+def _count(prefix: str | None) -> str:
+    if not prefix:
+        return ""
+    number = next(i for i, word in enumerate(_COUNTS, 1) if word.startswith(prefix))
+    return str(number) if number > 1 else ""
