@@ -12,6 +12,7 @@ from typing import Literal as OneOf
 
 from gspo_lightning.rewards.math import library
 from gspo_lightning.rewards.math.bases import based
+from gspo_lightning.rewards.math.chemistry import compound as substance
 from gspo_lightning.rewards.math.lists import vector
 from gspo_lightning.rewards.math.notation import bare_latex, in_latex, unwrapped
 from gspo_lightning.rewards.math.numbers import Literal, literal, plain_integer
@@ -67,7 +68,8 @@ class Gold:
         """True if anything can be compared with the answer; asks the library if necessary."""
         if self.plain or options(self.text) is not None or bool(_PLAIN.fullmatch(self.text) and _balanced(self.text)):
             return True
-        if not self.prose and (has_structure(self.text) or parts(self.text) or vector(self.text) or formula(self.text)):
+        kinds = (has_structure, parts, vector, formula, substance)
+        if not self.prose and any(kind(self.text) for kind in kinds):
             return True
         return bool(library.read(self.text))
 

@@ -248,4 +248,4 @@ def expanded(expression: Any) -> bool:
     """True if nothing is left to multiply out."""
     from sympy import expand
 
-    return bool(expand(expression) == expression)
+    return bool(expand(expression) == expression.doit())  # x^2 - 5x is read as x^2 - 1*5*x
