@@ -97,7 +97,8 @@ def statement(given: str, question: Question, *, several: bool) -> Statement | N
 def _stated(chain: list[str], question: Question) -> Statement | None:
     head, *middle = chain
     last = _APPROXIMATE.split(chain[-1])[0]
-    if _RELATION.search(" ".join(chain)) or not last or not all(chain):
+    open_sides = [side for side in chain if not is_quantity(side)]
+    if _RELATION.search(" ".join(open_sides)) or not last or not all(chain):
         return None
     if not any(map(has_letters, chain)):  # 10 = 3 + 7
         last = next((side for side in (last, *chain) if literal(quantity(side).value)), last)

@@ -22,7 +22,7 @@ _POINTS = (
 )
 """Values of up to six letters at each point: numbers of no meaning, of both signs."""
 _DIGITS = 1e-12
-_CONSTANT = re.compile(r"(?<![A-Za-z\\])[CcKkABD](?:_\{?(\d)\}?|(?![A-Za-z_]))")
+_CONSTANT = re.compile(r"(?<![A-Za-z\\])[CcKkABD](?:_\{?(\d)\}?|(?![A-Za-z_])|(?=e\s*\^|[a-z](?![a-z])))")
 """Letter that stands for a constant, unless the prompt uses it."""
 _MOST_CONSTANTS = 4
 _LONGEST = 300

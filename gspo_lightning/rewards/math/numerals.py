@@ -36,6 +36,7 @@ _SPACING = re.compile(
     rf"\\[,;:! ]|~|-(?=(?:{'|'.join(_UNITS)}|{'|'.join(_DENOMINATORS)})s?\b)|(?<=[a-z]),", re.IGNORECASE
 )
 """What stands between the words of a number."""
+_THOUSANDS = re.compile(r"(-?(?:\\\$)?)(\d{1,6}(?:\.\d+)?)\s*\\(?:text|mathrm)\s*\{\s*k\s*\}")
 _LETTERS = re.compile("(?<!\\\\)[a-zA-Z]{3}")
 _TOKEN = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?|[A-Za-z]+")
 _LONGEST = 120
@@ -63,6 +64,8 @@ def in_digits(text: str) -> str:
     >>> in_digits(r"0.(3)x"), in_digits("x = 5.6e1"), in_digits(r"\text{two million dollars}")
     ('\\frac{1}{3}x', 'x = 56', '2000000\\text{ dollars}')
     """
+    if thousands := _THOUSANDS.fullmatch(text):
+        return f"{thousands[1]}{_written(Fraction(thousands[2]) * 1000)}"
     if _LETTERS.search(text) and _HAS_WORDS.search(text) and (spelled := _from_words(text)) is not None:
         text = spelled
     if not any(character.isdigit() for character in text):

@@ -30,6 +30,7 @@ _SPELLINGS = (
     r"|\ball real(?: number)?s?\b|\breals\b|\ball reals\b", re.IGNORECASE), "\u211d"),
     (re.compile(r"\\in(?![a-zA-Z])"), "\u2208"),
     (re.compile(r"\\(?:lvert|rvert|vert|mid)(?![a-zA-Z])"), "|"),
+    (re.compile(r"\\(?:emptyset|varnothing)(?![a-zA-Z])"), "\u27e8\u27e9"),
     (re.compile(r"\\infty(?![a-zA-Z])"), "\u221e"),
     (re.compile(r"\\[{}]"), lambda m: "\u27e8" if m[0] == "\\{" else "\u27e9"),
     (re.compile(r"\\[,;:! ]|\\q?quad(?![a-zA-Z])|[\s$~]|\\(?:left|right)(?![a-zA-Z])"), ""),
@@ -95,7 +96,7 @@ def real_set(text: str, value: Value) -> RealSet | None:
     )
     for pattern, replacement in _SPELLINGS:
         plain = pattern.sub(replacement, plain)
-    if not re.search("[<>\u2264\u2265\u2260\u222a\u2229\u2216\u211d\u2208\\[\\]]|^\\(.*\\)$", plain):
+    if not re.search("[<>\u2264\u2265\u2260\u222a\u2229\u2216\u211d\u2208\\[\\]]|\u27e8\u27e9|^\\(.*\\)$", plain):
         return None
     if builder := _BUILDER.fullmatch(plain):
         plain = builder[2]
@@ -189,6 +190,12 @@ def _atom(text: str, value: Value) -> RealSet | None:
         return RealSet(lambda x: whole.member(x) and not rest.member(x), (*whole.points, *rest.points))
     if text == "\u211d":
         return RealSet(lambda x: True, ())
+    if half := re.fullmatch("\u211d[\\^_]\\{?([+-])\\}?", text):
+        above = half[1] == "+"
+        return RealSet(lambda x: (x > 0) if above else (x < 0), (Fraction(0),))
+    if point := re.fullmatch(rf"({_VARIABLE})=([^=<>]+)", text):
+        number = value(point[2])
+        return RealSet(lambda x: x == number, (number,), point[1]) if number is not None else None
     if (values := _finite(text, value)) is not None:
         return RealSet(lambda x: x in values, tuple(values))
     if match := _INTERVAL.fullmatch(text):
@@ -199,7 +206,7 @@ def _atom(text: str, value: Value) -> RealSet | None:
 def _finite(text: str, value: Value) -> list[Fraction] | None:
     if not (text.startswith("\u27e8") and text.endswith("\u27e9")):
         return None
-    values = [value(piece) for piece in text[1:-1].split(",")]
+    values = [value(piece) for piece in text[1:-1].split(",") if text[1:-1]]
     known = [number for number in values if number is not None]
     return known if len(known) == len(values) else None
 

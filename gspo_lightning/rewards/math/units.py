@@ -41,7 +41,7 @@ _UNIT_PART = (
 )
 _TAIL = re.compile(rf"(?:{_UNIT_PART}|(?<![A-Za-z])[A-Za-z]+)+")
 _START = re.compile(
-    rf"{_SPACE}(?:{_FONT}\s*\{{\s*/?\s*[A-Za-z\u00b5\u03a9\u03bc%(]|\\Omega|\\frac\s*\{{\s*{_FONT})"
+    rf"{_SPACE}(?:{_FONT}\s*\{{\s*/?\s*[A-Za-z\u00b5\u03a9\u03bc%(]|\\Omega|\\mu\s*{_FONT}|\\frac\s*\{{\s*{_FONT})"
     rf"|(?<=\d)\s+(?=[A-Za-z])"
 )
 _QUOTIENT = re.compile(rf"\\frac\s*\{{((?:{_UNIT_PART})+)\}}\s*\{{((?:{_UNIT_PART})+)\}}")
