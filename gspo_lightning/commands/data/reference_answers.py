@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ class ReferenceAnswers:
         said = [f"answers: {self.of:,}, {looked} read by {self.reward}; {len(self.unreadable):,} unreadable"]
         if self.unreadable:
             where = self.unreadable[0][0]
-            said.append(f"  {counted(why for _, why in self.unreadable)}; the first is {where}")
+            said.append(f"  {counted(_without_text(why) for _, why in self.unreadable)}; the first is {where}")
         if self.kinds:
             said.append("tests: " + ", ".join(f"{n:,} {kind}" for kind, n in self.kinds.most_common()))
         return said
@@ -108,6 +109,11 @@ def _reason(sample: Sample, rewards: Mapping[str, Reward], score: Any) -> str | 
         if score.parts[name].status is ScoreStatus.MISSING:
             return str(score.parts[name].detail)
     return None
+
+
+def _without_text(why: str) -> str:
+    """Return a reason without the answer it quotes, so that reasons of one kind are counted together."""
+    return re.split(r""": ['"]""", why, maxsplit=1)[0]
 
 
 def _kind(answer: Any) -> str:

@@ -38,6 +38,11 @@ _MEASURED = re.compile(r"\$([^$]+)\$\s*([A-Za-z][A-Za-z ]*)\.?")
 """A value in dollar signs with a unit: ``$125$ miles``."""
 
 
+_PICTURE = re.compile(r"\\includegraphics|!\[[^\]]*\]\(|\\begin\{(?:tikzpicture|asy)\}|\[asy\]|\.(?:png|jpe?g|svg)\b")
+_MOST_WORDS = 40
+"""Words of an answer above which it is a text that nobody repeats."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gold:
     """The reference answer of a record.
@@ -146,6 +151,28 @@ def refusal(gold: Gold, answer_type: str) -> str | None:
         return None if fits else f"the record's answer is no {answer_type}: {gold.text[:80]!r}"
     if answer_type == "choice":
         return None if gold.option else f"the record's answer is no option: {gold.text[:80]!r}"
-    if answer_type == "text" or gold.readable:
+    if answer_type == "text":
         return None
-    return f"the record's answer cannot be read as mathematics or words: {gold.text[:80]!r}"
+    kind = _incomparable(gold)
+    if kind is None:
+        return None
+    return f"the record's answer cannot be read as mathematics or words ({kind}): {gold.text[:80]!r}"
+
+
+def _incomparable(gold: Gold) -> str | None:
+    """Return the kind of a record's answer that nothing but its own wording equals, or None."""
+    if _PICTURE.search(gold.text):
+        return "a picture"
+    if len(_TEXT.sub(lambda m: m[1], gold.text).split()) > _MOST_WORDS and re.search(
+        r"[a-z]{3,} [a-z]{2,} [a-z]", gold.text
+    ):
+        return f"a text of more than {_MOST_WORDS} words"
+    if gold.readable:
+        return None
+    if not all(gold.text.count(a) == gold.text.count(b) for a, b in ("{}", "()", "[]")):
+        return "brackets that do not match"
+    if re.search(r"\\[lc]?dots|\.\.\.|\u2026", gold.text):
+        return "an ellipsis"
+    if re.search(r"\\(?:subset|supset|perp|parallel|cong|sim|mid|in|forall|exists)", gold.text):
+        return "a statement"
+    return "a notation that is not known"

@@ -30,6 +30,20 @@ def test_mathematics_is_read_by_the_verifier(tmp_path: Path, capsys: pytest.Capt
     assert (tmp_path / "a.jsonl.report.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_answers_that_nothing_can_be_compared_with_are_counted_by_kind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prose = "we see that both of the sums are the same, because each pair of terms is counted once in either sum; " * 3
+    answers = ["7", r"\frac{1}{", r"\sqrt{2", "![graph](plot.png)", prose]
+    source = write(tmp_path / "a.jsonl", [{"prompt": f"Task {i}", "answer": a} for i, a in enumerate(answers)])
+    data("report", source)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "answers: 5, all read by MathVerifier; 4 unreadable" in out
+    said = "the record's answer cannot be read as mathematics or words"
+    assert f"2 x {said} (brackets that do not match), 1 x {said} (a picture), 1 x {said} (a text of more than 40" in out
+    assert "the first is a.jsonl:2" in out
+
+
 def test_tests_of_programs_are_counted_by_kind_and_language(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stdin = {"type": "stdin", "tests": [{"input": "1", "output": "1"}]}
     answers = [stdin, stdin, {**stdin, "language": "cpp"}, {"type": "sometimes", "tests": [1]}]

@@ -116,7 +116,9 @@ def test_other_answers_to_what_cannot_be_read_are_missing(kind: str, answer: str
         assert "the record's answer" in score.detail
 
 
-@pytest.mark.parametrize("answer", [r"P \land Q", r"A \subseteq B", r"1, 2, 3, \ldots", r"AB \perp CD", r"x \mid y"])
+@pytest.mark.parametrize(
+    "answer", [r"\forall P \exists Q", r"A \subseteq B", r"1, 2, 3, \ldots", r"AB \perp CD", r"x \mid y"]
+)
 def test_what_repeats_an_answer_that_cannot_be_read_is_paid(answer: str) -> None:
     verifier = MathVerifier()
     assert [verifier.score(text, answer).reward for text in (f"${answer}$", f"So $\\boxed{{ {answer} }}$.")] == [
