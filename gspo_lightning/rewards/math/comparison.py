@@ -12,7 +12,7 @@ from gspo_lightning.rewards.math.bases import based
 from gspo_lightning.rewards.math.chemistry import same_compound
 from gspo_lightning.rewards.math.equations import Statement, has_letters, statement
 from gspo_lightning.rewards.math.gold import Gold, bare, read_gold, spelled
-from gspo_lightning.rewards.math.identity import equal_beyond_algebra
+from gspo_lightning.rewards.math.identity import equal_beyond_algebra, equal_curves
 from gspo_lightning.rewards.math.lists import by_lists
 from gspo_lightning.rewards.math.matrices import written_out
 from gspo_lightning.rewards.math.notation import bare_latex, canonical, unwrapped, years
@@ -228,7 +228,7 @@ class Comparison:
         single = re.fullmatch(r"\s*\[([^,\[\]]*)\]\s*", named)
         found = quantity(single[1] if single and not gold.text.startswith("[") else named)
         comma = re.fullmatch(r"([+-]?\d+),(\d+)", named.strip())
-        if gold.literal is not None and gold.literal.decimal and comma:
+        if gold.literal is not None and comma and (gold.literal.decimal or gold.literal.value.denominator > 1):
             return same_number(gold.literal, literal(f"{comma[1]}.{comma[2]}") or gold.literal, self.decimals)
         return self._equal_quantities(gold.quantity, found, final=final)
 
@@ -281,7 +281,7 @@ class Comparison:
             return False, "the answer is not understood as mathematics"
         if not self._equal(wanted, found):
             beyond = boxed and not gold.prose and equal_beyond_algebra(wanted_text, given, self.question)
-            return beyond, ""
+            return beyond or (boxed and equal_curves(wanted_text, given)), ""
         if "=" not in gold.text and not self._equations_hold(wanted, given, found):
             return False, "a false equation"
         return True, ""

@@ -163,9 +163,8 @@ def _incomparable(gold: Gold) -> str | None:
     """Return the kind of a record's answer that nothing but its own wording equals, or None."""
     if _PICTURE.search(gold.text):
         return "a picture"
-    if len(_TEXT.sub(lambda m: m[1], gold.text).split()) > _MOST_WORDS and re.search(
-        r"[a-z]{3,} [a-z]{2,} [a-z]", gold.text
-    ):
+    words_only = not gold.prose and "\\boxed" not in gold.text and re.search(r"[a-z]{3,} [a-z]{2,} [a-z]", gold.text)
+    if words_only and len(gold.text.split()) > _MOST_WORDS:
         return f"a text of more than {_MOST_WORDS} words"
     if gold.readable:
         return None

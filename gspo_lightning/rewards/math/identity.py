@@ -194,3 +194,47 @@ def equal_beyond_algebra(wanted_text: str, given_text: str, question: Question) 
         if verdict is not None:
             return verdict
     return equal_at_points(wanted, given, question)
+
+
+def equal_curves(wanted_text: str, given_text: str) -> bool:
+    r"""True if two equations in two or more unknowns have the same solutions because they differ by a factor.
+
+    >>> equal_curves("x^2 = y^2", r"y = \\pm x"), equal_curves("x + y = 1", "2x + 2y = 3")
+    (True, False)
+    """
+    first, second = _curve(wanted_text), _curve(given_text)
+    if first is None or second is None or first.free_symbols != second.free_symbols or len(first.free_symbols) < 2:
+        return False
+    symbols = sorted(first.free_symbols, key=str)
+    ratios = []
+    for point in _POINTS:
+        values = dict(zip(symbols, point, strict=False))
+        above, below = _number(first, values), _number(second, values)
+        if above is None or below is None or 0 in (above, below):
+            return False
+        ratios.append(above / below)
+    return all(abs(ratio - ratios[0]) <= 1e-9 * abs(ratios[0]) for ratio in ratios)
+
+
+def _curve(text: str) -> Any:
+    """Return the difference of an equation's sides; for both signs of a plus-minus the product of the two."""
+    sides = text.split("=")
+    if (
+        len(sides) != 2
+        or len(text) > _LONGEST
+        or text.count("\\pm") > 1
+        or re.search(
+            r"[<>,;]|\\(?:le|ge"
+            r"|in)(?![a-z])",
+            text,
+        )
+    ):
+        return None
+    product = None
+    for sign in ("+", "-") if "\\pm" in text else ("",):
+        left, right = (library.parse(re.sub(r"\\pm(?![a-z])", sign, side).strip(" +"), boxed=True) for side in sides)
+        if not (left and right and _plain(left[0]) and _plain(right[0])):
+            return None
+        difference = left[0] - right[0]
+        product = difference if product is None else product * difference
+    return product

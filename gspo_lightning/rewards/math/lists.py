@@ -20,7 +20,9 @@ _BRACES = re.compile(r"\s*\\?\{(.*?)\\?\}\s*", re.DOTALL)
 _AND = re.compile(r",?\s*(?:\\(?:text|mathrm|mbox|textrm)\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)\s*")
 _NAME = re.compile(r"^\s*\\?[a-zA-Z]+(?:_\{?\w+\}?)?\s*=\s*(?=[^=<>]+$)")
 _POINT = re.compile(
-    r"\s*(?:[A-Z]'?\s*=?\s*)?(\(|\[|\\langle(?![a-z])|\\left\\langle|<)(.*?)(\)|\]|\\rangle(?![a-z])|>)\s*", re.DOTALL
+    r"\s*(?:[A-Z]'?\s*=?\s*)?(\(|\[|\\langle(?![a-z])|\\left\\langle|<)(.*?)(\)|\]|\\rangle(?![a-z])"
+    r"|>)(?:\s*\^\s*\{?\s*(?:T|\\top|\\intercal)\s*\}?)?\s*",
+    re.DOTALL,
 )
 _MATRIX = re.compile(r"\s*\\begin\{([pbBvV]?matrix|array)\}(?:\{[lcr|]*\})?(.*?)\\end\{\1\}\s*", re.DOTALL)
 _BASIS = re.compile(

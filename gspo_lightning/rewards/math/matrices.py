@@ -13,6 +13,8 @@ _IDENTITY = re.compile(
 _ARRAY = re.compile(
     r"(?:\\left)?\s*[(\[]\s*\\begin\{array\}\s*\{[lcr| ]*\}(.*?)\\end\{array\}\s*(?:\\right)?\s*[)\]]", re.DOTALL
 )
+_NESTED = re.compile(r"^\s*\[\s*(\[[^\[\]]*\](?:\s*,\s*\[[^\[\]]*\])+)\s*\]\s*$")
+"""Matrix as a list of rows: ``[[1, 2], [3, 4]]``."""
 _MOST = 6
 
 
@@ -25,6 +27,7 @@ def written_out(gold: str, given: str) -> tuple[str, str]:
     ('x + 1', 'I')
     """
     texts = [_ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", text) for text in (gold, given)]
+    texts = [_NESTED.sub(_rows, text) for text in texts]
     texts = [_DIAGONAL.sub(_diagonal, text) for text in texts]
     sizes = [_size(text) for text in texts]
     size = sizes[0] or sizes[1]
@@ -32,6 +35,11 @@ def written_out(gold: str, given: str) -> tuple[str, str]:
         return texts[0], texts[1]
     first, second = (_IDENTITY.sub(lambda m: _identity(int(m[1] or size)), text) for text in texts)
     return first, second
+
+
+def _rows(match: re.Match[str]) -> str:
+    rows = [row.replace(",", "&") for row in re.findall(r"\[([^\[\]]*)\]", match[1])]
+    return "\\begin{pmatrix}" + "\\\\".join(rows) + "\\end{pmatrix}"
 
 
 def _size(text: str) -> int | None:

@@ -46,6 +46,7 @@ _INFINITE = (
     r"(?:\\(?:text|mathrm|mbox)\s*\{\s*)?(?:(?:it )?(?:diverges|tends|goes|increases|approaches|equals|is)(?: to)? )?"
     r"(?:(negative |minus |-\s*)|positive |plus )?infinity\s*\}?"
 )
+_FUNCTIONS = "(?:arc)?(?:sin|cos|tan|cot)|(?:sin|cos|tan)h|sec|csc|ln|log|exp|gcd|det|max|min"
 _COUNT = r"\d{1,3}|[a-z]"
 _BEFORE_C = r"(?:\{\s*\}\s*[_^]|(?<![A-Za-z0-9})])\{?\s*[_^])"
 _WAYS: tuple[tuple[str, re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
@@ -113,6 +114,22 @@ _WAYS: tuple[tuple[str, re.Pattern[str], str | Callable[[re.Match[str]], str]], 
     ("nfinity", re.compile(rf"^{_INFINITE}$", re.IGNORECASE), lambda m: rf"{'-' if m[1] else ''}\infty"),
     ("overline", re.compile(r"\\overline\s*\{\s*([A-Z]{2,})\s*\}"), r"\1"),
     ("in out", re.compile(r"^(\d+)\s*(?:\\(?:text|mathrm)\s*\{\s*)?(?:in|out of)\s*\}?\s*(\d+)$"), r"\\frac{\1}{\2}"),
+    ("=", re.compile(r"^\s*=\s*(?=[^=]+$)"), ""),
+    ("therefore", re.compile(r"^\s*\\therefore(?![a-zA-Z])\s*"), ""),
+    ("USD", re.compile(r"^USD\s*(?=\d)"), r"\\$"),
+    ("lg", re.compile(r"\\lg(?![a-zA-Z])|\\operatorname\s*\{\s*lg\s*\}"), r"\\log_{10} "),
+    ("log_", re.compile(r"\\log_\{?e\}?(?![a-zA-Z])"), r"\\ln "),
+    (
+        "tg",
+        re.compile(r"\\(?:operatorname\s*\{\s*)?(arc)?(c?)tg(?![a-zA-Z])(?:\s*\})?"),
+        lambda m: rf"\{m[1] or ''}{'cot' if m[2] else 'tan'} ",
+    ),
+    ("operatorname", re.compile(rf"\\operatorname\*?\s*\{{\s*({_FUNCTIONS})\s*\}}"), r"\\\1 "),
+    (
+        "P",
+        re.compile(rf"{_BEFORE_C}\s*\{{?\s*(\d{{1,2}})\s*\}}?\s*\}}?\s*P\s*_\s*\{{?\s*(\d{{1,2}})\s*\}}?"),
+        lambda m: _arrangements(m),
+    ),
     ("varnothing", re.compile(r"\\varnothing(?![a-zA-Z])"), r"\\emptyset"),
     ("leqslant leqq", re.compile(r"\\leqslant(?![a-zA-Z])|\\leqq(?![a-zA-Z])"), r"\\le"),
     ("geqslant geqq", re.compile(r"\\geqslant(?![a-zA-Z])|\\geqq(?![a-zA-Z])"), r"\\ge"),
@@ -244,3 +261,9 @@ def years(text: str) -> tuple[int, int] | None:
     """
     match = _SPAN.fullmatch(text.strip())
     return (int(match[1]), int(match[2])) if match and int(match[1]) < int(match[2]) else None
+
+
+def _arrangements(match: re.Match[str]) -> str:
+    """Write the number of arrangements of k out of n as a quotient of factorials."""
+    count, chosen = int(match[1]), int(match[2])
+    return f"\\frac{{{count}!}}{{{count - chosen}!}}" if chosen <= count else match[0]

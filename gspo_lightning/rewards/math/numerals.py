@@ -46,6 +46,8 @@ _NOT_INSIDE = r"(?<![\d.,_^{\\a-zA-Z])"
 _SEPARATED = re.compile(r"(?<![\d.,])([1-9]\d{0,2}(?:,\d{3})+)(?![\d]|,\d)")
 _EUROPEAN = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3}){2,}|\d{1,3}(?:\.\d{3})+(?=,\d))(?:,(\d+))?(?![\d.,])")
 _REPEATING = re.compile(rf"(?<![\d.])({_DIGITS})\.(\d{{0,40}})(?:\\overline\s*\{{(\d{{1,40}})\}}|\((\d{{1,40}})\))")
+_GOES_ON = re.compile(rf"(?<![\d.])({_DIGITS})\.(\d{{0,6}}?)(\d{{1,6}}?)\3{{2,}}(?:\\[lc]?dots(?![a-z])|\.\.\.)()")
+"""Decimal that shows its period three times or more and goes on: ``0.333...``."""
 _SCIENTIFIC = re.compile(rf"(?<![\d.A-Za-z])({_DIGITS}(?:\.\d{{1,40}})?)[eE]([+-]?\d{{1,2}})(?![\d.A-Za-z])")
 _POWER_OF_TEN = re.compile(
     rf"(?<![\d.A-Za-z^_])({_DIGITS}(?:\.\d{{1,40}})?)\s*(?:\\times|\\cdot"
@@ -73,6 +75,7 @@ def in_digits(text: str) -> str:
     if "." in text:
         text = _EUROPEAN.sub(lambda m: m[1].replace(".", "") + (f".{m[2]}" if m[2] else ""), text)
         text = _REPEATING.sub(_repeating, text)
+        text = _GOES_ON.sub(lambda m: _repeating(m) if len(m[3]) * 3 <= len(m[0]) else m[0], text)
     if "," in text and not _lists(text):
         text = _SEPARATED.sub(lambda m: m[1].replace(",", ""), text)
     if "e" in text or "E" in text:

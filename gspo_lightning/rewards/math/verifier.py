@@ -245,7 +245,11 @@ def factored(expression: Any) -> bool:
 
 
 def expanded(expression: Any) -> bool:
-    """True if nothing is left to multiply out."""
-    from sympy import expand
+    """True if nothing is left to multiply out: no sum is a factor, or the base of a power."""
+    from sympy import preorder_traversal
 
-    return bool(expand(expression) == expression.doit())  # x^2 - 5x is read as x^2 - 1*5*x
+    for node in preorder_traversal(expression):
+        powers = node.is_Pow and node.base.is_Add and node.exp.is_Integer and node.exp > 1
+        if powers or (node.is_Mul and any(factor.is_Add for factor in node.args)):
+            return False
+    return True

@@ -55,7 +55,7 @@ _NAMED_SO = re.compile(
 )
 """Claim in which the value stands first: ``5 is the true answer``."""
 _ONLY = re.compile(
-    r"(?:is|was|gives|would be|serves as)\s+(?:only |just |merely |but )?(?:an?|the)\s+(?:\w+ )?(?:bound"
+    r"(?:is|was|gives|would be|serves as)\s+(?:only |just |merely |but )?(?:an?|the|my|our)\s+(?:\w+ )?(?:bound"
     r"|estimate|guess|"
     r"approximation|candidate|starting point|partial result|intermediate (?:step|result|value))\b",
     re.IGNORECASE,

@@ -18,7 +18,7 @@ _MATH = re.compile(
 )
 _OPTION = re.compile(
     r"(\(?\s*\[?)\s*([A-Za-z])\s*\]?\s*(?:[).:\]]\s*(.*)|,\s*(?:i\.?\s?e\.?|that is|which is|namely|because"
-    r"|since)\b(.*)|)",
+    r"|since)\b(.*)|\s+(?:because|since)\b(.*)|)",
     re.DOTALL,
 )
 _MORE = re.compile(
@@ -32,6 +32,7 @@ _EMPTY = re.compile(
 )
 
 
+_WEEKDAY = re.compile(r"\b(mon|tue|wed|thu|fri|sat|sun)(?:s|rs?|nes|urs?)?(?:day)?\b")
 _SAME = (
     (
         re.compile(r"(?:the |this |it )?(?:limit |value )?(?:dne|does not exist|doesn['\u2019]t exist|do not exist)"),
@@ -72,7 +73,7 @@ def words(text: str) -> str | None:
     if not any(len(w) > 1 for w in found) or not (wrapped or any(map(_is_word, plain.split()))):
         return None
     kept = [w for w in found if w not in _ARTICLES] if len(found) > 1 else found
-    said = " ".join(kept)
+    said = _WEEKDAY.sub(r"\1", " ".join(kept))
     return next((meaning for pattern, meaning in _SAME if pattern.fullmatch(said)), said)
 
 
@@ -102,7 +103,7 @@ def option(text: str) -> str | None:
     plain = re.sub(r"\s+", " ", re.sub(r"\\[,;:! ]|\\quad|~", " ", _TEXT.sub(lambda m: m[1], text))).strip(" $*")
     plain = re.sub(r"^(?:the )?(?:correct )?(?:answer|option|choice)(?: is)?\s*:?\s*", "", plain, flags=re.IGNORECASE)
     match = _OPTION.fullmatch(plain)
-    if match is None or _MORE.search(match[3] or match[4] or ""):
+    if match is None or _MORE.search(match[3] or match[4] or match[5] or ""):
         return None
     return match[2].upper()
 
