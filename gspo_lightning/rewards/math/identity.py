@@ -199,7 +199,7 @@ def equal_beyond_algebra(wanted_text: str, given_text: str, question: Question) 
 def equal_curves(wanted_text: str, given_text: str) -> bool:
     r"""True if two equations in two or more unknowns have the same solutions because they differ by a factor.
 
-    >>> equal_curves("x^2 = y^2", r"y = \\pm x"), equal_curves("x + y = 1", "2x + 2y = 3")
+    >>> equal_curves("x^2 = y^2", r"y = \pm x"), equal_curves("x + y = 1", "2x + 2y = 3")
     (True, False)
     """
     first, second = _curve(wanted_text), _curve(given_text)

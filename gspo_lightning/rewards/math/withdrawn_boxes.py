@@ -47,6 +47,7 @@ _SECOND = re.compile(
 )
 """Naming of another value; not one that is only reasoned about ("but 41 is too small")."""
 _CLAIM = re.compile(rf"\b(?:answer|result)\b(?=\s+(?:is|should|must)\b|:){_OPEN}{_OTHER}", re.IGNORECASE)
+_NEGATED = re.compile(rf"[\s$*_)\]}}]*{NEGATIONS_BEHIND}")
 _NAMED_SO = re.compile(
     r"(?P<value>\$[^$\n=]{1,60}\$|-?\d+(?:[.,/]\d+)*)\s+(?:is|was)\s+(?:in fact |actually |really )?"
     r"the\s+(?:true|real|correct|right|actual|final|exact)\s+(?:answer|value|result|one|number"
@@ -93,7 +94,7 @@ def taken_back(found: Extracted) -> bool:
     if _DENIED_BEFORE.search(found.before[-60:]) or rejected_before(f"{before} "):
         return True
     behind = TOKENS.sub("", found.after[:_READ])
-    if re.match(rf"[\s$*_)\]}}]*{NEGATIONS_BEHIND}", behind):
+    if _NEGATED.match(behind):
         return True
     if rejected_behind(_CLOSERS.sub("", behind), number=literal(quantity(canonical(found.text)).value) is not None):
         return True
