@@ -45,8 +45,8 @@ def same_compound(gold: str, given: str) -> bool | None:
     if not any(_MARKED.search(text) or " " in text.strip() for text in (gold, given)):
         return None
     ours = compound(gold)
-    theirs = compound(given) if ours else None
-    return ours == theirs if ours and theirs else None
+    candidate = compound(given) if ours else None
+    return ours == candidate if ours and candidate else None
 
 
 def _count(prefix: str | None) -> str:

@@ -135,15 +135,15 @@ def _named_by(side: str, question: Question) -> bool:
     """True if the prompt names an expression other than as a side of an equation."""
     if not question.text:
         return False
-    wanted = canonical(side)
+    expected = canonical(side)
     text = canonical(question.text)
-    at = text.find(wanted)
-    while at >= 0 and len(wanted) > 1:
+    at = text.find(expected)
+    while at >= 0 and len(expected) > 1:
         before = text[at - 1 : at]
-        behind = text[at + len(wanted) : at + len(wanted) + 1]
+        behind = text[at + len(expected) : at + len(expected) + 1]
         if not re.match(r"[=<>+*/^]", behind) and not re.match(r"[=<>+*/^-]", before):
             return True
-        at = text.find(wanted, at + 1)
+        at = text.find(expected, at + 1)
     return False
 
 
@@ -174,8 +174,8 @@ def _for_unknown(chains: list[list[str]], question: Question) -> list[list[str]]
         named = [chain for chain in chains if chain[0] == question.unknown]
     else:
         named = [chain for chain in chains if NAME.fullmatch(chain[0])]
-        asked = [chain for chain in chains if _named_by(chain[0], question)]
-        named = asked if len(asked) == 1 else named
+        requested = [chain for chain in chains if _named_by(chain[0], question)]
+        named = requested if len(requested) == 1 else named
     return named if len(named) == 1 else []
 
 

@@ -45,10 +45,10 @@ def equal_families(gold: Family, given: Family) -> bool | None:
     if pairs == [("N", "N")]:
         pairs = [("N0", "N0"), ("N+", "N+")]
     elif "N" in pairs[0]:
-        pairs = [tuple(start if one == "N" else one for one in pairs[0]) for start in ("N0", "N+")]  # type: ignore[misc]
-    for ours, theirs in pairs:
+        pairs = [tuple(start if item == "N" else item for item in pairs[0]) for start in ("N0", "N+")]  # type: ignore[misc]
+    for ours, candidate in pairs:
         first = _elements(gold, ours)
-        second = _elements(given, theirs)
+        second = _elements(given, candidate)
         if first is None or second is None:
             return None
         if _same_elements(first, second):
@@ -66,19 +66,19 @@ def _elements(family: Family, domain: str) -> tuple[list[float], float] | None:
         if expression is None:
             return None
         numbers = [_value(expression, family.variable, k) for k in range(start, _FIRST + 1)]
-        known = [number for number in numbers if number is not None]
-        if len(known) < len(numbers):
+        resolved = [number for number in numbers if number is not None]
+        if len(resolved) < len(numbers):
             return None
-        values += known
-        if len(set(known)) > 1:
-            window = min(window, abs(known[-1]), abs(known[0]) if domain == "Z" else math.inf)
+        values += resolved
+        if len(set(resolved)) > 1:
+            window = min(window, abs(resolved[-1]), abs(resolved[0]) if domain == "Z" else math.inf)
     return values, window
 
 
 def _expression(term: str) -> Any:
     text = _DEGREES.sub(lambda m: f"{m[1]}\\cdot\\frac{{\\pi}}{{180}}" if m[1] else "\\cdot\\frac{\\pi}{180}", term)
-    found = library.parse(exact(_NAMED.sub("", text)), boxed=True)
-    return next((one for one in found if hasattr(one, "free_symbols") and hasattr(one, "evalf")), None)
+    result = library.parse(exact(_NAMED.sub("", text)), boxed=True)
+    return next((item for item in result if hasattr(item, "free_symbols") and hasattr(item, "evalf")), None)
 
 
 def _value(expression: Any, variable: str, number: int) -> float | None:
@@ -94,8 +94,8 @@ def _value(expression: Any, variable: str, number: int) -> float | None:
 
 def _same_elements(first: tuple[list[float], float], second: tuple[list[float], float]) -> bool:
     window = 0.8 * min(first[1], second[1])
-    ours, theirs = (sorted(value for value in values if abs(value) <= window) for values, _ in (first, second))
-    return bool(ours) and _covered(ours, theirs) and _covered(theirs, ours)
+    ours, candidate = (sorted(value for value in values if abs(value) <= window) for values, _ in (first, second))
+    return bool(ours) and _covered(ours, candidate) and _covered(candidate, ours)
 
 
 def _covered(values: list[float], others: list[float]) -> bool:

@@ -28,19 +28,19 @@ _MOST_CONSTANTS = 4
 _LONGEST = 300
 
 
-def equal_at_points(wanted: Any, given: Any, question: Question) -> bool:
+def equal_at_points(expected: Any, given: Any, question: Question) -> bool:
     """True if a reading of one text equals a reading of the other at all points where both are defined.
 
     Args:
-        wanted: the readings of the record's answer.
+        expected: the readings of the record's answer.
         given: those of the answer.
         question: the prompt; it says whether letters are positive.
     """
     return any(
-        _agree(_real(ours), _real(theirs), positive=question.positive)
-        for ours in wanted
-        for theirs in given
-        if _plain(ours) and _plain(theirs) and ours.free_symbols == theirs.free_symbols
+        _agree(_real(ours), _real(candidate), positive=question.positive)
+        for ours in expected
+        for candidate in given
+        if _plain(ours) and _plain(candidate) and ours.free_symbols == candidate.free_symbols
     )
 
 
@@ -60,14 +60,14 @@ def _real(value: Any) -> Any:
     return value.replace(odd_root, lambda power: sign(power.base) ** power.exp.p * Abs(power.base) ** power.exp)
 
 
-def _agree(ours: Any, theirs: Any, *, positive: bool) -> bool:
+def _agree(ours: Any, candidate: Any, *, positive: bool) -> bool:
     symbols = sorted(ours.free_symbols, key=str)
     if len(symbols) > len(_POINTS[0]):
         return False
     equal = 0
     for point in _POINTS if symbols else _POINTS[:1]:
         values = {s: abs(x) if positive else x for s, x in zip(symbols, point, strict=False)}
-        pair = [_number(one, values) for one in (ours, theirs)]
+        pair = [_number(item, values) for item in (ours, candidate)]
         first, second = pair
         if first is None or second is None:
             if first is not second:
@@ -97,11 +97,11 @@ def constants_of(text: str, question: Question) -> frozenset[str]:
     ['c_1']
     """
     used = {match[0] for match in _CONSTANT.finditer(question.text)}
-    found = [match for match in _CONSTANT.finditer(text) if match[0] not in used]
-    return frozenset(match[0][0].lower() + (f"_{match[1]}" if match[1] else "") for match in found)
+    result = [match for match in _CONSTANT.finditer(text) if match[0] not in used]
+    return frozenset(match[0][0].lower() + (f"_{match[1]}" if match[1] else "") for match in result)
 
 
-def equal_with_constants(wanted: Any, given: Any, names: tuple[frozenset[str], frozenset[str]]) -> bool | None:
+def equal_with_constants(expected: Any, given: Any, names: tuple[frozenset[str], frozenset[str]]) -> bool | None:
     r"""Compare solutions with constants that stand for any number; None if there are none, or not linearly.
 
     Such a solution is a fixed part and a combination of functions with the constants as factors. Two are the same set
@@ -109,16 +109,16 @@ def equal_with_constants(wanted: Any, given: Any, names: tuple[frozenset[str], f
     is the difference of the fixed parts.
 
     Args:
-        wanted: the readings of the record's answer.
+        expected: the readings of the record's answer.
         given: those of the answer.
         names: the names of the constants of the two.
     """
-    for ours in wanted:
-        for theirs in given:
-            if not (_plain(ours) and _plain(theirs)):
+    for ours in expected:
+        for candidate in given:
+            if not (_plain(ours) and _plain(candidate)):
                 continue
             first = _linear(ours, names[0])
-            second = _linear(theirs, names[1])
+            second = _linear(candidate, names[1])
             if first is None or second is None:
                 continue
             if len(first[1]) != len(second[1]) or first[2] != second[2]:
@@ -186,14 +186,14 @@ def equal_beyond_algebra(wanted_text: str, given_text: str, question: Question) 
     """
     if max(len(wanted_text), len(given_text)) > _LONGEST:
         return False
-    wanted = library.read(wanted_text)
+    expected = library.read(wanted_text)
     given = library.parse(given_text, boxed=True)
     if question.constants or re.search(r"[+-]\s*[CK](?:_\{?\d\}?)?\s*$", wanted_text):
         names = constants_of(wanted_text, question), constants_of(given_text, question)
-        verdict = equal_with_constants(wanted, given, names)
+        verdict = equal_with_constants(expected, given, names)
         if verdict is not None:
             return verdict
-    return equal_at_points(wanted, given, question)
+    return equal_at_points(expected, given, question)
 
 
 def equal_curves(wanted_text: str, given_text: str) -> bool:

@@ -43,47 +43,47 @@ def by_lists(gold: str, given: str, same: Same, question: Question) -> bool | No
     """
     point = vector(gold)
     if point is not None:
-        theirs = vector(given)
-        if theirs is None or max(len(point), len(theirs)) > _MOST:
+        candidate = vector(given)
+        if candidate is None or max(len(point), len(candidate)) > _MOST:
             return None
         if question.names and (order := _named(given, question)) is not None:
-            theirs = order
-        if len(theirs) == 2 and len(point) == 3 and _by_basis(given) is not None:
-            theirs = [*theirs, "0"]  # i + j in space
-        return len(point) == len(theirs) and all(map(same, point, theirs))
-    wanted, found = _elements(gold), _elements(given)
-    if wanted is None or found is None or max(len(wanted), len(found)) > _MOST:
+            candidate = order
+        if len(candidate) == 2 and len(point) == 3 and _by_basis(given) is not None:
+            candidate = [*candidate, "0"]  # i + j in space
+        return len(point) == len(candidate) and all(map(same, point, candidate))
+    expected, result = _elements(gold), _elements(given)
+    if expected is None or result is None or max(len(expected), len(result)) > _MOST:
         return None
     braces = [_BRACES.fullmatch(text) is not None for text in (gold, given)]
-    if question.ordered and not any(braces) and len(wanted) > 1:
-        return len(wanted) == len(found) and all(map(_alike(same), wanted, found))
-    repeats = all(len(set(values)) < len(values) for values in (wanted, found))
-    if len(wanted) < 2 and not braces[0]:
+    if question.ordered and not any(braces) and len(expected) > 1:
+        return len(expected) == len(result) and all(map(_alike(same), expected, result))
+    repeats = all(len(set(values)) < len(values) for values in (expected, result))
+    if len(expected) < 2 and not braces[0]:
         return None
-    if not braces[0] and (question.counted or repeats) and len(wanted) != len(found):
+    if not braces[0] and (question.counted or repeats) and len(expected) != len(result):
         return False
-    return _matched(wanted, found, _alike(same), counted=not braces[0] and (question.counted or repeats))
+    return _matched(expected, result, _alike(same), counted=not braces[0] and (question.counted or repeats))
 
 
 def _alike(same: Same) -> Same:
     """Compare elements; a set is never equal to its only element."""
 
-    def compare(ours: str, theirs: str) -> bool:
-        braces = [_BRACES.fullmatch(text) is not None for text in (ours, theirs)]
-        return braces[0] == braces[1] and same(ours, theirs)
+    def compare(ours: str, candidate: str) -> bool:
+        braces = [_BRACES.fullmatch(text) is not None for text in (ours, candidate)]
+        return braces[0] == braces[1] and same(ours, candidate)
 
     return compare
 
 
-def _matched(wanted: list[str], found: list[str], same: Same, *, counted: bool) -> bool:
+def _matched(expected: list[str], result: list[str], same: Same, *, counted: bool) -> bool:
     """True if two lists have the same elements in any order; ``counted``: each as often."""
     if not counted:
-        wanted, found = list(dict.fromkeys(wanted)), list(dict.fromkeys(found))
-        return all(any(same(a, b) for b in found) for a in wanted) and all(
-            any(same(a, b) for a in wanted) for b in found
+        expected, result = list(dict.fromkeys(expected)), list(dict.fromkeys(result))
+        return all(any(same(a, b) for b in result) for a in expected) and all(
+            any(same(a, b) for a in expected) for b in result
         )
-    rest = list(found)
-    for value in wanted:
+    rest = list(result)
+    for value in expected:
         match = next((other for other in rest if same(value, other)), None)
         if match is None:
             return False
@@ -126,17 +126,17 @@ def _by_basis(text: str) -> list[str] | None:
     plain = _SPACE.sub("", text)
     if not re.search(r"\\(?:mathbf|hat|vec|bm|boldsymbol|textbf)", plain) or len(plain) > 200:
         return None
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     position = 0
     while position < len(plain):
         match = _BASIS.match(plain, position)
-        if match is None or match.end() == position or match[3] in found:
+        if match is None or match.end() == position or match[3] in result:
             return None
         factor = match[2].removesuffix("\\cdot").removesuffix("*") or "1"
-        found[match[3]] = f"{'-' if match[1] == '-' else ''}{factor}"
+        result[match[3]] = f"{'-' if match[1] == '-' else ''}{factor}"
         position = match.end()
-    names = "ijk" if "k" in found else "ij"
-    return [found.get(name, "0") for name in names]
+    names = "ijk" if "k" in result else "ij"
+    return [result.get(name, "0") for name in names]
 
 
 def _named(given: str, question: Question) -> list[str] | None:

@@ -54,21 +54,21 @@ def by_parts(gold: str, given: str, same: Callable[[str, str], bool], split: Cal
         same: compares a part of the record with a part of the answer.
         split: splits a list into its elements.
     """
-    wanted = parts(gold)
-    found = parts(given)
-    if wanted is None:
-        values = split(gold) if found and len(found) > 1 else []
-        if not found or len(values) != len(found):
+    expected = parts(gold)
+    result = parts(given)
+    if expected is None:
+        values = split(gold) if result and len(result) > 1 else []
+        if not result or len(values) != len(result):
             return None
-        return all(same(value, text) for value, (_, text) in zip(values, found, strict=True))
-    if found is not None:
-        theirs = dict(found)
-        return len(found) == len(wanted) and all(
-            label in theirs and same(text, theirs[label]) for label, text in wanted
+        return all(same(value, text) for value, (_, text) in zip(values, result, strict=True))
+    if result is not None:
+        candidate = dict(result)
+        return len(result) == len(expected) and all(
+            label in candidate and same(text, candidate[label]) for label, text in expected
         )
-    if len(wanted) == 1:
-        return same(wanted[0][1], given)
+    if len(expected) == 1:
+        return same(expected[0][1], given)
     values = split(given)
-    return len(values) == len(wanted) and all(
-        same(text, value) for (_, text), value in zip(wanted, values, strict=True)
+    return len(values) == len(expected) and all(
+        same(text, value) for (_, text), value in zip(expected, values, strict=True)
     )

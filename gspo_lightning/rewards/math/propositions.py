@@ -48,14 +48,14 @@ def equal_formulas(gold: str, given: str) -> bool | None:
     >>> equal_formulas("x + y", "y + x"), equal_formulas("p", "q")
     (None, None)
     """
-    ours, theirs = formula(gold), formula(given)
-    if ours is None or theirs is None:
+    ours, candidate = formula(gold), formula(given)
+    if ours is None or candidate is None:
         return None
-    letters = sorted(ours[1] | theirs[1])
+    letters = sorted(ours[1] | candidate[1])
     if len(letters) > _MOST_LETTERS:
         return None
     rows = (dict(zip(letters, row, strict=True)) for row in itertools.product((False, True), repeat=len(letters)))
-    return all(ours[0](row) == theirs[0](row) for row in rows)
+    return all(ours[0](row) == candidate[0](row) for row in rows)
 
 
 def formula(text: str) -> tuple[Table, frozenset[str]] | None:
@@ -101,18 +101,18 @@ class _Parser:
             inner = self.single()
             return lambda row: not inner(row)
         if token == "(":
-            found = self.joined(0)
+            result = self.joined(0)
             if self.next() != ")":
                 raise ValueError("missing )")
             self.place += 1
         elif token.isalpha():
-            found = _letter(token)
+            result = _letter(token)
         else:
             raise ValueError(f"unexpected {token!r}")
         while self.next() == "\u1d9c":
             self.place += 1
-            found = _negated(found)
-        return found
+            result = _negated(result)
+        return result
 
     def next(self) -> str:
         return self.tokens[self.place] if self.place < len(self.tokens) else ""

@@ -23,13 +23,13 @@ _PI = Fraction(3141592653589793238462643383279502884, 10**36)
 class Measured:
     """A record's value and unit and an answer's, ready to be compared.
 
-    ``wanted`` and ``found`` are the units to compare in: that of the record, and that of the answer.
+    ``expected`` and ``result`` are the units to compare in: that of the record, and that of the answer.
     """
 
     gold: Quantity
     given: Quantity
-    wanted: Unit
-    found: Unit
+    expected: Unit
+    result: Unit
 
     @property
     def excluded(self) -> bool:
@@ -40,18 +40,18 @@ class Measured:
             return True
         if self.gold.words and self.gold.words not in _NO_UNIT and self.given.unit:
             return True
-        return bool(self.wanted and self.found) and conversion(self.wanted, self.found) is None
+        return bool(self.expected and self.result) and conversion(self.expected, self.result) is None
 
     @property
     def same_scale(self) -> bool:
         """True if the values can be compared as they are written."""
-        if not (self.wanted and self.found) or self.wanted == self.found:
+        if not (self.expected and self.result) or self.expected == self.result:
             return True
-        scales = conversion(self.wanted, self.found)
+        scales = conversion(self.expected, self.result)
         return scales is not None and scales[0] == scales[1]
 
 
-def measured(gold: Quantity, given: Quantity, asked: Unit) -> Measured:
+def measured(gold: Quantity, given: Quantity, requested: Unit) -> Measured:
     """Settle the units of a comparison.
 
     An angle in degrees may be given as a multiple of pi, and one with pi, without a unit, in degrees.
@@ -59,25 +59,25 @@ def measured(gold: Quantity, given: Quantity, asked: Unit) -> Measured:
     Args:
         gold: the record's value.
         given: the answer's.
-        asked: the unit that the prompt asks for; it counts if the record names none.
+        requested: the unit that the prompt asks for; it counts if the record names none.
     """
-    wanted = gold.unit or asked
-    found = given.unit
-    if not found and wanted == DEGREE and _IN_RADIANS.search(given.value):
-        found = RADIAN
-    if not wanted and found == DEGREE and _IN_RADIANS.search(gold.value):
-        wanted = RADIAN
-    return Measured(gold, given, wanted, found)
+    expected = gold.unit or requested
+    result = given.unit
+    if not result and expected == DEGREE and _IN_RADIANS.search(given.value):
+        result = RADIAN
+    if not expected and result == DEGREE and _IN_RADIANS.search(gold.value):
+        expected = RADIAN
+    return Measured(gold, given, expected, result)
 
 
 def equal_literals(pair: Measured, gold: Literal, given: Literal, decimals: int | None) -> bool:
     """Compare two written-out numbers with their units."""
-    shares = [bool(unit) and scale(unit).dimension == _SHARE for unit in (pair.wanted, pair.found)]
-    if any(shares) and not all(shares) and not (pair.wanted and pair.found):
+    shares = [bool(unit) and scale(unit).dimension == _SHARE for unit in (pair.expected, pair.result)]
+    if any(shares) and not all(shares) and not (pair.expected and pair.result):
         return _equal_shares(pair, gold, given, decimals)
     if pair.same_scale:
         return same_number(gold, given, decimals)
-    scales = conversion(pair.wanted, pair.found)
+    scales = conversion(pair.expected, pair.result)
     if scales is None:
         return False
     moved = converted(gold.value, scales[0], scales[1], _PI)
@@ -86,9 +86,9 @@ def equal_literals(pair: Measured, gold: Literal, given: Literal, decimals: int 
 
 def _equal_shares(pair: Measured, gold: Literal, given: Literal, decimals: int | None) -> bool:
     """Compare a percentage with a number: 20 % is 0.2; its sign may be left out, or stand behind a number above 1."""
-    unit = pair.wanted or pair.found
+    unit = pair.expected or pair.result
     size = scale(unit).factor
-    if pair.wanted:
+    if pair.expected:
         if same_number(gold, given, decimals):
             return bool(pair.gold.unit) or given.value != gold.value * size
         return pair.gold.unit != () and same_number(_times(gold, size), given, decimals)
@@ -107,7 +107,7 @@ def equal_expressions(pair: Measured, decimals: int | None) -> bool | None:
     """Compare two expressions with units of different size by computer algebra; None if the size is the same."""
     if pair.same_scale:
         return None
-    scales = conversion(pair.wanted, pair.found)
+    scales = conversion(pair.expected, pair.result)
     if scales is None:
         return False
     from sympy import Rational, pi  # type: ignore[import-untyped]
@@ -115,12 +115,14 @@ def equal_expressions(pair: Measured, decimals: int | None) -> bool | None:
     factor = converted(Rational(1), scales[1], scales[0], pi) if scales[0].offset == scales[1].offset else None
     if factor is None:
         return None
-    wanted = library.read(exact(_FONT.sub(lambda m: m[1], pair.gold.value)))
-    found = library.parse(exact(pair.given.value), boxed=True)
+    expected = library.read(exact(_FONT.sub(lambda m: m[1], pair.gold.value)))
+    result = library.parse(exact(pair.given.value), boxed=True)
     size = Rational(factor.numerator, factor.denominator) if isinstance(factor, Fraction) else factor
-    return library.equal(wanted, [one * size for one in found if hasattr(one, "free_symbols")], decimals, strict=True)
+    return library.equal(
+        expected, [item * size for item in result if hasattr(item, "free_symbols")], decimals, strict=True
+    )
 
 
-def value_of(found: Quantity) -> Literal | None:
+def value_of(result: Quantity) -> Literal | None:
     """Return the number of a quantity if it is written out."""
-    return literal(_FONT.sub(lambda m: m[1], found.value).strip())
+    return literal(_FONT.sub(lambda m: m[1], result.value).strip())

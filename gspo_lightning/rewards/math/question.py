@@ -125,18 +125,18 @@ def read_question(prompt: str) -> Question:
 
 def _base(text: str) -> int:
     """Return the last base that a prompt asks for."""
-    found = list(_BASE.finditer(text))
-    if not found:
+    result = list(_BASE.finditer(text))
+    if not result:
         return 0
-    name = found[-1][1] or found[-1][2]
+    name = result[-1][1] or result[-1][2]
     return int(name) if name.isdigit() else _BASES[name.lower()[:3]]
 
 
 def _unit(text: str) -> Unit:
     """Return the last unit that a prompt asks for."""
-    found: Unit = ()
+    result: Unit = ()
     matches = [*_HOW_MANY.finditer(text), *_UNIT.finditer(text)]
-    for match in sorted(matches, key=lambda one: one.start()):
+    for match in sorted(matches, key=lambda item: item.start()):
         words = next(group for group in match.groups() if group)
-        found = unit_of(words.strip(" $")) or found
-    return found
+        result = unit_of(words.strip(" $")) or result
+    return result

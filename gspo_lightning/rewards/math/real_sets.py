@@ -65,21 +65,25 @@ def equal_sets(gold: str, given: str, value: Value) -> bool | None:
     if max(len(gold), len(given)) > _LONGEST:
         return None
     ours = real_set(gold, value)
-    theirs = real_set(given, value) if ours else None
-    if ours is None or theirs is None or (ours.variable and theirs.variable and ours.variable != theirs.variable):
+    candidate = real_set(given, value) if ours else None
+    if (
+        ours is None
+        or candidate is None
+        or (ours.variable and candidate.variable and ours.variable != candidate.variable)
+    ):
         return None
-    points = sorted({*ours.points, *theirs.points})
+    points = sorted({*ours.points, *candidate.points})
     merged = [point for i, point in enumerate(points) if i == 0 or not _near(points[i - 1], point)]
     snapped = {point: next(kept for kept in merged if kept == point or _near(kept, point)) for point in points}
     tests = [*merged, *((a + b) / 2 for a, b in itertools.pairwise(merged))]
     tests += [merged[0] - 1, merged[-1] + 1] if merged else [Fraction(0)]
-    return all(_member(ours, x, snapped) == _member(theirs, x, snapped) for x in tests)
+    return all(_member(ours, x, snapped) == _member(candidate, x, snapped) for x in tests)
 
 
-def _member(found: RealSet, x: Fraction, snapped: dict[Fraction, Fraction]) -> bool:
+def _member(result: RealSet, x: Fraction, snapped: dict[Fraction, Fraction]) -> bool:
     """Test a point; a point that is another one's neighbour by rounding stands for it."""
-    here = [point for point in found.points if snapped[point] == x]
-    return found.member(here[0] if here else x)
+    here = [point for point in result.points if snapped[point] == x]
+    return result.member(here[0] if here else x)
 
 
 def _near(a: Fraction, b: Fraction) -> bool:
@@ -140,31 +144,31 @@ def _list(text: str, value: Value) -> RealSet | None:
     text = text.strip(",;")
     if exclusion := re.fullmatch(rf"({_VARIABLE})\u2260(.+)", text):
         values = [value(piece) for piece in re.sub(rf"{_VARIABLE}\u2260", "", exclusion[2]).split(",")]
-        known = [number for number in values if number is not None]
-        return _without(None, known, exclusion[1]) if len(known) == len(values) else None
+        resolved = [number for number in values if number is not None]
+        return _without(None, resolved, exclusion[1]) if len(resolved) == len(values) else None
     pieces = _split(text, ",;")
     if len(pieces) == 1:
         return _atom(text, value)
-    found = [_list(piece, value) if "\u2260" in piece else _atom(piece, value) for piece in pieces]
-    both = _joined(found, all)
+    result = [_list(piece, value) if "\u2260" in piece else _atom(piece, value) for piece in pieces]
+    both = _joined(result, all)
     if both is None or _inhabited(both):
         return both
-    return _joined(found, any)
+    return _joined(result, any)
 
 
-def _inhabited(found: RealSet) -> bool:
-    points = sorted(found.points)
+def _inhabited(result: RealSet) -> bool:
+    points = sorted(result.points)
     between = [(a + b) / 2 for a, b in itertools.pairwise(points)]
-    return any(map(found.member, [*points, *between, points[0] - 1, points[-1] + 1])) if points else True
+    return any(map(result.member, [*points, *between, points[0] - 1, points[-1] + 1])) if points else True
 
 
-def _joined(found: list[RealSet | None], how: Callable[[list[bool]], bool]) -> RealSet | None:
-    sets = [one for one in found if one is not None]
-    names = {one.variable for one in sets if one.variable}
-    if len(sets) != len(found) or len(names) > 1:
+def _joined(result: list[RealSet | None], how: Callable[[list[bool]], bool]) -> RealSet | None:
+    sets = [item for item in result if item is not None]
+    names = {item.variable for item in sets if item.variable}
+    if len(sets) != len(result) or len(names) > 1:
         return None
-    points = tuple(point for one in sets for point in one.points)
-    return RealSet(lambda x: how([one.member(x) for one in sets]), points, next(iter(names), ""))
+    points = tuple(point for item in sets for point in item.points)
+    return RealSet(lambda x: how([item.member(x) for item in sets]), points, next(iter(names), ""))
 
 
 def _without(whole: RealSet | None, values: list[Fraction], variable: str) -> RealSet:
@@ -176,8 +180,8 @@ def _atom(text: str, value: Value) -> RealSet | None:
     if len(text) > 1 and text[0] == "(" and text[-1] == ")" and re.search("[<>\u2264\u2265]", text):
         return _union(text[1:-1], value)
     if belongs := re.fullmatch(rf"({_VARIABLE})\u2208(.+)", text):
-        found = _union(belongs[2], value)
-        return RealSet(found.member, found.points, belongs[1]) if found else None
+        result = _union(belongs[2], value)
+        return RealSet(result.member, result.points, belongs[1]) if result else None
     minus = _split(text, "\u2216")
     if len(minus) == 2:
         whole = _union(minus[0], value)
@@ -207,8 +211,8 @@ def _finite(text: str, value: Value) -> list[Fraction] | None:
     if not (text.startswith("\u27e8") and text.endswith("\u27e9")):
         return None
     values = [value(piece) for piece in text[1:-1].split(",") if text[1:-1]]
-    known = [number for number in values if number is not None]
-    return known if len(known) == len(values) else None
+    resolved = [number for number in values if number is not None]
+    return resolved if len(resolved) == len(values) else None
 
 
 def _interval(match: re.Match[str], value: Value) -> RealSet | None:
@@ -250,24 +254,24 @@ class _Side:
     bars: bool = False
 
     def at(self, x: Fraction) -> Fraction:
-        found = self.slope * x + self.constant
-        return abs(found) if self.bars else found
+        result = self.slope * x + self.constant
+        return abs(result) if self.bars else result
 
 
 def _relation(text: str, value: Value) -> RealSet | None:
     pieces = re.split("([<>\u2264\u2265])", text)
     sides = [_side(piece, value) for piece in pieces[::2]]
     signs = pieces[1::2]
-    known = [side for side in sides if side is not None]
-    names = {side.variable for side in known if side.variable}
-    if not signs or len(signs) > 2 or len(known) != len(sides) or len(names) != 1:
+    resolved = [side for side in sides if side is not None]
+    names = {side.variable for side in resolved if side.variable}
+    if not signs or len(signs) > 2 or len(resolved) != len(sides) or len(names) != 1:
         return None
-    if any(side.variable and not side.bars and not _is_name(side) for side in known):
+    if any(side.variable and not side.bars and not _is_name(side) for side in resolved):
         return None  # 2x > 6 is still to be solved
-    points = [point for a, b in itertools.pairwise(known) for point in _meetings(a, b)]
+    points = [point for a, b in itertools.pairwise(resolved) for point in _meetings(a, b)]
 
     def member(x: Fraction) -> bool:
-        values = [side.at(x) for side in known]
+        values = [side.at(x) for side in resolved]
         return all(_TESTS[sign](a, b) for a, sign, b in zip(values, signs, values[1:], strict=False))
 
     return RealSet(member, tuple(points), next(iter(names)))
@@ -278,13 +282,13 @@ def _is_name(side: _Side) -> bool:
 
 
 def _meetings(a: _Side, b: _Side) -> list[Fraction]:
-    found = []
+    result = []
     for sign in (1, -1):
         slope = a.slope - sign * b.slope
         if slope:
-            found.append((sign * b.constant - a.constant) / slope)
+            result.append((sign * b.constant - a.constant) / slope)
     bars = a.bars or b.bars
-    return found if bars else found[:1]
+    return result if bars else result[:1]
 
 
 def _side(text: str, value: Value) -> _Side | None:

@@ -172,33 +172,33 @@ def unit_of(text: str, *, loosely: bool = False) -> Unit:
     ((('m', 1), ('s', -1)), (), (('km', 1),))
     """
     text = _SPOKEN.sub(lambda m: _WORDS[m[0].lower()], text.strip(" ."))
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     sign, scale, last = 1, 1, ""
     tokens = _TOKEN.findall(text.replace(".", "")) if len(text) <= 120 else []
     for token in tokens:
         lower = token.lower()
-        if token == "/" or (lower in ("per", "a", "an", "each") and found):
+        if token == "/" or (lower in ("per", "a", "an", "each") and result):
             sign = -1
         elif token in "()*":
             continue  # what follows a slash is below it: J/kg*K
         elif lower in _POWERS and not (lower in ("squared", "cubed") and last):
             scale = _POWERS[lower]
         elif lower in _POWERS:
-            found[last] = found[last] * _POWERS[lower]
+            result[last] = result[last] * _POWERS[lower]
         elif re.fullmatch(r"\^?\(?[-+]?\d+\)?", token):
             if not last:
                 return ()
-            found[last] *= int(token.strip("^()"))
+            result[last] *= int(token.strip("^()"))
         elif (name := name_of(token)) is not None:
             last = name
             for part, power in _COMPOUND.get(name, ((name, 1),)):
-                found[part] = found.get(part, 0) + sign * power * scale
+                result[part] = result.get(part, 0) + sign * power * scale
             scale = 1
-        elif loosely and found and token.isalpha() and scale == 1:
+        elif loosely and result and token.isalpha() and scale == 1:
             break
         else:
             return ()
-    return tuple(sorted((name, power) for name, power in found.items() if power))
+    return tuple(sorted((name, power) for name, power in result.items() if power))
 
 
 @lru_cache(maxsize=1024)
@@ -212,10 +212,10 @@ def scale(unit: Unit) -> Scale:
     factor = Fraction(1)
     pi = 0
     for name, power in unit:
-        one = _SCALES[name]
-        factor *= one.factor**power
-        pi += one.pi * power
-        for base, exponent in one.dimension:
+        item = _SCALES[name]
+        factor *= item.factor**power
+        pi += item.pi * power
+        for base, exponent in item.dimension:
             dimension[base] = dimension.get(base, 0) + exponent * power
     dims = tuple(sorted((base, exponent) for base, exponent in dimension.items() if exponent))
     offset = _SCALES[unit[0][0]].offset if len(unit) == 1 and unit[0][1] == 1 else Fraction(0)

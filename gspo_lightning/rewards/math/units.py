@@ -97,8 +97,8 @@ def quantity(text: str) -> Quantity:
     marked = _marked(text)
     if marked is not None:
         return marked
-    if (found := _formula(text)) is not None:
-        return found
+    if (result := _formula(text)) is not None:
+        return result
     if (match := _IN_TEXT.search(text)) and match.start() and _plain_words(match[1]):
         return _spoken(text[: match.start()], match[1])
     return _in_words(text)
@@ -131,7 +131,7 @@ def _plain_words(words: str) -> bool:
 def _spoken(value: str, words: str) -> Quantity:
     """Return a value with a unit in words; the text as a whole if the words say more than a unit."""
     unit = unit_of(words.replace("\\%", "%"), loosely=True)
-    if _is_unit_like(words, known=bool(unit)) and (unit or re.search(r"(?:[\d}]|\\pi)\s*$", value)):
+    if _is_unit_like(words, resolved=bool(unit)) and (unit or re.search(r"(?:[\d}]|\\pi)\s*$", value)):
         return Quantity(value.strip(), unit, "" if unit else " ".join(words.lower().split()))
     return Quantity(f"{value}\\text{{{words}}}")
 
@@ -177,7 +177,7 @@ def _in_words(text: str) -> Quantity:
     if unit and power != 1:
         unit = tuple((name, exponent * power) for name, exponent in unit)
     long_words = bool(match[1]) and all(len(word) > 2 for word in re.split("[ /]", match[2]))
-    if (unit or long_words) and _is_unit_like(match[2], known=bool(unit)):
+    if (unit or long_words) and _is_unit_like(match[2], resolved=bool(unit)):
         return Quantity(text[: match.start()].strip(), unit, "" if unit else " ".join(match[2].lower().split()))
     return Quantity(text)
 
@@ -199,18 +199,18 @@ def compound(text: str) -> tuple[Fraction, Unit] | None:
         return None
     parts = [(Fraction(number), unit_of(word)) for number, word in re.findall(_PART, plain)]
     scales = [scale(unit) for _, unit in parts if unit]
-    sizes = [one.factor for one in scales]
-    one_dimension = len(scales) == len(parts) and len({one.dimension for one in scales}) == 1
+    sizes = [item.factor for item in scales]
+    one_dimension = len(scales) == len(parts) and len({item.dimension for item in scales}) == 1
     if not one_dimension or sizes != sorted(set(sizes), reverse=True):
         return None
     total = sum((number * size for (number, _), size in zip(parts, sizes, strict=True)), Fraction(0))
     return total / sizes[-1], parts[-1][1]
 
 
-def _is_unit_like(words: str, *, known: bool) -> bool:
+def _is_unit_like(words: str, *, resolved: bool) -> bool:
     """True unless words join or deny values, or name a base or a half of the day, or, without a unit, a number."""
     joins = re.search(r"\b(?:and|or|not|but|to|if|base|mod|is|a\.?m|p\.?m|times)\b", words, re.IGNORECASE)
-    return joins is None and (known or _MAGNITUDES.search(words) is None)
+    return joins is None and (resolved or _MAGNITUDES.search(words) is None)
 
 
 def rivals(gold: Quantity, given: Quantity) -> bool:
@@ -219,8 +219,8 @@ def rivals(gold: Quantity, given: Quantity) -> bool:
         return False
     for group in map(set, _RIVALS):
         ours = group.intersection(gold.words.split())
-        theirs = group.intersection(given.words.split())
-        if ours and theirs and ours != theirs:
+        candidate = group.intersection(given.words.split())
+        if ours and candidate and ours != candidate:
             return True
     return False
 
@@ -232,8 +232,8 @@ def conversion(gold: Unit, given: Unit) -> tuple[Scale, Scale] | None:
         gold = _as_money(gold)
         given = _as_money(given)
     ours = scale(gold)
-    theirs = scale(given)
-    return (ours, theirs) if ours.dimension == theirs.dimension else None
+    candidate = scale(given)
+    return (ours, candidate) if ours.dimension == candidate.dimension else None
 
 
 def _as_money(unit: Unit) -> Unit:
