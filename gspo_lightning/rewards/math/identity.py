@@ -202,14 +202,16 @@ def equal_curves(wanted_text: str, given_text: str) -> bool:
     >>> equal_curves("x^2 = y^2", r"y = \pm x"), equal_curves("x + y = 1", "2x + 2y = 3")
     (True, False)
     """
-    first, second = _curve(wanted_text), _curve(given_text)
+    first = _curve(wanted_text)
+    second = _curve(given_text)
     if first is None or second is None or first.free_symbols != second.free_symbols or len(first.free_symbols) < 2:
         return False
     symbols = sorted(first.free_symbols, key=str)
     ratios = []
     for point in _POINTS:
         values = dict(zip(symbols, point, strict=False))
-        above, below = _number(first, values), _number(second, values)
+        above = _number(first, values)
+        below = _number(second, values)
         if above is None or below is None or 0 in (above, below):
             return False
         ratios.append(above / below)

@@ -51,7 +51,8 @@ def by_lists(gold: str, given: str, same: Same, question: Question) -> bool | No
         if len(candidate) == 2 and len(point) == 3 and _by_basis(given) is not None:
             candidate = [*candidate, "0"]  # i + j in space
         return len(point) == len(candidate) and all(map(same, point, candidate))
-    expected, result = _elements(gold), _elements(given)
+    expected = _elements(gold)
+    result = _elements(given)
     if expected is None or result is None or max(len(expected), len(result)) > _MOST:
         return None
     braces = [_BRACES.fullmatch(text) is not None for text in (gold, given)]
@@ -78,7 +79,8 @@ def _alike(same: Same) -> Same:
 def _matched(expected: list[str], result: list[str], same: Same, *, counted: bool) -> bool:
     """True if two lists have the same elements in any order; ``counted``: each as often."""
     if not counted:
-        expected, result = list(dict.fromkeys(expected)), list(dict.fromkeys(result))
+        expected = list(dict.fromkeys(expected))
+        result = list(dict.fromkeys(result))
         return all(any(same(a, b) for b in result) for a in expected) and all(
             any(same(a, b) for a in expected) for b in result
         )

@@ -265,5 +265,6 @@ def years(text: str) -> tuple[int, int] | None:
 
 def _arrangements(match: re.Match[str]) -> str:
     """Write the number of arrangements of k out of n as a quotient of factorials."""
-    count, chosen = int(match[1]), int(match[2])
+    count = int(match[1])
+    chosen = int(match[2])
     return f"\\frac{{{count}!}}{{{count - chosen}!}}" if chosen <= count else match[0]

@@ -48,7 +48,8 @@ def equal_formulas(gold: str, given: str) -> bool | None:
     >>> equal_formulas("x + y", "y + x"), equal_formulas("p", "q")
     (None, None)
     """
-    ours, candidate = formula(gold), formula(given)
+    ours = formula(gold)
+    candidate = formula(given)
     if ours is None or candidate is None:
         return None
     letters = sorted(ours[1] | candidate[1])

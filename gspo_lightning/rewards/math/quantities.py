@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from gspo_lightning.rewards.math import library
-from gspo_lightning.rewards.math.numbers import Literal, literal, same_number
+from gspo_lightning.rewards.math.numbers import Literal, same_number
 from gspo_lightning.rewards.math.numerals import exact
 from gspo_lightning.rewards.math.unit_names import Unit, scale
 from gspo_lightning.rewards.math.units import DEGREE, PERCENT, RADIAN, Quantity, conversion, converted, rivals
@@ -121,8 +121,3 @@ def equal_expressions(pair: Measured, decimals: int | None) -> bool | None:
     return library.equal(
         expected, [item * size for item in result if hasattr(item, "free_symbols")], decimals, strict=True
     )
-
-
-def value_of(result: Quantity) -> Literal | None:
-    """Return the number of a quantity if it is written out."""
-    return literal(_FONT.sub(lambda m: m[1], result.value).strip())
