@@ -18,6 +18,9 @@ JOB = {"JOB_ID": "1", "JOB_NAME": "gspo", "PROCID": "0", "LOCALID": "0", "NODEID
 FEW = "is 2 and trainer.num_nodes 1, but SLURM has started 1 task (SLURM_NTASKS)"
 MANY = "is 1 and trainer.num_nodes 1, but SLURM has started 2 tasks (SLURM_NTASKS)"
 START = "start a task for each device (srun --nodes=1 --ntasks-per-node="
+ALONE = "srun has not started this process"
+SCRIPT = {"ENVIRONMENT": "BATCH"}
+"""What SLURM sets for the script of a job, and for the steps in it."""
 CASES = {
     "a device would be idle": (
         2, {"NTASKS": "1"}, [FEW, f"{START}2), or set trainer.devices: 1 and trainer.num_nodes: 1"],
@@ -34,15 +37,24 @@ CASES = {
     "without tasks per node": (
         1, {"NTASKS": "2"}, ['Lightning\'s words: "You set `--ntasks=2`', "--ntasks-per-node equal to trainer.devices"],
     ),
+    "a script without srun": (
+        2, {"NTASKS": "2", "NTASKS_PER_NODE": "2"} | SCRIPT, [ALONE, "start it by srun --nodes=1 --ntasks-per-node=2"],
+    ),
+    "a script that asks for one task": (2, {"NTASKS": "1"} | SCRIPT, [ALONE, "name the job interactive"]),
+    "a script with --ntasks": (2, {"NTASKS": "2"} | SCRIPT, [ALONE, "start it by srun with --nodes"]),
+    "a shell of salloc": (
+        2, {"NTASKS": "2", "NTASKS_PER_NODE": "2", "PROCID": "", "NODEID": ""}, [ALONE, "start it by srun"],
+    ),
     "a shell": (1, {"NTASKS": "2", "JOB_NAME": "bash", "STEP_NUM_TASKS": "2"}, ["does not take ranks from SLURM"]),
     "its second task": (1, {"NTASKS": "2", "JOB_NAME": "bash", "PROCID": "1"}, ["does not take ranks from SLURM"]),
 }  # fmt: skip
-"""Name -> devices, variables of the job, parts of the message."""
+"""Name -> devices, variables of the job ("": not set), parts of the message."""
 
 
 def in_a_job(patch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
     for name, value in (JOB | variables).items():
-        patch.setenv(f"SLURM_{name}", value)
+        if value:
+            patch.setenv(name if name in SCRIPT else f"SLURM_{name}", value)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -70,9 +82,17 @@ def test_an_evaluation_and_a_reward_model_too(
     assert MANY in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("variables", [{"NTASKS": "1"}, {"NTASKS": "2", "JOB_NAME": "bash"}])
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"NTASKS": "1"},
+        {"NTASKS": "2", "JOB_NAME": "bash"},
+        {"NTASKS": "4", "NTASKS_PER_NODE": "4"} | SCRIPT,
+        {"NTASKS": "1", "NTASKS_PER_NODE": "4", "STEP_ID": "1", "STEP_NUM_TASKS": "1"} | SCRIPT,
+    ],
+)
 def test_one_task_trains(variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in a shell of a job with more: there is one step with one task."""
+    """Also in a shell or in the script of a job with more, and in a step of such a job."""
     in_a_job(monkeypatch, variables)
     assert runs.summary(runs.fit(tmp_path, *OPTIONS, "--trainer.devices=1"))["updates"] == 2
 
@@ -82,8 +102,8 @@ def as_a_task() -> None:
     rank = os.environ.pop("LOCAL_RANK")
     for name in ("NODE_RANK", "WORLD_SIZE"):
         del os.environ[name]
-    variables = JOB | {"NTASKS": "2", "NTASKS_PER_NODE": "2", "PROCID": rank, "LOCALID": rank}
-    os.environ.update({f"SLURM_{name}": value for name, value in variables.items()})
+    variables = JOB | {"NTASKS": "2", "NTASKS_PER_NODE": "2", "PROCID": rank, "LOCALID": rank, "STEP_ID": "0"}
+    os.environ.update(SCRIPT | {f"SLURM_{name}": value for name, value in variables.items()})
 
 
 def test_a_task_for_each_device_is_one_run(tmp_path: Path) -> None:

@@ -330,10 +330,10 @@ class TrainingCLI(LightningCLI):
             kwargs["num_sanity_val_steps"] = 0  # else Lightning would repeat the evaluation of a complete iteration
         try:
             trainer = super().instantiate_trainer(**kwargs)
-        except (MisconfigurationException, TypeError, ValueError, ImportError, RuntimeError) as error:
+        except (MisconfigurationException, TypeError, ValueError, ImportError, RuntimeError, KeyError) as error:
             if (refusal := explained(error)) is not None:
                 raise refusal from error
-            if isinstance(error, UserError | RuntimeError):
+            if isinstance(error, UserError | RuntimeError | KeyError):
                 raise
             raise UserError("trainer", " ".join(str(error).split())) from error  # Lightning's message names the field
         agree_first(trainer, self.resumption, self.writer if fit else None)

@@ -119,10 +119,10 @@ class RewardCLI(LightningCLI):
         kwargs["plugins"] = [*listed(chosen.get("plugins")), AtomicCheckpointIO()]
         try:
             trainer = super().instantiate_trainer(**kwargs)
-        except (MisconfigurationException, TypeError, ValueError, ImportError, RuntimeError) as error:
+        except (MisconfigurationException, TypeError, ValueError, ImportError, RuntimeError, KeyError) as error:
             if (refusal := explained(error)) is not None:
                 raise refusal from error
-            if isinstance(error, UserError | RuntimeError):
+            if isinstance(error, UserError | RuntimeError | KeyError):
                 raise
             raise UserError("trainer", " ".join(str(error).split())) from error  # Lightning's message names the field
         agree_first(trainer, self.resumption, self.writer)

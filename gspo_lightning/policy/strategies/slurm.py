@@ -36,6 +36,11 @@ def check_tasks(trainer: Trainer, environment: Mapping[str, str] = os.environ) -
         return
     devices, nodes = trainer.num_devices, trainer.num_nodes
     tasks = int(environment.get("SLURM_NTASKS", devices * nodes))
+    if not _by_srun(environment):
+        if ranks is not None and max(tasks, devices * nodes) > 1:
+            problem = f"is {devices} and trainer.num_nodes {nodes}, but "
+            raise _without_srun(problem, environment, f"--nodes={nodes} --ntasks-per-node={devices}")
+        return  # one process, however many tasks the job may start
     of_job = int(environment.get("SLURM_NNODES", nodes))
     on_each = int(environment.get("SLURM_NTASKS_PER_NODE", devices))
     spread = (on_each, of_job) == (devices, nodes) or devices * nodes == 1
@@ -48,6 +53,24 @@ def check_tasks(trainer: Trainer, environment: Mapping[str, str] = os.environ) -
         f"is {devices} and trainer.num_nodes {nodes}, but SLURM has started {tasks} task{'s' * (tasks > 1)} "
         f"(SLURM_NTASKS){where}: each is a rank with one device",
         fix=f"{begin}, or set trainer.devices: {max(tasks // of_job, 1)} and trainer.num_nodes: {of_job}",
+    )
+
+
+def _by_srun(environment: Mapping[str, str]) -> bool:
+    """False in the script of a job, and in a shell of it: SLURM names its tasks there as well, but starts none."""
+    if any(f"SLURM_{name}" in environment for name in ("STEP_ID", "STEPID", "STEP_NUM_TASKS")):
+        return True
+    return "SLURM_PROCID" in environment and environment.get("ENVIRONMENT") != "BATCH"
+
+
+def _without_srun(problem: str, environment: Mapping[str, str], numbers: str) -> UserError:
+    tasks = int(environment.get("SLURM_NTASKS", "1"))
+    return UserError(
+        "trainer.devices",
+        f"{problem}srun has not started this process: Lightning takes it for the first task of the job "
+        f"({tasks}, SLURM_NTASKS) and would wait for tasks that nobody starts",
+        fix=f"start it by srun {numbers}; or, on one node, name the job interactive (--job-name), so that Lightning "
+        "starts the processes itself",
     )
 
 
@@ -73,6 +96,9 @@ def explained(error: Exception, environment: Mapping[str, str] = os.environ) -> 
     text = " ".join(str(error).split())
     if "SLURM" not in text or "SLURM_NTASKS" not in environment:
         return None
+    if not _by_srun(environment):
+        numbers = "with --nodes equal to trainer.num_nodes, --ntasks-per-node equal to trainer.devices"
+        return _without_srun("and the job do not go together: ", environment, numbers)
     tasks, nodes = environment["SLURM_NTASKS"], environment.get("SLURM_NNODES", "1")
     return UserError(
         "trainer.devices",
