@@ -95,7 +95,7 @@ class SequenceClassificationReward(Reward):
             with torch.no_grad():
                 logits = model(**_padded([rows[i] for i in places], tokenizer, model, self._pad)).logits.float()
             for i, value in zip(places, _values(logits, column, model).tolist(), strict=True):
-                scores[i] = Score(value)
+                scores[i] = Score(value, single=True)
         return scores
 
     def _encode(self, sample: Sample, tokenizer: PreTrainedTokenizerBase) -> BatchEncoding:

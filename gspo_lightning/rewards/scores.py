@@ -11,6 +11,9 @@ from gspo_lightning.core.errors import UserError, is_finite
 from gspo_lightning.core.tolerance import is_residue
 from gspo_lightning.rewards.types import Sample, Score, ScoreStatus
 
+LARGEST = 1e38
+"""Largest absolute reward: differences of two are float32 numbers, as advantages are."""
+_SINGLE = ("float32", "bfloat16", "float16")
 NONE = "the reward returned None"
 """Detail of a *missing* score when the reward returned None."""
 
@@ -24,6 +27,15 @@ def summed(terms: Iterable[float]) -> float:
     values = list(terms)
     total = float(sum(values))
     return 0.0 if is_residue(total, max(map(abs, values), default=0.0)) else total
+
+
+def is_single(value: object) -> bool:
+    """True for a number of torch or NumPy with the precision of float32, or less; a Python float has that of float64.
+
+    >>> is_single(0.1), is_single(1)
+    (False, False)
+    """
+    return str(getattr(value, "dtype", "")).removeprefix("torch.") in _SINGLE
 
 
 def to_score(value: object, reward: str, sample_id: str) -> Score:
@@ -42,8 +54,10 @@ def to_score(value: object, reward: str, sample_id: str) -> Score:
             known = value.status is ScoreStatus.NOT_APPLICABLE
             return value if known else replace(value, status=ScoreStatus.MISSING)
         _check_steps(value.steps, reward, sample_id)
-        return replace(value, reward=_finite(value.reward, reward, sample_id), status=ScoreStatus(value.status))
-    return Score(_finite(value, reward, sample_id))
+        single = value.single or is_single(value.reward)
+        number = _finite(value.reward, reward, sample_id)
+        return replace(value, reward=number, status=ScoreStatus(value.status), single=single)
+    return Score(_finite(value, reward, sample_id), single=is_single(value))
 
 
 def check_batch(values: object, reward: str, samples: Sequence[Sample]) -> list[Score]:
@@ -90,10 +104,11 @@ def _finite(value: object, reward: str, sample_id: str) -> float:
             f"sample {sample_id}: returned {_show(value)}, which is not a number",
             fix="return a finite number, or None if there is no reward",
         ) from error
-    if not math.isfinite(number):
+    if not abs(number) <= LARGEST:
+        rule = f"at most {LARGEST:g}" if math.isfinite(number) else "finite"
         raise UserError(
             f"rewards.{reward}",
-            f"sample {sample_id}: returned {number}, but a reward must be finite",
+            f"sample {sample_id}: returned {number}, but a reward must be {rule}",
             fix="return a finite number, or None if there is no reward",
         )
     return number

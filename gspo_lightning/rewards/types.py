@@ -75,7 +75,8 @@ class Score:
     ``detail`` names the kind of a failure, for people. ``logged`` holds numbers that become metrics
     (``reward/logged/<name>``), ``extra`` plain values that are recorded with the rollout. ``steps`` holds (end, score)
     of each step of the completion if steps were scored one by one: ``end`` counts characters, rises, and is the place
-    behind a step.
+    behind a step. ``single`` says that the number came as float32 or narrower: differences of float32 roundings are
+    none in its group (:mod:`gspo_lightning.core.tolerance`).
 
     >>> Score.model_error("no answer")
     Score(reward=0.0, status=<ScoreStatus.MODEL_ERROR: 'model_error'>, detail='no answer')
@@ -87,6 +88,7 @@ class Score:
     logged: Mapping[str, float] = field(default_factory=dict, repr=False)
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
     steps: tuple[tuple[int, float], ...] = field(default=(), repr=False)
+    single: bool = field(default=False, repr=False)
 
     @classmethod
     def model_error(cls, detail: str) -> Score:
@@ -111,12 +113,13 @@ class SampleScore:
     ``reward`` is the weighted sum of the parts, or None (*missing*) if a part of non-zero weight is missing. Parts that
     do not apply are left out, and the weights of the others are scaled up to the sum of all; None if no part applies.
     ``agreements`` says, for each part that is compared with another, whether both are at least 1/2, or both below it;
-    it has no entry if one of the two is missing.
+    it has no entry if one of the two is missing. ``single`` says that the reward has the precision of float32.
     """
 
     reward: float | None
     parts: dict[str, Score]
     agreements: dict[str, bool] = field(default_factory=dict)
+    single: bool = False
 
     @property
     def status(self) -> ScoreStatus:

@@ -12,6 +12,7 @@ from gspo_lightning.core.errors import UserError, did_you_mean
 from gspo_lightning.core.types import Prompt, SystemPrompt
 from gspo_lightning.data.prompts.encode import encode_prompts
 from gspo_lightning.rewards import Reward, Sample, SampleScore
+from gspo_lightning.rewards.scores import LARGEST, is_single
 from gspo_lightning.rewards.signature import BUILT_IN, make_plan
 from gspo_lightning.rewards.workers.judge import judge
 
@@ -133,10 +134,10 @@ class CallerReward:
     def score(self, samples: Sequence[Sample]) -> list[SampleScore]:
         """Return one score per sample, in order."""
         if isinstance(self.reward, Reward):
-            return [SampleScore(s.reward, {REWARD: s}) for s in judge(REWARD, self.reward, samples)]
-        return [SampleScore(self._reward(sample, self.reward), {}) for sample in samples]
+            return [SampleScore(s.reward, {REWARD: s}, single=s.single) for s in judge(REWARD, self.reward, samples)]
+        return [self._score(sample, self.reward) for sample in samples]
 
-    def _reward(self, sample: Sample, function: RewardFunction) -> float:
+    def _score(self, sample: Sample, function: RewardFunction) -> SampleScore:
         value: object = function(**self._named(sample)) if self.plan else function(sample.prompt, sample.completion)
         try:
             if isinstance(value, str | bytes):  # float("1") would work
@@ -144,14 +145,16 @@ class CallerReward:
             number = float(value)  # type: ignore[arg-type]  # numbers, and scalars of numpy and torch
         except (TypeError, ValueError, RuntimeError, OverflowError):
             number = math.nan
-        if not math.isfinite(number):
+        if not abs(number) <= LARGEST:
             raise UserError(
                 "reward_function",
                 f"returned {shown(value)} for the query {shown(sample.prompt)} and the response "
                 f"{shown(sample.completion)}",
-                fix="return a finite number",
+                fix=f"return a finite number, at most {LARGEST:g}"
+                if math.isfinite(number)
+                else "return a finite number",
             )
-        return number
+        return SampleScore(number, {}, single=is_single(value))
 
     def _named(self, sample: Sample) -> dict[str, Any]:
         assert self.plan is not None

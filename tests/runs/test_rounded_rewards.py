@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.runs import runs
@@ -38,4 +39,14 @@ def test_totals_that_differ_by_rounding_are_dead_groups(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["LeaveOneOut", "MaxRL"])
 def test_other_advantages_see_no_difference_either(name: str, tmp_path: Path) -> None:
     run = runs.fit(tmp_path, *TENTHS, f"--data.advantages={name}")
+    assert runs.largest_difference(runs.weights(run), runs.untrained()) == 0.0
+
+
+@pytest.mark.parametrize("combine", ["weighted_sum", "normalised_separately"])
+def test_rewards_of_float32_differ_by_its_own_rounding(combine: str, tmp_path: Path) -> None:
+    single = ['--data.rewards={"one": "SingleSum"}', "--data.reward_weights={}", f"--data.combine_rewards={combine}"]
+    run = runs.fit(tmp_path, *TENTHS, *single, "--data.record_rollouts=true", "--data.record_tokens=64")
+    rows = [json.loads(line) for file in (run / "rollouts").glob("*.jsonl") for line in file.read_text().splitlines()]
+    assert {row["reward"] for row in rows} == {1.0, float(np.float32(1.0000001))}  # one of the two in each group
+    assert dict(runs.scalars(run)["reward/dead_groups"])[1] == 1.0
     assert runs.largest_difference(runs.weights(run), runs.untrained()) == 0.0

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -222,14 +223,23 @@ def test_equal_rewards_leave_the_weights_alone(model: PreTrainedModel, tokenizer
     assert same(weights(model), before)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        (0.1 + 0.2, 0.3),
+        (torch.tensor(1.0000001), torch.tensor(1.0)),  # ten times 0.1, added up in float32, and 1
+        (np.float32(1.0000001), np.float32(1.0)),
+        (-1e30, -1e30 * (1 + 1e-10)),
+    ],
+)
 def test_rewards_that_differ_by_rounding_leave_the_weights_alone(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, values: tuple[Any, Any]
 ) -> None:
     earned: set[float] = set()
 
-    def reward_function(query: str, response: str) -> float:
-        reward = 0.1 + 0.2 if sum(map(ord, response)) % 2 else 0.3
-        earned.add(reward)
+    def reward_function(query: str, response: str) -> Any:
+        reward = values[sum(map(ord, response)) % 2]
+        earned.add(float(reward))
         return reward
 
     before = weights(model)
@@ -237,6 +247,15 @@ def test_rewards_that_differ_by_rounding_leave_the_weights_alone(
     assert len(earned) == 2
     assert (statistics["reward/dead_groups"], statistics["reward/std"]) == (1.0, 0.0)
     assert same(weights(model), before)
+
+
+@pytest.mark.parametrize("values", [(1.0, 1.0000001), (torch.tensor(1.0), torch.tensor(1.00001)), (0.0, 1e-12)])
+def test_rewards_that_differ_by_more_than_rounding_count(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, values: tuple[Any, Any]
+) -> None:
+    trainer = GSPOTrainer(model, tokenizer, SHORT)
+    statistics = trainer.train_step(QUERIES, lambda query, response: values[sum(map(ord, response)) % 2])
+    assert statistics["reward/dead_groups"] < 1.0
 
 
 def test_on_policy_gradient_is_that_of_reinforce(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -397,6 +416,15 @@ def test_a_reward_that_is_no_finite_number_is_refused(
     assert not any(m.training for m in model.modules())
     assert trainer.iteration == 0
     assert trainer.train_step(QUERIES, graded)["data/iteration"] == 0.0
+
+
+@pytest.mark.parametrize("value", [1e300, -1e39, torch.tensor(2e38)])
+def test_a_reward_beyond_what_float32_can_compare_is_refused(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, value: Any
+) -> None:
+    with pytest.raises(UserError, match=r"^reward_function: returned .*") as caught:
+        GSPOTrainer(model, tokenizer, SHORT).train_step(QUERIES, lambda *_: value)
+    assert caught.value.fix == "return a finite number, at most 1e+38"
 
 
 @pytest.mark.parametrize("value", [1, True, torch.tensor(1.0), torch.tensor([1.0]).double().numpy()[0]])

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.tolerance import SINGLE, equal
 from gspo_lightning.core.types import Prompt, Rollout, SamplingParams
 from gspo_lightning.loop.experience.partial import PartialRollouts
 from gspo_lightning.loop.experience.retrying import RetryingSource
@@ -186,6 +187,32 @@ def _judge(
         _fill(rollout, score)
         found = {name: token_steps(rollout, part.steps, tokenizer) for name, part in score.parts.items() if part.steps}
         rollout.steps = {name: steps for name, steps in found.items() if steps}
+    by_rollout = {id(rollout): score for rollout, score in zip(scored, scores, strict=True)}
+    for group in groups:
+        _level(group, [by_rollout[id(rollout)] for rollout in group if id(rollout) in by_rollout])
+
+
+def _level(group: Sequence[Rollout], scores: Sequence[SampleScore]) -> None:
+    """Give rewards known in float32 that differ by its rounding only one value: later comparisons are those of float64.
+
+    Args:
+        group: rollouts of one prompt.
+        scores: of those that were scored now.
+    """
+    if any(score.single for score in scores):
+        for rollout, value in zip(group, _levelled([rollout.reward for rollout in group]), strict=True):
+            rollout.reward = value
+    for name in {name for score in scores for name, part in score.parts.items() if part.single}:
+        having = [rollout for rollout in group if name in rollout.reward_parts]
+        for rollout, value in zip(having, _levelled([r.reward_parts[name] for r in having]), strict=True):
+            rollout.reward_parts[name] = value
+
+
+def _levelled(rewards: Sequence[float | None]) -> Sequence[float | None]:
+    present = [reward for reward in rewards if reward is not None]
+    if not present or not equal(min(present), max(present), relative=SINGLE):
+        return rewards
+    return [None if reward is None else present[0] for reward in rewards]
 
 
 def _answering(source: Generator) -> object | None:

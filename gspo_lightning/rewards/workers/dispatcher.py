@@ -317,7 +317,7 @@ class Dispatcher:
 def _score(message: Mapping[str, Any]) -> Score:
     steps = tuple((int(end), float(score)) for end, score in message.get("p", ()))
     logged, extra = message.get("m", {}), message.get("x", {})
-    return Score(message["r"], ScoreStatus(message["s"]), message["d"], logged, extra, steps)
+    return Score(message["r"], ScoreStatus(message["s"]), message["d"], logged, extra, steps, message.get("f", False))
 
 
 def _status_text(status: int) -> str:

@@ -356,7 +356,8 @@ class RewardRunner:
         total = summed(weight * value for weight, value in counted if value is not None)
         missing = any(value is None for _, value in counted) or bool(weighted and not counted)
         total *= applying_weight(self.weights, applies)
-        return SampleScore(None if missing else total, parts, agreements(self.judges, singles, parts))
+        single = any(parts[name].single for name in weighted)
+        return SampleScore(None if missing else total, parts, agreements(self.judges, singles, parts), single)
 
     def _setup(self) -> Setup:
         return Setup(

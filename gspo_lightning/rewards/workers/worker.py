@@ -189,6 +189,8 @@ def _send(replies: _Replies, score: Score) -> None:
     logged: dict[str, Any] = {key: dict(found) for key, found in (("m", score.logged), ("x", score.extra)) if found}
     if score.steps:
         logged["p"] = score.steps
+    if score.single:
+        logged["f"] = True
     status = ScoreStatus(score.status).value
     replies.say(t="score", r=score.reward, s=status, d=detail, cpu=time.process_time(), **logged)
 
