@@ -19,13 +19,14 @@ from gspo_lightning.policy.adapters.adapter_files import FIELD as START
 from gspo_lightning.policy.adapters.adapter_files import WEIGHTS, adapter_config, adapter_folder
 from gspo_lightning.policy.adapters.lora import BASE_NORM, check_base, check_names, only_adapters
 from gspo_lightning.policy.averaging import Average
-from gspo_lightning.policy.load.loading import context_length, load_tokenizer
+from gspo_lightning.policy.load.loading import context_length, load_config, load_tokenizer
 from gspo_lightning.policy.load.model_settings import ModelSettings
-from gspo_lightning.policy.load.trained_dtype import check_dtype
+from gspo_lightning.policy.load.trained_dtype import check_dtype, check_stored_dtype
 from gspo_lightning.policy.numerics.autocast_weights import autocast_dtype
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.strategies.sharding import gathered
 from gspo_lightning.policy.strategies.slurm import check_tasks
+from gspo_lightning.policy.tiny import TINY_MODELS
 from gspo_lightning.report.run import Shown, shown_by
 from gspo_lightning.resume.files import sha256
 from gspo_lightning.resume.model_record import ModelRecord
@@ -116,6 +117,8 @@ class PolicyModule(LightningModule):
         check_tasks(trainer)
         if stage == "fit":
             self.check_dtype()
+            if self.settings.dtype == "auto" and self.settings.name_or_path not in TINY_MODELS:
+                check_stored_dtype(self.settings, load_config(self.settings))
         data.prepare(stage, self.tokenizer, context_length(self.settings), trainer.world_size)
         self._check_adapters()
         if self.cold_start is not None and self.makes_start(data):

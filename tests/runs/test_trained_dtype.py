@@ -61,11 +61,15 @@ def test_a_file_in_a_narrow_dtype_is_refused_before_the_first_rollout(
     dtype: str, saved: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = [*runs.UNTAUGHT, f"--model.name_or_path={saved[dtype]}", "--model.dtype=auto"]
-    run = runs.fit(tmp_path, *argv, code=2)
+    runs.fit(tmp_path, *argv, code=2)
+    assert not list(tmp_path.iterdir())  # its config says so, before it is loaded
     refused = capsys.readouterr().err
     assert f"to train in {dtype}, which rounds small updates away" in refused
     assert "trainer.precision: bf16-mixed" in refused
-    assert not list(run.glob("checkpoints/*.ckpt"))
+    assert main(["plan", f"--config={runs.QUICKSTART}", *argv]) == 2
+    assert capsys.readouterr().err == refused
+    assert main(["plan", f"--config={runs.QUICKSTART}", *argv, "--model.lora={r: 4}"]) == 0
+    assert "weights (float32" not in capsys.readouterr().out
 
 
 def test_a_cold_start_of_all_weights_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

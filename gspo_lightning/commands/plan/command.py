@@ -17,6 +17,7 @@ from gspo_lightning.commands.plan.models import config_of, skeleton
 from gspo_lightning.commands.plan.show import show
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.loop.experience.sources import check_context
+from gspo_lightning.policy.load.trained_dtype import check_stored_dtype
 from gspo_lightning.policy.strategies.checks import check_experts
 from gspo_lightning.training.checks import check_precision
 
@@ -71,6 +72,7 @@ def plan(cli: TrainingCLI, device_word: str | None, phases: bool = False, mean: 
     job = job_of(cli.model, cli.datamodule, config, packed=device.cpu)  # a GPU run may fall back to padding
     check_precision(str(config.trainer.precision))
     cli.model.check_dtype()
+    check_stored_dtype(job.model, config_of(job.model))
     cli.datamodule.settings.check_ranks(job.world)
     if job.expert_parallel:
         check_experts(skeleton(config_of(job.model), job.lora, job.model.freeze), job.world)

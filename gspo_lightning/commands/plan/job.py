@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -135,10 +136,11 @@ class Job:
         """True if 16-bit compute runs on float32 weights."""
         return self.precision in ("bf16", "bf16-mixed", "16", "16-mixed") and self.weight_dtype != torch.bfloat16
 
-    @property
+    @cached_property
     def weight_dtype(self) -> torch.dtype:
-        """Dtype of the model's weights."""
-        return torch.bfloat16 if self.model.dtype == "bfloat16" or self.precision == "bf16-true" else torch.float32
+        """Dtype of the model's weights; of ``auto``, that of its files."""
+        narrow = self.precision == "bf16-true" or stored_dtype(self.model) == "bfloat16"
+        return torch.bfloat16 if narrow else torch.float32
 
     @property
     def compute_bytes(self) -> int:

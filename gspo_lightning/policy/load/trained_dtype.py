@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from transformers import PretrainedConfig
 
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.policy.load.model_settings import ModelSettings
@@ -31,6 +32,22 @@ def check_dtype(settings: ModelSettings, field: str = "model.dtype", word: str |
     """
     if settings.lora is None and settings.dtype == "bfloat16":
         raise UserError(field, f"is {word or settings.dtype!r}, but training weights in bfloat16 {_WHY}", fix=_FIX)
+
+
+def check_stored_dtype(settings: ModelSettings, config: PretrainedConfig) -> None:
+    """Refuse to train all weights in the dtype of a model's files, if its config says that they are narrow.
+
+    Args:
+        settings: of the model.
+        config: of the model, with the overrides of the settings.
+
+    Raises:
+        UserError: ``settings.dtype`` is ``auto``, and the config names bfloat16 or float16.
+    """
+    dtype = str(getattr(config, "dtype", None)).removeprefix("torch.")
+    if settings.dtype == "auto" and settings.lora is None and dtype in ("bfloat16", "float16"):
+        problem = f"is 'auto', which leaves the weights of {settings.name_or_path} to train in {dtype}, which {_WHY}"
+        raise UserError("model.dtype", problem, fix=_FIX)
 
 
 def check_trained_dtype(module: nn.Module, field: str = "model.dtype", fix: str = _FIX) -> None:
