@@ -23,6 +23,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from gspo_lightning.commands.fit.callbacks import callbacks_of, listed
+from gspo_lightning.commands.fit.class_names import prefer_torch
 from gspo_lightning.commands.fit.configs import located
 from gspo_lightning.commands.fit.defaults import DEFAULTS
 from gspo_lightning.commands.fit.explain import refuse_mappings
@@ -140,6 +141,7 @@ class Parser(LightningArgumentParser):
     """Parser that takes values literally: ``data.train: x.csv`` is the path, not the file's content; 1 is not 1.0."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        prefer_torch()
         super().__init__(*args, **kwargs)
         self.start = Path.cwd()
         self._dumps = False

@@ -90,6 +90,16 @@ def test_only_written_values_go_on_to_another_class(
     assert chosen == {"class_path": f"torch.optim.{name}", "init_args": defaults_of(name) | written}
 
 
+@pytest.mark.parametrize("command", ["fit", "fit-reward"])
+def test_a_short_name_is_that_of_pytorch_whatever_is_imported(parsed: Any, command: str) -> None:
+    eight_bits = {"class_path": "bitsandbytes.optim.AdamW8bit", "init_args": {"lr": 1e-4}}  # its package has an AdamW
+    for name in ("AdamW", "SGD", "RMSprop"):
+        chosen = parsed({"optimizer": eight_bits}, {"optimizer": name}, command=command)["model"]["optimizer"]
+        assert chosen == {"class_path": f"torch.optim.{name}", "init_args": defaults_of(name) | {"lr": 1e-4}}
+    lion = parsed({"optimizer": eight_bits}, arguments=("--model.optimizer=Lion8bit",), command=command)
+    assert lion["model"]["optimizer"]["class_path"] == "bitsandbytes.optim.Lion8bit"
+
+
 def test_a_printed_config_means_the_same(parsed: Any) -> None:
     first = parsed({"optimizer": "torch.optim.RMSprop"})
     assert parsed(first["model"])["model"] == first["model"]
