@@ -60,14 +60,22 @@ def find_checkpoint(run: Path, field: str = "ckpt_path", ranks: int | None = Non
         if why is None:
             return Found(path, skipped)
         skipped.append((path, why))
-    first = len(skipped) == 1 and not manifest_path(skipped[0][0]).exists() and not (folder / LAST).is_symlink()
-    if not skipped or (first and skipped[0][0].name != LAST):
+    if not has_checkpoint(run):
         return None
     reasons = "; ".join(f"{path.name}: {why}" for path, why in skipped[:3])
     problem, fix = f"no checkpoint in {folder} is whole ({reasons})", "give another run"
     if field == "ckpt_path":
         problem, fix = f"'last', but {problem}", "start again without --ckpt_path, or give a checkpoint of another run"
     raise UserError(field, problem, fix=fix)
+
+
+def has_checkpoint(run: Path) -> bool:
+    """True if a run has finished writing a checkpoint, which may be damaged since; it is not read."""
+    folder = run / "checkpoints"
+    paths = candidates(folder)
+    if len(paths) != 1 or paths[0].name == LAST:
+        return bool(paths)
+    return manifest_path(paths[0]).exists() or (folder / LAST).is_symlink()
 
 
 def newest_of_run(path: Path, field: str) -> Found | None:
@@ -137,7 +145,7 @@ def newest_run(folder: Path, runs: Sequence[Path] | None = None) -> Path | None:
     """
     runs = runs_in(folder) if runs is None else runs
     for i, run in enumerate(runs):
-        if candidates(run / "checkpoints") and (i == 0 or not (run / "summary.json").exists()):
+        if has_checkpoint(run) and (i == 0 or not (run / "summary.json").exists()):
             return run
     return runs[0] if runs else None
 

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.parsing import load_yaml
 from gspo_lightning.resume.changes import Change, changes, forbidden
-from gspo_lightning.resume.find import candidates, newest_run, runs_in
+from gspo_lightning.resume.find import candidates, has_checkpoint, newest_run, runs_in
 from gspo_lightning.resume.folders import METADATA
 from gspo_lightning.resume.reading import read_tensors
 
@@ -72,11 +72,12 @@ def run_of_config(folder: Path, config: Mapping[str, Any], *, only_reads: bool) 
     Raises:
         UserError: there are checkpoints, but only of other configs.
     """
+    runs = runs_in(folder)
+    if only_reads:
+        runs = _readable(runs)
     if config.get("allow_changed_config"):
-        return newest_run(folder)
-    starts = [start_of(run) for run in runs_in(folder)]
-    if only_reads:  # a run that begins at this moment, of whatever config, has nothing to read
-        starts = [start for start in starts if start.has_checkpoint or start.config is not None]
+        return newest_run(folder, runs)
+    starts = [start_of(run) for run in runs]
     same = [start for start in starts if not start.differences(config)]
     if same:
         _say_passed(starts, same, config)
@@ -94,6 +95,15 @@ def run_of_config(folder: Path, config: Mapping[str, Any], *, only_reads: bool) 
     return None
 
 
+def _readable(runs: list[Path]) -> list[Path]:
+    """Return the runs with something to read, and name newer ones: they begin at this moment, or were stopped early."""
+    readable = [run for run in runs if has_checkpoint(run)]
+    if readable:
+        for run in runs[: runs.index(readable[0])][:_SHOWN]:
+            _say(f"last: {run} has no checkpoint yet")
+    return readable
+
+
 def start_of(run: Path) -> Start:
     """Return how a run was last started, from its newest readable checkpoint or its ``config.yaml``."""
     checkpoints = candidates(run / "checkpoints")
@@ -109,7 +119,7 @@ def start_of(run: Path) -> Start:
         written = load_yaml((run / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         written = None
-    return Start(run, written if isinstance(written, dict) else None, None, bool(checkpoints))
+    return Start(run, written if isinstance(written, dict) else None, None, has_checkpoint(run))
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -128,6 +128,25 @@ def test_a_run_that_records_nothing_is_the_newest_run(root: Path) -> None:
     assert runs.summary(folder / "version_2")["updates"] == 2
 
 
+@pytest.mark.parametrize("options", [[], ["--allow_changed_config=true"]])
+@pytest.mark.parametrize("left", ["nothing", "config", "unfinished"])
+def test_readers_pass_over_a_run_that_was_stopped_before_its_first_checkpoint(
+    root: Path, left: str, options: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a kill leaves: an empty folder, settings, or a first checkpoint that lacks its manifest."""
+    caplog.set_level(logging.INFO, "gspo_lightning")
+    folder = root / "quickstart"
+    stopped = folder / "version_2"
+    (stopped / "checkpoints").mkdir(parents=True)
+    if left != "nothing":
+        shutil.copy(folder / "version_0" / "config.yaml", stopped)
+    if left == "unfinished":
+        shutil.copy(folder / "version_0" / "checkpoints" / "last.ckpt", stopped / "checkpoints" / "step-00000002.ckpt")
+    assert command(root, "validate", "--ckpt_path=last", *options) == 0
+    assert taken(root, "validate") == ["version_1" if options else "version_0"]
+    assert f"last: {stopped} has no checkpoint yet" in caplog.text
+
+
 OTHERS = {
     "another name": (
         ["--model.name_or_path=tiny-qwen3-moe"],
