@@ -17,6 +17,7 @@ from gspo_lightning.core.errors import UserError
 from gspo_lightning.resume.changes import changes, forbidden
 from gspo_lightning.resume.files import sha256
 from gspo_lightning.resume.find import find_checkpoint, newest_of_run, newest_run, read_checkpoint
+from gspo_lightning.resume.folders import is_folder
 from gspo_lightning.resume.hub import cached_runs, downloaded_run, is_on_hub
 from gspo_lightning.resume.last import run_of_config
 from gspo_lightning.resume.manifest import Manifest
@@ -164,6 +165,23 @@ class Resumption:
         """
         if self.model is not None:
             self.model.check_settings(config["model"], allowed=bool(config.get("allow_changed_config")))
+
+    def check_layout(self, *, sharded: bool) -> None:
+        """Refuse to train on from shards without a strategy that shards: the optimizer's state is cut like weights.
+
+        Args:
+            sharded: True if the strategy reads folders of shards.
+
+        Raises:
+            UserError: the checkpoint is a folder of shards, and the strategy reads files only.
+        """
+        if self.path is not None and not sharded and is_folder(Path(self.path)):
+            raise UserError(
+                "trainer.strategy",
+                f"reads checkpoints that are one file, and {self.path} is a folder of shards",
+                fix="go on with the strategy of its run (such as --config fsdp2, on any number of devices); "
+                "validate, test, predict, evaluate and export read it with any strategy",
+            )
 
     def check_config(self, config: Mapping[str, Any], versions: Mapping[str, str], plugins: Iterable[str]) -> None:
         """Store this run's config, log its differences from the checkpoint's, and refuse a changed meaning.

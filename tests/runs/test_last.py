@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import shutil
@@ -208,6 +209,21 @@ def test_weights_in_shards_that_do_not_fit_are_refused(tmp_path: Path, capsys: p
     assert shapes is not None, said
     assert (shapes[4], shapes[2] != "32") == ("32", True)
     assert command(tmp_path, "validate", *options) == 0
+
+
+def test_one_process_reads_shards_and_does_not_train_on_from_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = runs.fit(tmp_path, *FEW, "--config=fsdp2", "--model.lora.r=2")
+    for overlay in (["--config=fsdp2"], []):
+        assert command(tmp_path, "validate", *overlay, "--model.lora.r=2", "--ckpt_path=last") == 0
+    with_overlay, alone = sorted(run.glob("validate/*/validate.json"), key=lambda file: file.stat().st_mtime_ns)
+    assert json.loads(alone.read_text())["metrics"] == json.loads(with_overlay.read_text())["metrics"]
+    capsys.readouterr()
+    assert command(tmp_path, "fit", "--model.lora.r=2", "--ckpt_path=last") == 2
+    said = capsys.readouterr().err
+    assert "trainer.strategy: reads checkpoints that are one file, and " in said
+    assert "step-00000002.ckpt is a folder of shards" in said
 
 
 def test_adapters_of_another_rank_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

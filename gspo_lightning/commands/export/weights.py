@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import re
-import tempfile
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from gspo_lightning.core.errors import UserError
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
     from transformers import PreTrainedModel
 
@@ -109,42 +105,10 @@ def reward_model_in(
 
 
 def sharded_weights(checkpoint: Path, prefix: str = PREFIX, on_disk: Path | None = None) -> dict[str, Any]:
-    """Load ``{"policy.model.<name>": tensor}`` from a folder of shards, unsharded, in one process.
+    """Load ``{"policy.model.<name>": tensor}`` from a folder of shards; see :func:`unsharded`."""
+    from gspo_lightning.resume.unsharded import unsharded
 
-    Args:
-        checkpoint: the folder of shards.
-        prefix: of the names that are loaded.
-        on_disk: folder for a file for each tensor, which is mapped and not kept in memory; None allocates memory.
-
-    Raises:
-        UserError: the folder cannot be read without running code, or it is incomplete.
-    """
-    import torch
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    from gspo_lightning.resume.reading import check_shards
-
-    known: dict[str, Any] = dict(check_shards(checkpoint, "checkpoint").state_dict_metadata)
-    part = next(name for name in ("state_dict", "model") if any(k.startswith(f"{name}.{prefix}") for k in known))
-    wanted = {k: v for k, v in known.items() if k.startswith(f"{part}.{prefix}")}
-    state: dict[str, Any] = {}
-    for name, value in wanted.items():
-        how = value.size, value.properties.dtype
-        empty = torch.empty(how[0], dtype=how[1]) if on_disk is None else _mapped(on_disk, *how)
-        state[name.removeprefix(f"{part}.")] = empty
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as it was asked to be
-        load({part: state}, checkpoint_id=checkpoint, no_dist=True)
-    return state
-
-
-def _mapped(folder: Path, size: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Return a tensor whose memory is a new file of the folder."""
-    import torch
-
-    descriptor, file = tempfile.mkstemp(dir=folder)
-    os.close(descriptor)
-    return torch.from_file(file, shared=True, size=size.numel(), dtype=dtype).view(size)
+    return unsharded(checkpoint, "checkpoint", prefix, on_disk)
 
 
 def _return_freed_memory() -> None:
@@ -166,6 +130,8 @@ def weights_of_files(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
     from transformers.core_model_loading import revert_weight_conversion
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
+    from gspo_lightning.resume.unsharded import mapped
+
     state = remove_tied_weights_from_state_dict(model.state_dict(), model)
     layers: dict[str, dict[str, Tensor]] = {}
     for name, tensor in state.items():
@@ -176,7 +142,7 @@ def weights_of_files(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
         own = {tensor.data_ptr() for tensor in part.values()}
         for name, tensor in revert_weight_conversion(model, part).items():
             if tensor.data_ptr() not in own or not tensor.is_contiguous():
-                tensor = _mapped(folder, tensor.shape, tensor.dtype).copy_(tensor)
+                tensor = mapped(folder, tensor.shape, tensor.dtype).copy_(tensor)
             found[name] = tensor
         _return_freed_memory()
     whole = revert_weight_conversion(model, {name: torch.empty_like(t, device="meta") for name, t in state.items()})

@@ -38,6 +38,7 @@ from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.load.threads import few_threads, threads_of, width_of
 from gspo_lightning.policy.load.trained_dtype import check_dtype
 from gspo_lightning.policy.strategies.checks import check_strategy
+from gspo_lightning.policy.strategies.sharding_strategy import sharding_of
 from gspo_lightning.policy.strategies.slurm import explained
 from gspo_lightning.resume import Resumption, Writer, plain, write_text
 from gspo_lightning.resume.changes import versions
@@ -288,6 +289,8 @@ class TrainingCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         """Run all checks that are possible before Lightning creates loggers and folders, then the subcommand."""
         self.model.weights_from = self.resumption.model
+        if subcommand == "fit":
+            self.resumption.check_layout(sharded=sharding_of(self.trainer.strategy) is not None)
         device = self.trainer.strategy.root_device
         self.until_over.enter_context(few_threads(width_of(self.model.settings), device))
         try:

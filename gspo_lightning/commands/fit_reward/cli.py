@@ -23,6 +23,7 @@ from gspo_lightning.core.errors import UserError
 from gspo_lightning.data.prompts.hub_revisions import begin, commits_read
 from gspo_lightning.policy.load.threads import few_threads, threads_of, width_of
 from gspo_lightning.policy.strategies.checks import check_strategy
+from gspo_lightning.policy.strategies.sharding_strategy import sharding_of
 from gspo_lightning.policy.strategies.slurm import check_tasks, explained
 from gspo_lightning.resume import Resumption, Writer, plain
 from gspo_lightning.resume.changes import versions
@@ -131,6 +132,7 @@ class RewardCLI(LightningCLI):
     def train(self) -> None:
         """Read the pairs, train, and write results, figure and model to the run folder."""
         module, data, trainer = self.model, self.datamodule, self.trainer
+        self.resumption.check_layout(sharded=sharding_of(trainer.strategy) is not None)
         check_tasks(trainer)
         check_device(str(trainer.precision), module.settings.dtype, trainer.strategy.root_device)
         module.prepare(data)

@@ -17,12 +17,14 @@ from gspo_lightning.resume import (
     Manifest,
     atomic_file,
     check_finite,
+    is_folder,
     manifest_path,
     next_serial,
     swapping,
     uninterrupted,
     unwritable,
 )
+from gspo_lightning.resume.unsharded import whole_checkpoint
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -69,6 +71,19 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 Manifest(files, step, serial, options.get("score"), options.get("ranks")).write(target)
         except OSError as error:
             raise unwritable(target, error) from error
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any | None = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Load a checkpoint; of a folder of shards, for a process that has no shards, everything but optimizer state.
+
+        Raises:
+            UserError: the folder cannot be read.
+        """
+        if is_folder(Path(path)):
+            return whole_checkpoint(Path(path), "ckpt_path")
+        content: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only)
+        return content
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Remove the checkpoint, then its manifest: a lone manifest is recognised, a lone checkpoint would stay."""
