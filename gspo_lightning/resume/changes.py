@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import functools
 import os
 import platform
@@ -46,6 +47,8 @@ ADDED: Mapping[str, Any] = {
     "data.rollouts.init_args.source.init_args.transfer": "auto",
 }
 """Settings that older checkpoints lack -> the value that matches their behaviour."""
+PATHS = ("plugins", "ckpt_path", "name_or_path", "start_from", "demonstrations", "train", "val", "test", "predict")
+"""Settings whose value may be a path without a slash or a suffix."""
 PACKAGES = ("gspo_lightning", "torch", "lightning", "transformers", "torchmetrics", "jsonargparse", "tensorboard")
 _PLUGIN = re.compile(r"gspo_plugin_(\w+)_[0-9a-f]{8}\.(.+)")
 """Name of a class of a plug-in outside of the working directory (``import_plugins`` of the registry)."""
@@ -90,7 +93,41 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], folders: tuple[st
     a, b = dict(_flat(before)), dict(_flat(now))
     a |= {name: value for name, value in ADDED.items() if name in b and name not in a}
     names = [*a, *(name for name in b if name not in a)]
-    return [Change(name, a.get(name), b.get(name)) for name in names if not _same(a.get(name), b.get(name), folders)]
+    found = [Change(name, a.get(name), b.get(name)) for name in names if not _same(a.get(name), b.get(name), folders)]
+    if folders is not None and folders[0] != folders[1]:
+        equal = [name for name in names if a.get(name) == b.get(name)]
+        found += [change for name in equal if (change := _two_files(name, a[name], folders)) is not None]
+    return found
+
+
+def _two_files(name: str, value: Any, folders: tuple[str, str]) -> Change | None:
+    """Return a relative path that leads to other content in each of two folders; None for any other value."""
+    paths = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+    for path in paths:
+        if not isinstance(path, str) or "\0" in path or os.path.isabs(path):
+            continue
+        if not ("/" in path or os.path.splitext(path)[1] or name.rpartition(".")[2] in PATHS):
+            continue
+        places = [os.path.realpath(os.path.join(folder, path)) for folder in folders]
+        change = Change(name, *places)
+        if not change.harmless and all(map(os.path.exists, places)) and not same_content(*places):
+            return change
+    return None
+
+
+def same_content(first: str, second: str) -> bool:
+    """True if two paths are files of equal bytes, or folders with equal files; reading stops at a difference."""
+    if os.path.realpath(first) == os.path.realpath(second):
+        return True
+    if os.path.isfile(first) and os.path.isfile(second):
+        return filecmp.cmp(first, second, shallow=False)
+    if not (os.path.isdir(first) and os.path.isdir(second)):
+        return False
+    files = [
+        sorted(entry.name for entry in os.scandir(folder) if entry.is_file() and not entry.name.startswith("."))
+        for folder in (first, second)
+    ]
+    return files[0] == files[1] and not any(filecmp.cmpfiles(first, second, files[0], shallow=False)[1:])
 
 
 def _same(before: Any, now: Any, folders: tuple[str, str] | None) -> bool:
@@ -152,7 +189,9 @@ def _current(value: Any) -> Any:
 
 def _short(value: Any) -> str:
     text = "(not set)" if value is None else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    if len(text) <= 60:
+        return text
+    return "..." + text[-57:] if os.path.isabs(text) else text[:57] + "..."  # paths differ at their ends
 
 
 def versions() -> dict[str, str]:

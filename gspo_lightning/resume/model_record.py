@@ -12,7 +12,7 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_only
 
 from gspo_lightning.core.errors import UserError
-from gspo_lightning.resume.changes import changes
+from gspo_lightning.resume.changes import Change, changes, same_content
 from gspo_lightning.resume.folders import is_folder
 from gspo_lightning.resume.reading import check_shards
 
@@ -69,7 +69,9 @@ class ModelRecord:
             return
         folders = None if self.folder is None else (self.folder, os.getcwd())
         differences = changes(_compared(self.settings), _compared(model), folders)
+        differences += self._rescaled(model, folders)
         moved = _last_part(self.settings) == _last_part(model)  # such as a folder of another machine
+        moved = moved and not self._is_beside(model)
         names = [change for change in differences if change.name == "name_or_path"]
         if moved and names:
             _say(f"{self.checkpoint}: {names[0]}; taken for one model in two places")
@@ -79,6 +81,21 @@ class ModelRecord:
             raise self._refused(
                 model, shown, "; --allow_changed_config true if these are two names of one model, whose weights fit"
             )
+
+    def _is_beside(self, model: Mapping[str, Any]) -> bool:
+        """True if both models are on this machine, and they are two."""
+        names = [str(side.get("name_or_path")) for side in (self.settings, model)]
+        places = [os.path.join(self.folder or os.getcwd(), names[0]), os.path.abspath(names[1])]
+        return all(map(os.path.exists, places)) and not same_content(*places)
+
+    def _rescaled(self, model: Mapping[str, Any], folders: tuple[str, str] | None) -> list[Change]:
+        """Return what adapters of the same sizes are multiplied by, if it differs: no weight shows it."""
+        sides = [self.settings.get("lora") or {}, model.get("lora") or {}]
+        if "alpha" not in sides[0] or not sides[1]:
+            return []
+        names = ("alpha", "start_from")  # adapters to start from bring their own scale
+        scales = [{f"lora.{name}": side.get(name) for name in names} for side in sides]
+        return changes(*scales, folders)
 
     def check_weights(self, model: Mapping[str, Any], shapes: Mapping[str, Shape], *, adapters: bool) -> None:
         """Refuse weights that do not fit a model, in place of torch.

@@ -146,3 +146,32 @@ def test_class_paths_of_before_the_wings_are_no_change() -> None:
     other = {"data": {"advantages": {"class_path": "gspo_lightning.advantages.Raw"}}, "trainer": before["trainer"]}
     (change,) = changes(other, now)
     assert not change.harmless
+
+
+@pytest.mark.parametrize("value", ["train.jsonl", "data/train", "train", ["train.jsonl"]])
+def test_a_relative_path_of_another_folder_is_the_same_only_with_the_same_content(
+    value: str | list[str], tmp_path: Path
+) -> None:
+    folders = (str(tmp_path / "a"), str(tmp_path / "b"))
+    settings = {"data": {"train": value}}
+    file = value if isinstance(value, str) else value[0]
+    assert changes(settings, settings, folders) == []  # no such file: a hub id, or a folder that has moved
+    for folder in folders:
+        path = Path(folder, file)
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+    assert changes(settings, settings, folders) == []
+    Path(folders[1], file).write_text("[]")
+    shown = [str(tmp_path / folder / file) for folder in "ab"]
+    found = changes(settings, settings, folders)
+    assert [(change.name, change.before, change.now) for change in found] == [("data.train", *shown)]
+    assert changes(settings, settings, (folders[0], folders[0])) == []
+
+
+def test_a_word_is_no_path_of_a_folder_of_its_name(tmp_path: Path) -> None:
+    folders = (str(tmp_path / "a"), str(tmp_path / "b"))
+    for folder in folders:
+        Path(folder).mkdir()
+        Path(folder, "train").write_text(folder)
+    settings = {"data": {"train": {"init_args": {"split": "train"}}}}
+    assert changes(settings, settings, folders) == []

@@ -29,6 +29,25 @@ def test_a_model_that_was_moved_is_still_that_model(name: str) -> None:
     record(name).check_settings({"name_or_path": "/here/Qwen3-4B", "config_overrides": {}}, allowed=False)
 
 
+@pytest.mark.parametrize("names", [("model", "model"), ("old/model", "new/model"), ("./model", "../there/model")])
+def test_two_models_of_one_name_are_two(
+    names: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two projects with a folder ``model`` each; a copy of a project has the same model."""
+    there, here = tmp_path / "here", tmp_path / "there"
+    folders = [(there / names[0]).resolve(), (here / names[1]).resolve()]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_text("weights")
+    monkeypatch.chdir(here)
+    held, model = record(names[0], there), {"name_or_path": names[1], "config_overrides": {}}
+    held.check_settings(model, allowed=False)
+    (folders[1] / "model.safetensors").write_text("Weights")
+    with pytest.raises(UserError, match=r"model\.name_or_path: \S+model -> \S+model"):
+        held.check_settings(model, allowed=False)
+    held.check_settings(model, allowed=True)
+
+
 def test_another_name_may_be_allowed_but_no_other_weights() -> None:
     model = {"name_or_path": "Qwen3-4B"}
     held = ModelRecord("a.ckpt", {"name_or_path": "Qwen3-4B-Base"}, None, {"policy.model.w": (2, 3), "other.w": (1,)})

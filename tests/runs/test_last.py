@@ -233,3 +233,12 @@ def test_adapters_of_another_rank_are_refused(tmp_path: Path, capsys: pytest.Cap
     assert command(tmp_path, "validate", *options) == 2
     said = capsys.readouterr().err
     assert re.search(r"lora_A.default.weight is 2 x (\d+) there and 4 x \1 here", said), said
+
+
+def test_adapters_of_another_scale_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = runs.fit(tmp_path, *FEW, "--model.lora.r=2")
+    capsys.readouterr()
+    options = ["--model.lora.r=2", f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}"]
+    assert command(tmp_path, "validate", *options, "--model.lora.alpha=64") == 2
+    assert "the model of this config is tiny-qwen3: model.lora.alpha: 32.0 -> 64.0" in capsys.readouterr().err
+    assert command(tmp_path, "validate", *options) == 0

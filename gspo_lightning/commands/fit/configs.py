@@ -12,6 +12,7 @@ import yaml
 
 from gspo_lightning.core.errors import UserError, nearest
 from gspo_lightning.core.parsing import compose_yaml
+from gspo_lightning.resume.changes import PATHS
 
 FOLDER = Path(__file__).parents[2] / "configs"
 """Folder of built-in configs: in a wheel part of the package, in a checkout a link to the top-level ``configs/``."""
@@ -21,8 +22,6 @@ _FLAGS = ("--config", "-c")
 _NEAR = 5
 _SECTIONS = ("plugins", "ckpt_path", "model", "data")
 """Top-level settings with paths to read; paths under ``trainer`` are for writing and stay as they are."""
-_NAMES = ("plugins", "ckpt_path", "name_or_path", "start_from", "demonstrations", "train", "val", "test", "predict")
-"""Settings whose value may be a path without a slash or a suffix."""
 
 
 def built_in() -> dict[str, Path]:
@@ -113,7 +112,7 @@ def located(text: str, folder: Path, start: Path) -> str:
         return text
 
     def moves(value: str, name: str) -> bool:
-        path_like = "/" in value or Path(value).suffix or name in _NAMES
+        path_like = "/" in value or Path(value).suffix or name in PATHS
         return bool(value and path_like) and not (start / value).exists() and (folder / value).exists()
 
     if not any(moves(value, name) for value, name in _named(text)):
