@@ -227,9 +227,10 @@ class Command:
         for folder in folders:
             _check_folder(folder)
         environment = [path for name in (program, *_shebang(program)) for path in _environment_of(name)]
+        targets = [path for file in files if not os.path.isdir(file) for path in _links(file)[1:]]
         words = (program, *(path or word for path, word in zip(named, command[1:], strict=True)))
         search = dict.fromkeys([os.path.dirname(program), *_NO_PATH.split(":")])
-        shown = tuple(path for path in dict.fromkeys([*environment, *folders]) if os.path.exists(path))
+        shown = tuple(path for path in dict.fromkeys([*environment, *folders, *targets]) if os.path.exists(path))
         needs = tuple(dict.fromkeys([*shown, program, *files]))
         return cls(words, shown, needs, folders[0] if files else "", ":".join(search))
 
@@ -268,7 +269,7 @@ def _environment_of(program: str) -> list[str]:
 
 
 def _links(program: str) -> list[str]:
-    """Return a program and what it leads to, link by link: in an empty root each of them must be there."""
+    """Return a file and what it leads to, link by link: in an empty root each of them must be there."""
     names = [program]
     while os.path.islink(names[-1]) and len(names) < _MOST_LINKS:
         folder = os.path.dirname(names[-1])

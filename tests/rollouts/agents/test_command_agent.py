@@ -457,6 +457,35 @@ print(json.dumps({"reward": len(second["content"])}))
     assert [sum(r.turn_rewards) for r in rollouts] == [len(r.messages[-1]["content"]) for r in rollouts]
 
 
+@pytest.mark.parametrize("relative", [False, True])
+def test_the_file_may_be_a_link_out_of_its_folder(place: Place, relative: bool) -> None:
+    """The file that it leads to is shown, and nothing beside that."""
+    (place.folder / "real").mkdir(mode=0o755)
+    (place.folder / "real" / "secret").write_text("secret")
+    real = place.folder / "real" / "agent.py"
+    link = place.folder / "agent" / "agent.py"
+    link.symlink_to("../real/second.py" if relative else real)
+    (place.folder / "real" / "second.py").symlink_to("agent.py")
+    place.agent(f"""
+try:
+    open({str(real.with_name("secret"))!r}).close()
+    print(json.dumps({{"reward": 1}}))
+except OSError:
+    print(json.dumps({{"reward": 0}}))
+""")
+    assert real.is_file()
+    agent = CommandAgent([PYTHON[place.kind], str(link)], isolation=place.kind)  # type: ignore[arg-type]
+
+    async def work() -> Outcome:
+        await agent.open()
+        try:
+            return await agent.run({"prompt": "x"}, place.address)
+        finally:
+            await agent.close()
+
+    assert asyncio.run(work()) == {"reward": 0}
+
+
 def test_an_agent_of_another_language_runs(place: Place) -> None:
     script = place.folder / "agent" / "agent.sh"
     script.write_text("#!/bin/sh\nread record\ncase $record in *prompt*) echo '{\"reward\": 0.5}';; esac\n")
