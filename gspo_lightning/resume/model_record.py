@@ -94,8 +94,8 @@ class ModelRecord:
         if "alpha" not in sides[0] or not sides[1]:
             return []
         names = ("alpha", "start_from")  # adapters to start from bring their own scale
-        scales = [{f"lora.{name}": side.get(name) for name in names} for side in sides]
-        return changes(*scales, folders)
+        before, now = ({f"lora.{name}": side.get(name) for name in names} for side in sides)
+        return changes(before, now, folders)
 
     def check_weights(self, model: Mapping[str, Any], shapes: Mapping[str, Shape], *, adapters: bool) -> None:
         """Refuse weights that do not fit a model, in place of torch.
