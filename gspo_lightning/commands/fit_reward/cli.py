@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from gspo_lightning.commands.fit.defaults import DEFAULT_ROOT
 from gspo_lightning.commands.fit.fields import Fields
 from gspo_lightning.commands.fit.one_writer import agree_first, hand_to_ranks
 from gspo_lightning.commands.fit.run_folder import check_writable, loggers_of, runs_of
+from gspo_lightning.commands.fit.torchrun import follow_torchrun, say_one_device
 from gspo_lightning.commands.fit_reward.callbacks import callbacks_of
 from gspo_lightning.commands.fit_reward.finish import MODEL, finish
 from gspo_lightning.core.errors import UserError
@@ -98,6 +100,7 @@ class RewardCLI(LightningCLI):
         if isinstance(config.seed_everything, bool):
             raise UserError("seed_everything", "must be a number: a run has a seed that can be repeated")
         check_trainer(config.trainer)
+        follow_torchrun(config.trainer, os.environ)
         if not config.ckpt_path:
             check_writable(runs_of(config))
         settings = plain(config.as_dict())
@@ -127,6 +130,7 @@ class RewardCLI(LightningCLI):
                 raise
             raise UserError("trainer", " ".join(str(error).split())) from error  # Lightning's message names the field
         agree_first(trainer, self.resumption, self.writer)
+        say_one_device(trainer, self.config.trainer)
         return trainer
 
     def train(self) -> None:

@@ -335,3 +335,23 @@ def test_help_names_every_group(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "--data.batch_size" in said
     assert "--model.center_rewards_coefficient" in said
+
+
+def test_a_launcher_decides_the_number_of_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As with ``gspo fit``: torchrun's ranks count, and restarts that cannot work are refused."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    for name, value in {"GROUP_WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    assert main(runs.command(tmp_path, runs.write(tmp_path / "train.jsonl", runs.planted(8)))) == 2
+    assert "torchrun --max-restarts: is 3" in capsys.readouterr().err
+
+
+def test_a_strategy_for_several_devices_on_one_has_a_word(
+    pairs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    more = [f"--data.val={pairs / 'val.jsonl'}", "--trainer.strategy=ddp", "--trainer.max_steps=1"]
+    runs.fit_reward(tmp_path, str(pairs / "train.jsonl"), *more)
+    assert "is that of several devices, but there is one (trainer.devices: 1)" in caplog.text
