@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gspo_lightning.core.moved_names import current
+from gspo_lightning.core.parsing import PATH_SETTINGS
 from gspo_lightning.core.registry import installed_version
 
 BOOKKEEPING = ("config", "ckpt_path", "allow_changed_config", "weights_only")
@@ -47,8 +48,6 @@ ADDED: Mapping[str, Any] = {
     "data.rollouts.init_args.source.init_args.transfer": "auto",
 }
 """Settings that older checkpoints lack -> the value that matches their behaviour."""
-PATHS = ("plugins", "ckpt_path", "name_or_path", "start_from", "demonstrations", "train", "val", "test", "predict")
-"""Settings whose value may be a path without a slash or a suffix."""
 PACKAGES = ("gspo_lightning", "torch", "lightning", "transformers", "torchmetrics", "jsonargparse", "tensorboard")
 _PLUGIN = re.compile(r"gspo_plugin_(\w+)_[0-9a-f]{8}\.(.+)")
 """Name of a class of a plug-in outside of the working directory (``import_plugins`` of the registry)."""
@@ -106,7 +105,7 @@ def _two_files(name: str, value: Any, folders: tuple[str, str]) -> Change | None
     for path in paths:
         if not isinstance(path, str) or "\0" in path or os.path.isabs(path):
             continue
-        if not ("/" in path or os.path.splitext(path)[1] or name.rpartition(".")[2] in PATHS):
+        if not ("/" in path or os.path.splitext(path)[1] or name.rpartition(".")[2] in PATH_SETTINGS):
             continue
         places = [os.path.realpath(os.path.join(folder, path)) for folder in folders]
         change = Change(name, *places)

@@ -73,17 +73,3 @@ def test_adapters_of_experts_are_refused() -> None:
     inject_adapter_in_model(LoraConfig(r=2, target_modules="all-linear"), model)
     with pytest.raises(UserError, match=r"model: has adapters of .*mlp\.(experts|gate)(.|\n)*target_modules"):
         GSPOTrainer(model, character_tokenizer(), CONFIG)
-
-
-def test_an_older_state_has_its_adapters_off() -> None:
-    """Older code wrote the policy's own weights for a reference that is the policy with adapters off."""
-    trainer = trainer_of(0.1)
-    step(trainer)
-    state: dict[str, Any] = copy.deepcopy(trainer.state_dict())
-    state["reference"] = copy.deepcopy(state["model"])
-    resumed, weights = trainer_of(0.0), copy.deepcopy(trainer.policy.model.state_dict())
-    resumed.load_state_dict(state)
-    assert resumed.reference is not None
-    assert resumed.reference.adapted
-    assert resumed.reference.policy is resumed.policy
-    assert all(torch.equal(w, weights[name]) for name, w in resumed.policy.model.state_dict().items())

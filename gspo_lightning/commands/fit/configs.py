@@ -11,8 +11,7 @@ from pathlib import Path
 import yaml
 
 from gspo_lightning.core.errors import UserError, nearest
-from gspo_lightning.core.parsing import compose_yaml
-from gspo_lightning.resume.changes import PATHS
+from gspo_lightning.core.parsing import PATH_SETTINGS, compose_yaml
 
 FOLDER = Path(__file__).parents[2] / "configs"
 """Folder of built-in configs: in a wheel part of the package, in a checkout a link to the top-level ``configs/``."""
@@ -112,7 +111,7 @@ def located(text: str, folder: Path, start: Path) -> str:
         return text
 
     def moves(value: str, name: str) -> bool:
-        path_like = "/" in value or Path(value).suffix or name in PATHS
+        path_like = "/" in value or Path(value).suffix or name in PATH_SETTINGS
         return bool(value and path_like) and not (start / value).exists() and (folder / value).exists()
 
     if not any(moves(value, name) for value, name in _named(text)):

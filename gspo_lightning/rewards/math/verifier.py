@@ -8,6 +8,7 @@ covers the rest (``comparison``, ``library``).
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from gspo_lightning.core.errors import UserError
@@ -102,8 +103,11 @@ class MathVerifier(Reward):
         if self.answer_type not in ("integer", "number", "choice", "text"):
             library.warm_up()
 
-    def score(self, completion: str, answer: object, prompt: str = "", answer_type: object = None) -> Score:
-        """Compare the final answer with the record's; ``detail`` says why there was nothing to compare."""
+    def score(self, completion: str, answer: object, prompt: object = "", answer_type: object = None) -> Score:
+        """Compare the final answer with the record's; ``detail`` says why there was nothing to compare.
+
+        ``prompt`` is a text, or a list of chat messages, as a record may have it.
+        """
         if isinstance(answer, bool) or not isinstance(answer, str | int | float):
             return Score.missing(f"the answer must be text or a number, not {type(answer).__name__}")
         kind = self.answer_type
@@ -111,7 +115,7 @@ class MathVerifier(Reward):
             if answer_type not in ANSWER_TYPES:
                 return Score.missing(f"the record's answer_type is {answer_type!r}, none of {', '.join(ANSWER_TYPES)}")
             kind = answer_type
-        question = read_question(prompt)
+        question = read_question(_text_of(prompt))
         gold = read_gold(str(answer), question.options)
         unreadable = refusal(gold, kind)
         found = self._final(completion, gold, question)
@@ -253,3 +257,15 @@ def expanded(expression: Any) -> bool:
         if powers or (node.is_Mul and any(factor.is_Add for factor in node.args)):
             return False
     return True
+
+
+def _text_of(prompt: object) -> str:
+    """Return the text of a prompt; of chat messages what the last user's says, for earlier ones ask something else."""
+    if isinstance(prompt, str):
+        return prompt
+    messages = prompt if isinstance(prompt, list | tuple) else []
+    asked = ""
+    for message in messages:
+        if isinstance(message, Mapping) and message.get("role") == "user":
+            asked = message.get("content")
+    return asked if isinstance(asked, str) else ""
