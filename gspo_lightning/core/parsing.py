@@ -11,7 +11,17 @@ import yaml
 
 from gspo_lightning.core.errors import first_line
 
-PATH_SETTINGS = ("plugins", "ckpt_path", "name_or_path", "start_from", "demonstrations", "train", "val", "test", "predict")
+PATH_SETTINGS = (
+    "plugins",
+    "ckpt_path",
+    "name_or_path",
+    "start_from",
+    "demonstrations",
+    "train",
+    "val",
+    "test",
+    "predict",
+)
 """Settings of a config whose value may be a path without a slash or a suffix."""
 _ALIASED = 1_000_000
 """Most characters that aliases may add: a YAML text of a few lines can expand beyond any memory."""

@@ -264,7 +264,7 @@ def _text_of(prompt: object) -> str:
     if isinstance(prompt, str):
         return prompt
     messages = prompt if isinstance(prompt, list | tuple) else []
-    asked = ""
+    asked: object = ""
     for message in messages:
         if isinstance(message, Mapping) and message.get("role") == "user":
             asked = message.get("content")
