@@ -26,7 +26,7 @@ from gspo_lightning.rewards.math.real_sets import equal_sets
 from gspo_lightning.rewards.math.structure import NAMED, compared, elements, has_signs
 from gspo_lightning.rewards.math.times import clock, date, same_time
 from gspo_lightning.rewards.math.units import PERCENT, TRIGONOMETRIC, Quantity, compound, quantity
-from gspo_lightning.rewards.math.words import case_differs, option, options, words
+from gspo_lightning.rewards.math.words import case_differs, letter_tuple, option, options, words
 
 _MEMBER = re.compile(r"^\s*[a-zA-Z]\s*\\in\s*(?=[\[(\\])")
 _FUNCTION = re.compile(r"^\s*(?:y|[a-zA-Z]\s*\(\s*([a-z])\s*\))\s*=\s*(?=[^=<>]+$)")
@@ -47,11 +47,13 @@ _FORMULA = re.compile(r"\\(?!text|mathrm)[a-z]|[\^/]")
 _EQUATION = re.compile(r"=|\\equiv(?![a-z])")
 _CAPITAL = re.compile("[A-J]")
 _CHOICES = re.compile(r"(?<![A-Za-z\\}_^])C\s*\(\s*(\d+)\s*,\s*(\d+)\s*\)")
+_KIND = r"(?:the )?(?:(?:line )?segment|point|line|side|angle|triangle|vertex|vertices|option)"
 _POINT_LABEL = re.compile(
-    r"^\\(?:text|mathrm)\s*\{\s*(?:the )?(?:point|segment|line|side|angle|triangle|vertex|vertices"
-    r"|option)\s*\}\s*(?=\S)",
+    rf"^(?:\\(?:text|mathrm)\s*\{{\s*{_KIND}\s*\}}\s*(?=\S)"
+    rf"|(\\(?:text|mathrm)\s*\{{\s*)?{_KIND}\s+(?=(?-i:[A-Z]{{1,5}})'?\s*\}}?\s*$|\())",
     re.IGNORECASE,
 )
+"""Word in front of a label, inside or outside a font: ``\\text{point } B``, ``Point B``."""
 _SUM = re.compile(r"\d[^\d]*[A-Za-z][^\d]*\d")
 _RELATION = re.compile(r"[<>\u2264\u2265]|\\(?:leq?|geq?|lt|gt)(?![a-zA-Z])")
 
@@ -91,7 +93,7 @@ class Comparison:
             return self._by_calculation(gold, given, boxed=boxed)
         if answer_type == "set":
             return self._same_set(gold, given), ""
-        given = _POINT_LABEL.sub("", given) if not gold.prose and answer_type == "any" else given
+        given = _POINT_LABEL.sub(lambda m: m[1] or "", given) if not gold.prose and answer_type == "any" else given
         verdict = self._by_form(gold, given, answer_type)
         if verdict is not None:
             return verdict
@@ -135,8 +137,14 @@ class Comparison:
         if not _CAPITAL.search(gold.text):
             return None
         if (letters := options(gold.text, joined=joined)) and (others := options(given, joined=joined)):
-            return letters == others, ""
+            return letters == others or (set(letters) == set(others) and not self._ordered(gold, letters)), ""
         return None
+
+    def _ordered(self, gold: Gold, letters: tuple[str, ...]) -> bool:
+        """True if the order of letters counts: in a tuple or where the prompt asks for one, but not of a selection."""
+        if self.question.options and list(letters) == sorted(letters):
+            return False
+        return self.question.ordered or letter_tuple(gold.text)
 
     def _same_texts(self, ours: str, theirs: str) -> bool:
         """Compare a part of the record with a part of the answer."""

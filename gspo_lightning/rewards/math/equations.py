@@ -18,7 +18,7 @@ _SUBSCRIPT = r"(?:_(?:\w|\\[a-z]+|\{[^{}]*(?:\{[^{}]*\})?[^{}]*\}))?"
 _FONT = r"\\(?:vec|overline|bar|hat|mathbf|mathrm|mathcal|text|operatorname|tilde|widehat)"
 _LETTER = rf"(?:{_FONT}\s*\{{[^{{}}]*\}}|\\[a-zA-Z]+|[a-zA-Z]){_SUBSCRIPT}"
 NAME = re.compile(
-    rf"(?:\\?[a-zA-Z]+|\\(?:text|mathrm|mathbf|vec)\s*\{{[^{{}}]*\}}){_SUBSCRIPT}(?:\([^()]*\))?"
+    rf"(?:\\?[a-zA-Z]+|\\(?:text|mathrm|mathbf|vec|hat|bm|boldsymbol|overrightarrow)\s*\{{[^{{}}]*\}}){_SUBSCRIPT}(?:\([^()]*\))?"
     rf"|\([a-z](?:\s*,\s*[a-z])*\)|\|?\\?[a-zA-Z]{{2,}}\|?|\|[A-Z]+\|"
 )
 """Left side that an equation may define: ``x``, ``f(x)``, ``x_1``, ``\\text{area}``, ``(x, y)``."""
@@ -104,7 +104,7 @@ def _stated(chain: list[str], question: Question) -> Statement | None:
         last = next((side for side in (last, *chain) if literal(quantity(side).value)), last)
         return Statement(last, tuple(side for side in chain if "$" not in side))
     reversed_name = len(chain) == 2 and NAME.fullmatch(last) and has_letters(last)
-    if reversed_name and not (has_letters(head) and NAME.fullmatch(head)):
+    if reversed_name and not (has_letters(head) and is_quantity(head)):
         return _stated(chain[::-1], question)
     if to_solve(head, question):
         return Statement(last, solved=False)
@@ -189,9 +189,9 @@ def split(text: str, mark: str) -> list[str]:
     depth = 0
     start = 0
     for position, character in enumerate(text):
-        if character in "([{":
+        if character in "([{" or text.startswith("\\langle", position):
             depth += 1
-        elif character in ")]}":
+        elif character in ")]}" or text.startswith("\\rangle", position):
             depth = max(0, depth - 1)
         elif character == mark and depth == 0 and not _belongs(text, position):
             pieces.append(text[start:position])

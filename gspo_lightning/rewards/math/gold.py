@@ -34,8 +34,10 @@ _PLAIN = re.compile(
 """Text that the library certainly reads if its braces match; equal text then needs no parsing."""
 
 
-_MEASURED = re.compile(r"\$([^$]+)\$\s*([A-Za-z][A-Za-z ]*)\.?")
-"""A value in dollar signs with a unit: ``$125$ miles``."""
+_MEASURED = re.compile(
+    r"\$([^$]+)\$(?:\s|~|\\[,;:! ])*([A-Za-z][A-Za-z /\u00b7]*(?:\^\s*(?:\{\s*-?\d\s*\}|-?\d)[A-Za-z /\u00b7]*)*)\.?"
+)
+"""A value in dollar signs with a unit outside them: ``$125$ miles``, ``$25\\pi$ cm^2``."""
 
 
 _PICTURE = re.compile(r"\\includegraphics|!\[[^\]]*\]\(|\\begin\{(?:tikzpicture|asy)\}|\[asy\]|\.(?:png|jpe?g|svg)\b")

@@ -50,10 +50,16 @@ def by_lists(gold: str, given: str, same: Same, question: Question) -> bool | No
             candidate = order
         if len(candidate) == 2 and len(point) == 3 and _by_basis(given) is not None:
             candidate = [*candidate, "0"]  # i + j in space
+        if len(point) == 2 and len(candidate) == 3 and _by_basis(gold) is not None:
+            point = [*point, "0"]
         return len(point) == len(candidate) and all(map(same, point, candidate))
     expected = _elements(gold)
     result = _elements(given)
-    if expected is None or result is None or max(len(expected), len(result)) > _MOST:
+    if expected is None or len(expected) > _MOST:
+        return None
+    if result is None:
+        return _single_of_several(expected, _NAME.sub("", given), same)
+    if len(result) > _MOST:
         return None
     braces = [_BRACES.fullmatch(text) is not None for text in (gold, given)]
     if question.ordered and not any(braces) and len(expected) > 1:
@@ -64,6 +70,12 @@ def by_lists(gold: str, given: str, same: Same, question: Question) -> bool | No
     if not braces[0] and (question.counted or repeats) and len(expected) != len(result):
         return False
     return _matched(expected, result, _alike(same), counted=not braces[0] and (question.counted or repeats))
+
+
+def _single_of_several(expected: list[str], given: str, same: Same) -> bool | None:
+    """Return False if an answer is one of several different values, None if it is none of them, or all."""
+    equal = {same(value, given) for value in expected}
+    return False if equal == {True, False} else None
 
 
 def _alike(same: Same) -> Same:

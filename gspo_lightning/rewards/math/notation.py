@@ -46,6 +46,17 @@ _INFINITE = (
     r"(?:\\(?:text|mathrm|mbox)\s*\{\s*)?(?:(?:it )?(?:diverges|tends|goes|increases|approaches|equals|is)(?: to)? )?"
     r"(?:(negative |minus |-\s*)|positive |plus )?infinity\s*\}?"
 )
+_NAMED_SPACE = re.compile(
+    r"\\(?:enspace|enskip|thinspace|medspace|thickspace|nobreakspace|space|hfill)(?![a-zA-Z])\s*"
+    r"|\\hspace\*?\s*\{[^{}]*\}|\\[hm](?:skip|space)\s*\{?\s*-?[\d.]+\s*(?:pt|em|ex|mu|cm|mm|in)\s*\}?"
+)
+"""Spacing commands with a name; all others are marks behind a backslash, ``~`` and ``\\quad``."""
+_BLANK = re.compile(r"(?<!\\)\\(?:[,;:> ]|q?quad(?![a-zA-Z]))|~")
+_NO_SPACE = re.compile(r"(?<!\\)\\!|\\neg(?:thin|med|thick)space(?![a-zA-Z])\s*")
+_IN_FONT = re.compile(
+    r"(\\(?:text|mathrm|textrm|mbox|textbf|mathbf|textit|mathit|textnormal|operatorname)\s*\{)"
+    r"([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}"
+)
 _FUNCTIONS = "(?:arc)?(?:sin|cos|tan|cot)|(?:sin|cos|tan)h|sec|csc|ln|log|exp|gcd|det|max|min"
 _COUNT = r"\d{1,3}|[a-z]"
 _BEFORE_C = r"(?:\{\s*\}\s*[_^]|(?<![A-Za-z0-9})])\{?\s*[_^])"
@@ -144,6 +155,9 @@ _WAYS: tuple[tuple[str, re.Pattern[str], str | Callable[[re.Match[str]], str]], 
     ("\\", re.compile(r"\.\d{3}(?:\\[,!;:]\d{3})*\\[,!;:]\d{1,3}(?!\d)"), lambda m: re.sub(r"\\.", "", m[0])),
     ("\\", re.compile(r"(?<=\d)(?:,?\\[,!;: ]\s*|,\s*\\!\s*)(?=\d{3}(?!\d))"), ","),
     ("\\", re.compile(r"\\(?:mathrm|text|mbox|textrm)\s*\{\s*\}"), ""),
+    ("{}", re.compile(r"(?<=\d)\{\}(?=\s*(?:\\|[\^A-Za-z~]|$))|(?<=\})\{\}(?=\s*\^)"), ""),
+    ("\\rm", re.compile(r"(?<=[\d}~\s,;:!])\{\s*\\rm(?![a-zA-Z])([^{}]*)\}"), r"\\mathrm{\1}"),
+    ("\\", _IN_FONT, lambda m: f"{m[1]}{spaced(m[2])}}}"),
     ("\\", re.compile(r"\\(?:rm|bf|it)(?![a-zA-Z])\s*"), ""),
     ("\\", re.compile(r"\\(?:texttt|textsf|mathtt|mathsf|emph|underline)\s*\{([^{}]*)\}"), r"\\text{\1}"),
     ("", re.compile(r"^(?:\s|\\[,;:! ]|\\q?quad(?![a-zA-Z])|~)+"), ""),
@@ -161,6 +175,8 @@ _SPELLINGS = tuple((tuple(marks.split()) or ("",), pattern, replacement) for mar
 _BLANK_END = re.compile(r"(?:\s+|~|(?<!\\)\\[,;:! ]|\\q?quad)$")
 _TO = r"\s*(?:\\(?:text|mathrm)\s*\{\s*to\s*\}|\bto\b|:)\s*"
 _RATIO = re.compile(rf"\d+(?:\.\d+)?(?:{_TO}\d+(?:\.\d+)?)+")
+_RAISED_IN_DOLLARS = re.compile(r"(?<=[A-Za-z])\s*\$\s*(\^\s*(?:\{\s*-?\d\s*\}|\d))\s*\$")
+"""Power of a unit that is in dollar signs of its own: ``cm$^2$``."""
 _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z])")
 _PAIRS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _WRAPPED = re.compile(
@@ -177,6 +193,8 @@ def unwrapped(text: str) -> str:
     ('42', '42', '\\$36')
     """
     text = text.strip().removesuffix("\u3002")
+    if "^" in text and "$" in text:
+        text = _RAISED_IN_DOLLARS.sub(r"\1", text)
     for _ in range(3):
         before = text
         text = text.removesuffix(".").removesuffix("\\").strip() if not text.endswith((r"\right.", "..")) else text
@@ -205,6 +223,8 @@ def in_latex(text: str) -> str:
         text = _DIGITS.sub(lambda m: str(unicodedata.decimal(m[0])), _WIDE.sub(_narrow, text)).translate(_CHARACTERS)
     if "matrix" not in text and "array" not in text and "cases" not in text:
         text = _DOUBLED.sub(r"\\", text)
+    if "space" in text or "skip" in text or "\\hfill" in text:
+        text = _NAMED_SPACE.sub(r"\\ ", text)
     while blank := _BLANK_END.search(text[-6:]):
         text = text[: -len(blank[0])]
     for marks, pattern, replacement in _SPELLINGS:
@@ -213,6 +233,15 @@ def in_latex(text: str) -> str:
                 text = pattern.sub(replacement, text)
                 break
     return re.sub(_TO, ":", text) if _RATIO.fullmatch(text.strip()) else text
+
+
+def spaced(text: str) -> str:
+    r"""Write every spacing command of a text as a space.
+
+    >>> spaced(r"12\,V~m"), spaced(r"12\!V")
+    ('12 V m', '12V')
+    """
+    return _NO_SPACE.sub("", _BLANK.sub(" ", text)) if "\\" in text or "~" in text else text
 
 
 def canonical(text: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from gspo_lightning.rewards.math.notation import spaced
 from gspo_lightning.rewards.math.unit_names import Scale, Unit, scale, unit_of
 
 PERCENT: Unit = (("percent", 1),)
@@ -94,6 +95,7 @@ def quantity(text: str) -> Quantity:
     text = text.strip()
     if text.isascii() and text.isdigit():
         return Quantity(text)
+    text = spaced(text).strip()
     marked = _marked(text)
     if marked is not None:
         return marked

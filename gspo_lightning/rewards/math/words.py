@@ -121,23 +121,33 @@ def only_option(text: str) -> str | None:
     return next(group for group in match.groups() if group).upper() if match else None
 
 
-def options(text: str, *, joined: bool = False) -> frozenset[str] | None:
-    r"""Return the letters of a list of two or more options, all of which are named; None for anything else.
+def options(text: str, *, joined: bool = False) -> tuple[str, ...] | None:
+    r"""Return the letters, in order, of a list of two or more options that names them all; None for anything else.
 
     Args:
         text: the list.
         joined: the letters may stand side by side, in the order of the alphabet: ``AC``.
 
-    >>> sorted(options(r"\text{A and C}") or ()), sorted(options("(A), (C)") or ()), options("A or C"), options("AC")
-    (['A', 'C'], ['A', 'C'], None, None)
+    >>> options(r"\text{A and C}"), options("(C), (A)"), options("A or C"), options("AC")
+    (('A', 'C'), ('C', 'A'), None, None)
     """
     plain = re.sub(r"\\[,;:! ]|\\quad|~", " ", _TEXT.sub(lambda m: m[1], text)).strip(" $*.")
     if joined and re.fullmatch("[A-J]{2,10}", plain):
-        return frozenset(plain) if sorted(set(plain)) == list(plain) else None
+        return tuple(plain) if sorted(set(plain)) == list(plain) else None
     letters = [
         re.fullmatch(r"\s*\(?\s*([A-J])\s*\)?\s*", piece) for piece in re.split(r",\s*and\b|,|;|&|\band\b", plain)
     ]
-    return frozenset(letter[1] for letter in letters if letter) if len(letters) > 1 and all(letters) else None
+    return tuple(letter[1] for letter in letters if letter) if len(letters) > 1 and all(letters) else None
+
+
+def letter_tuple(text: str) -> bool:
+    r"""True for letters in one pair of parentheses, whose order counts unless options are listed.
+
+    >>> letter_tuple(r"\text{(A, C, B)}"), letter_tuple("(A), (C)"), letter_tuple("A, C")
+    (True, False, False)
+    """
+    plain = _TEXT.sub(lambda m: m[1], text).strip(" $*.")
+    return re.fullmatch(r"\(\s*[A-J](?:\s*,\s*[A-J])+\s*\)", plain) is not None
 
 
 _SHORT_WORDS = {
