@@ -93,7 +93,8 @@ class Comparison:
             return self._by_calculation(gold, given, boxed=boxed)
         if answer_type == "set":
             return self._same_set(gold, given), ""
-        given = _POINT_LABEL.sub(lambda m: m[1] or "", given) if not gold.prose and answer_type == "any" else given
+        if not gold.prose and answer_type == "any":
+            gold, given = self._without_kinds(gold, given)
         verdict = self._by_form(gold, given, answer_type)
         if verdict is not None:
             return verdict
@@ -106,6 +107,16 @@ class Comparison:
             if equal is not None:
                 return equal, ""
         return self._by_library(gold, given, boxed=boxed, formula=boxed or formula)
+
+    def _without_kinds(self, gold: Gold, given: str) -> tuple[Gold, str]:
+        """Remove the words in front of the labels of both answers, unless they differ: a line is no segment."""
+        ours = _POINT_LABEL.match(gold.text)
+        theirs = _POINT_LABEL.match(given)
+        if ours and theirs and _kind(ours[0]) != _kind(theirs[0]):
+            return gold, given
+        if ours:
+            gold = read_gold((ours[1] or "") + gold.text[ours.end() :], self.question.options)
+        return gold, given if theirs is None else (theirs[1] or "") + given[theirs.end() :]
 
     def _by_form(self, gold: Gold, given: str, answer_type: str) -> tuple[bool, str] | None:
         """Return the verdict of the rules about how an answer is written, or None."""
@@ -142,8 +153,8 @@ class Comparison:
 
     def _ordered(self, gold: Gold, letters: tuple[str, ...]) -> bool:
         """True if the order of letters counts: in a tuple or where the prompt asks for one, but not of a selection."""
-        if self.question.options and list(letters) == sorted(letters):
-            return False
+        if self.question.options:
+            return self.question.ordered and list(letters) != sorted(letters)
         return self.question.ordered or letter_tuple(gold.text)
 
     def _same_texts(self, ours: str, theirs: str) -> bool:
@@ -237,7 +248,8 @@ class Comparison:
         found = quantity(single[1] if single and not gold.text.startswith("[") else named)
         comma = re.fullmatch(r"([+-]?\d+),(\d+)", named.strip())
         if gold.literal is not None and comma and (gold.literal.decimal or gold.literal.value.denominator > 1):
-            return same_number(gold.literal, literal(f"{comma[1]}.{comma[2]}") or gold.literal, self.decimals)
+            readings = (literal(f"{comma[1]}.{comma[2]}"), literal(named))  # 1,200 is 1.2 to some and 1200 to others
+            return any(number is not None and same_number(gold.literal, number, self.decimals) for number in readings)
         return self._equal_quantities(gold.quantity, found, final=final)
 
     def _equal_quantities(self, gold: Quantity, found: Quantity, *, final: bool) -> bool | None:
@@ -336,6 +348,11 @@ class Comparison:
             if not library.equal(wanted, left, self.decimals, strict=True):
                 return False
         return all(library.chain_holds(expression, self.decimals) for expression in found)
+
+
+def _kind(label: str) -> str:
+    """Return the last word in front of a label, in lower case: ``point``."""
+    return re.findall("[a-z]+", label.lower())[-1]
 
 
 def _same_base(text: str, other: str) -> bool:

@@ -34,12 +34,6 @@ _PLAIN = re.compile(
 """Text that the library certainly reads if its braces match; equal text then needs no parsing."""
 
 
-_MEASURED = re.compile(
-    r"\$([^$]+)\$(?:\s|~|\\[,;:! ])*([A-Za-z][A-Za-z /\u00b7]*(?:\^\s*(?:\{\s*-?\d\s*\}|-?\d)[A-Za-z /\u00b7]*)*)\.?"
-)
-"""A value in dollar signs with a unit outside them: ``$125$ miles``, ``$25\\pi$ cm^2``."""
-
-
 _PICTURE = re.compile(r"\\includegraphics|!\[[^\]]*\]\(|\\begin\{(?:tikzpicture|asy)\}|\[asy\]|\.(?:png|jpe?g|svg)\b")
 _MOST_WORDS = 40
 """Words of an answer above which it is a text that nobody repeats."""
@@ -97,8 +91,6 @@ def read_gold(answer: str, listed: bool = False) -> Gold:
     text = unwrapped(text)
     if text.startswith("\\boxed{") and text.endswith("}") and text.count("\\boxed") == 1:
         text = unwrapped(text[len("\\boxed{") : -1])
-    if measured_text := _MEASURED.fullmatch(text):
-        text = f"{measured_text[1]} \\text{{{measured_text[2]}}}"
     rest = text.replace("\\$", "")
     prose = "\\boxed" in text or "\\(" in rest or "\\[" in rest or rest.count("$") > 1 or "\n" in rest
     text = spelled(text)

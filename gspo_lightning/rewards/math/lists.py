@@ -138,7 +138,7 @@ def vector(text: str) -> list[str] | None:
 
 def _by_basis(text: str) -> list[str] | None:
     plain = _SPACE.sub("", text)
-    if not re.search(r"\\(?:mathbf|hat|vec|bm|boldsymbol|textbf)", plain) or len(plain) > 200:
+    if "=" in plain or not re.search(r"\\(?:mathbf|hat|vec|bm|boldsymbol|textbf)", plain) or len(plain) > 200:
         return None
     result: dict[str, str] = {}
     position = 0

@@ -177,6 +177,10 @@ _TO = r"\s*(?:\\(?:text|mathrm)\s*\{\s*to\s*\}|\bto\b|:)\s*"
 _RATIO = re.compile(rf"\d+(?:\.\d+)?(?:{_TO}\d+(?:\.\d+)?)+")
 _RAISED_IN_DOLLARS = re.compile(r"(?<=[A-Za-z])\s*\$\s*(\^\s*(?:\{\s*-?\d\s*\}|\d))\s*\$")
 """Power of a unit that is in dollar signs of its own: ``cm$^2$``."""
+_MEASURED = re.compile(
+    r"\$([^$]+)\$(?:\s|~|\\[,;:! ])*([A-Za-z][A-Za-z /\u00b7]*(?:\^\s*(?:\{\s*-?\d\s*\}|-?\d)[A-Za-z /\u00b7]*)*)\.?"
+)
+"""A value in dollar signs with a unit outside them: ``$125$ miles``, ``$25\\pi$ cm^2``."""
 _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z])")
 _PAIRS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _WRAPPED = re.compile(
@@ -205,7 +209,8 @@ def unwrapped(text: str) -> str:
                     text = inner.strip()
         if text == before:
             break
-    return text
+    measured = _MEASURED.fullmatch(text) if text.startswith("$") else None
+    return f"{measured[1]} \\text{{{measured[2]}}}" if measured else text
 
 
 def in_latex(text: str) -> str:

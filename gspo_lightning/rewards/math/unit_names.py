@@ -181,12 +181,12 @@ def unit_of(text: str, *, loosely: bool = False) -> Unit:
             sign = -1
         elif token in "()*":
             continue  # what follows a slash is below it: J/kg*K
-        elif lower in _POWERS and not (lower in ("squared", "cubed") and last):
+        elif lower in _POWERS and not (lower in ("squared", "cubed") and last in result):
             scale = _POWERS[lower]
         elif lower in _POWERS:
             result[last] = result[last] * _POWERS[lower]
         elif re.fullmatch(r"\^?\(?[-+]?\d+\)?", token):
-            if not last:
+            if last not in result:  # nothing, or a unit like km/h in one word, to raise
                 return ()
             result[last] *= int(token.strip("^()"))
         elif (name := name_of(token)) is not None:
