@@ -6,6 +6,7 @@ PIP_ARGS ?=
 MUTANTS ?=
 CPU_ARGS ?=
 DEFECTS ?=
+FINDINGS ?=
 BENCH_ARGS ?=
 BENCH_REAL_ARGS ?=
 GPU_CHECK_ARGS ?=
@@ -21,14 +22,14 @@ SANDBOX_TESTS := tests/rewards/sandbox tests/rewards/code tests/rollouts/agents 
   tests/runs/test_code_run.py tests/rollouts/environments/test_tools.py tests/data/prompts/tasks/test_code.py \
   tests/data/prompts/test_data_configs.py tests/training/suites/test_records.py tests/commands/data/test_report.py \
   tests/commands/evaluate/test_programs.py tests/commands/evaluate/test_recorded.py tests/commands/test_score.py
-SPELLED := $(wildcard *.md) .github docs gspo_lightning benchmarks configs examples experiments plugins tools # tests misspell on purpose
+SPELLED := $(wildcard *.md) .github docs findings gspo_lightning benchmarks configs examples experiments plugins tools # tests misspell on purpose
 USER_TESTS := $(SANDBOX_TESTS) tests/resume tests/commands/export tests/commands/init tests/runs/test_one_writer.py \
   tests/runs/test_checkpoints.py tests/runs/test_named_faults.py tests/rollouts/vllm/test_key.py
 
 .PHONY: help install sandbox bench-install bench bench-real test-gpu gpu-check device-check device-check-compile \
   docs links quickstart real-model there test test-quick test-thorough test-durations test-long \
   test-sandbox test-landlock test-user test-trl test-newest release test-wheel test-container test-vllm test-agents test-view test-real-model \
-  audit mutants defects check format lint types doctest constraints lock clean
+  audit mutants defects findings check format lint types doctest constraints lock clean
 
 help:
 	@echo "make quickstart [SEED=2]   cold start, then GSPO, on a tiny model: about a minute on a CPU"
@@ -55,6 +56,7 @@ help:
 	@echo "make audit                 known vulnerabilities of the pinned packages (needs the network)"
 	@echo "make mutants               break the mathematics in every place and see that the tests notice (docs/mutants.md)"
 	@echo "make defects               put proven defects back one by one and see that the tests notice (tools/defects)"
+	@echo "make findings              surprises of other packages (findings/), each installed anew: minutes; one: FINDINGS=name"
 	@echo "make sandbox               bubblewrap, which model-written programs run in, and g++ for those in C++ (docs/sandbox.md)"
 	@echo "make bench-install         TRL, for make bench and make test-trl"
 	@echo "make bench                 speed and memory beside TRL, on one CPU thread: under 10 minutes (benchmarks/README.md)"
@@ -237,6 +239,11 @@ mutants: install
 
 defects: install
 	$(BIN)/python -m tools.defects $(DEFECTS)
+
+# each in an environment of its own, with the versions that it names; a behaviour that has changed is an error
+findings:
+	@status=0; for script in $(if $(FINDINGS),$(FINDINGS:%=findings/%.sh),$(sort $(wildcard findings/*.sh))); do \
+	  echo "== $$script"; PYTHON=$(PYTHON) bash $$script || { status=1; echo "not as described: $$script"; }; done; exit $$status
 
 check: install lint types doctest
 
