@@ -100,7 +100,9 @@ def test_tests_of_programs_and_agents_run_with_and_without_bubblewrap_as_root() 
     makefile = (ROOT / "Makefile").read_text()
     (listed,) = re.findall(r"^SANDBOX_TESTS := ((?:.*\\\n)*.*)$", makefile, flags=re.MULTILINE)
     places = [ROOT / word for word in listed.replace("\\", "").split()]
-    runs_programs = re.compile(r"gspo_lightning\.rewards\.sandbox|\b(CommandAgent|CodeExecutor|PythonTool)\(|numpy_for_programs")
+    runs_programs = re.compile(
+        r"gspo_lightning\.rewards\.sandbox|\b(CommandAgent|CodeExecutor|PythonTool)\(|numpy_for_programs"
+    )
     files = {file for file in (ROOT / "tests").rglob("test_*.py") if runs_programs.search(file.read_text())}
     only_named = {ROOT / "tests" / "commands" / "doctor" / "test_doctor.py", Path(__file__)}
     missing = {file for file in files - only_named if not any(file.is_relative_to(place) for place in places)}
