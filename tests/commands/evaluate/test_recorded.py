@@ -73,7 +73,7 @@ def evaluate(output: Path, *arguments: object, code: int = 0) -> dict[str, Any]:
 def test_golds_that_cannot_be_read_are_said_before_any_answer_is_asked_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    golds = ("25", r"P \land Q", r"x \equiv 3 \pmod 7", r"A \subset B")
+    golds = ("25", r"C \subset D", r"x \equiv 3 \pmod 7", r"A \subset B")
     rows = [{"id": f"q{i}", "problem": "?", "answer": gold} for i, gold in enumerate(golds)]
     write(tmp_path / "data" / "aime2024.jsonl", rows)
     plan = Plan(("aime2024",), tmp_path / "asked", data=tmp_path / "data", workers=1)
