@@ -98,7 +98,7 @@ PROCESSES = [
         "        time.sleep(20)\n"
         "    os._exit(0)\n"
         "os.wait()\n"
-        "time.sleep(0.05)\n"
+        "time.sleep(0.3)\n"
         "print('left')",
         Stopped("processes", "finished left"),
         None,
