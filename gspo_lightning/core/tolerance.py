@@ -44,6 +44,15 @@ def at_least(value: Any, bound: float) -> Any:
     return (value >= bound) | equal(value, bound)
 
 
+def is_right(reward: float | None) -> bool:
+    """Return whether a reward counts as a right answer: at least 1, but for rounding; a missing one does not.
+
+    >>> is_right(0.7 + 0.2 + 0.1), is_right(0.99), is_right(None)
+    (True, False, False)
+    """
+    return reward is not None and bool(at_least(reward, 1.0))
+
+
 def is_residue(total: Any, largest_term: Any) -> Any:
     """Return whether a sum is what rounding left of terms that cancel; it stands for 0.
 

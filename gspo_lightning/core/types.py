@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.core.pictures import Media, read_media, written_media
-from gspo_lightning.core.tolerance import at_least
+from gspo_lightning.core.tolerance import is_right
 
 Message = Mapping[str, Any]
 """A chat message in OpenAI's shape: ``{"role": "user", "content": "..."}``, with ``tool_calls`` or ``tool_call_id``."""
@@ -206,7 +206,7 @@ class Rollout:
         If it is not among the parts (a function that was passed to :class:`GSPOTrainer`), the whole reward decides.
         """
         value = self.verdict(reward) if reward in self.reward_parts else self.reward
-        return value is not None and bool(at_least(value, 1.0))
+        return is_right(value)
 
     @property
     def truncated(self) -> bool:

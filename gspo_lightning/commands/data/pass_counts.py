@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from gspo_lightning.commands.data.terminal import reading
 from gspo_lightning.core.errors import UserError, is_finite
-from gspo_lightning.core.tolerance import at_least
+from gspo_lightning.core.tolerance import is_right
 from gspo_lightning.data.corpus.files import FORMATS, Identifiers, Inputs, Record, prompt_of
 from gspo_lightning.data.corpus.output import common_schema, whole_line
 from gspo_lightning.report.statistics.intervals import beta_interval
@@ -110,7 +110,7 @@ def recorded_pass_counts(
     for prompt, value in _rollouts(paths, reward):
         if value is not None:
             one = counts.setdefault(_key(prompt), [0, 0])
-            one[0] += at_least(value, 1.0)
+            one[0] += is_right(value)
             one[1] += 1
     found: list[PassCount | None] = []
     identifiers = Identifiers(inputs)

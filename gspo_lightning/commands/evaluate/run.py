@@ -18,7 +18,7 @@ from gspo_lightning.commands.evaluate.answers import Answers
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.escape import say, visible
 from gspo_lightning.core.registry import installed_version, parameters
-from gspo_lightning.core.tolerance import at_least
+from gspo_lightning.core.tolerance import is_right
 from gspo_lightning.resume.writer import sole_writer
 from gspo_lightning.rewards import RewardRunner
 from gspo_lightning.training.suites.contests import check_contests, contest_rating
@@ -293,7 +293,7 @@ def _count(plan: Plan, task: Task, graded: Mapping[str, Sequence[Graded]]) -> tu
             f"{min(counts)} to {max(counts)} answers a problem: avg@ takes all, pass@ and maj@ k = {min(counts)}"
         )
     if "rating" in suite.metrics:
-        accepted = {i: (sum(at_least(one.value, 1.0) for one in rows), len(rows)) for i, rows in graded.items() if rows}
+        accepted = {i: (sum(is_right(one.value) for one in rows), len(rows)) for i, rows in graded.items() if rows}
         estimate, more = contest_rating(task.problems, accepted, _contests(plan, suite))
         found["rating"] = Found(estimate)
         said += more

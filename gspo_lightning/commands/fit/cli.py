@@ -269,7 +269,8 @@ class TrainingCLI(LightningCLI):
         if fit and not given:
             check_writable(runs_of(config))
         writer = self.writer if fit else None
-        self.resumption = Resumption.of(given, runs_of(config), writer=writer, config=plain(config.as_dict()))
+        settings = plain(config.as_dict())
+        self.resumption = Resumption.of(given, runs_of(config), writer=writer, config=settings)
         begin(self.resumption.before.get("datasets", {}))
         config.ckpt_path = path = self.resumption.path
         hand_to_ranks(self.resumption)
@@ -279,7 +280,7 @@ class TrainingCLI(LightningCLI):
             self.resumption.check_config(config.as_dict(), versions(), plugins)
         elif path is not None:
             config.ckpt_path = kept_open(path, self.until_over)
-        self.resumption.check_model(plain(config.as_dict()))
+        self.resumption.check_model(settings)
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         """Load checkpoints with ``weights_only``: they hold tensors and primitives, and loading runs no code."""

@@ -11,7 +11,7 @@ from inspect_ai.solver import TaskState
 from gspo_lightning.commands.inspect.request import until
 from gspo_lightning.core.errors import GSPOError, UserError, did_you_mean
 from gspo_lightning.core.registry import component, parameters
-from gspo_lightning.core.tolerance import at_least
+from gspo_lightning.core.tolerance import is_right
 from gspo_lightning.rewards import Reward, RewardRunner, Sample, SampleScore
 from gspo_lightning.training.suites.judging import unread
 
@@ -91,5 +91,5 @@ def _score(reward: Reward, verdict: SampleScore) -> Score:
     about = {"reward": verdict.reward, "status": str(verdict.status)}
     if verdict.reward is None:
         return Score.unscored(reason="scoring_failed", explanation=verdict.detail, metadata=about)
-    value = CORRECT if at_least(verdict.reward, 1.0) else NOANSWER if unread(reward, verdict) else INCORRECT
+    value = CORRECT if is_right(verdict.reward) else NOANSWER if unread(reward, verdict) else INCORRECT
     return Score(value=value, explanation=verdict.detail or None, metadata=about)

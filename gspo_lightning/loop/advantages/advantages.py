@@ -73,6 +73,10 @@ class Groups:
         """Return the mean of each group, [P]."""
         return torch.zeros_like(self.sizes).index_add(0, self.index, values) / self.sizes
 
+    def largest(self, values: Tensor) -> Tensor:
+        """Return the largest absolute value of each group, [P]."""
+        return torch.zeros_like(self.sizes).scatter_reduce(0, self.index, values.abs(), "amax")
+
     def dead(self, values: Tensor) -> Tensor:
         """Return whether all values of a group are equal but for rounding, [P] bool (one value is always dead)."""
         return _no_spread(values, self.index, len(self.sizes), self.rounding)
@@ -83,8 +87,8 @@ class Groups:
         A reward at the mean of its group has the advantage 0, too, and no sign that rounding gave it.
         """
         mean = self.mean(rewards)[self.index]
-        largest = torch.zeros_like(self.sizes).scatter_reduce(0, self.index, rewards.abs(), "amax")[self.index]
-        return torch.where(self.dead(rewards)[self.index] | is_residue(rewards - mean, largest), 0.0, advantages)
+        at_mean = is_residue(rewards - mean, self.largest(rewards)[self.index])
+        return torch.where(self.dead(rewards)[self.index] | at_mean, 0.0, advantages)
 
 
 def dead_groups(rewards: Tensor, group_ids: Tensor) -> Tensor:

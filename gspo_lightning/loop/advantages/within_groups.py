@@ -121,8 +121,8 @@ class MaxRL(Advantages):
 
     @override
     def compute(self, rewards: Tensor, groups: Groups) -> Tensor:
-        largest = torch.zeros_like(groups.sizes).scatter_reduce(0, groups.index, rewards.abs(), "amax")
-        rounded = equal(rewards, 0.0, largest[groups.index], groups.rounding)  # what terms that cancel leave
+        largest = groups.largest(rewards)[groups.index]
+        rounded = equal(rewards, 0.0, largest, groups.rounding)  # what terms that cancel leave
         rewards = torch.where(rounded, 0.0, rewards)
         if bool((rewards < 0).any()):
             raise UserError(

@@ -61,15 +61,16 @@ def load_shards(folder: Path, key: str, model: nn.Module, optimizer: torch.optim
     """
     metadata = FileSystemReader(folder).read_metadata()
     parameters = {name: parameter for parameter, name in names_of(model).items()}
+    paths = _paths(metadata)
     targets: dict[str, Any] = {}
-    for name, path in _paths(metadata).items():
+    for name, path in paths.items():
         if path[0] == key and (path[1] != "state" or path[2] in parameters):
             targets[name] = _target(metadata.state_dict_metadata[name], parameters.get(path[2]))
     load(targets, storage_reader=FileSystemReader(folder), process_group=group())
     state: dict[str, dict[str, Any]] = defaultdict(dict)
     settings: dict[int, dict[str, Any]] = defaultdict(dict)
     for name, value in targets.items():
-        _, part, owner, *rest = _paths(metadata)[name]
+        _, part, owner, *rest = paths[name]
         _put((state if part == "state" else settings)[owner], rest, value)
     _restore(optimizer, state, settings, names_of(model))
 

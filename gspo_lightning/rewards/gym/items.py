@@ -15,7 +15,7 @@ from typing import Any
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
-from gspo_lightning.core.tolerance import at_least
+from gspo_lightning.core.tolerance import is_right
 from gspo_lightning.rewards.gym.families import EXACT, FORMS, unknown_family
 from gspo_lightning.rewards.logic.final import layers
 
@@ -100,7 +100,7 @@ def _right(source: Source, family: str, text: str, entry: Entry) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return bool(at_least(float(source.score_answer(text, entry)), 1.0))
+            return is_right(float(source.score_answer(text, entry)))
         except MemoryError:
             raise
         except Exception:  # third-party code on model text: any exception means not accepted

@@ -12,7 +12,7 @@ from torchmetrics import MaxMetric, MeanMetric, Metric, MinMetric
 
 from gspo_lightning.core.distributed import all_gathered
 from gspo_lightning.core.errors import UserError, counted
-from gspo_lightning.core.tolerance import at_least
+from gspo_lightning.core.tolerance import is_right
 from gspo_lightning.core.types import Rollout
 from gspo_lightning.report.statistics import samples
 from gspo_lightning.training.evaluation.evaluation_settings import Evaluation
@@ -166,7 +166,7 @@ class EvaluationMetrics(nn.Module):
         left out of the accuracy (it is never a silent 0).
         """
         parts = [[r.verdict(accuracy_reward) for r in group] for group in groups]
-        known = [[at_least(v, 1.0) for v in row if v is not None] for row in parts if None not in row]
+        known = [[is_right(v) for v in row if v is not None] for row in parts if None not in row]
         if len(known) < len(parts):
             log.warning("evaluation: %d of %d prompts have a missing score", len(parts) - len(known), len(parts))
         for name, metric in self.metrics.items():
@@ -189,7 +189,7 @@ class EvaluationMetrics(nn.Module):
                 self._count_for(self.sources.index(source), group, row)
 
     def _count_for(self, number: int, group: Sequence[Rollout], verdicts: Sequence[float | None]) -> None:
-        known = [at_least(v, 1.0) for v in verdicts if v is not None]
+        known = [is_right(v) for v in verdicts if v is not None]
         rewards = [r.reward for r in group if r.reward is not None]
         accuracy, mean = self.by_source[f"accuracy {number}"], self.by_source[f"reward {number}"]
         if len(known) == len(verdicts):

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 
-from gspo_lightning.core.tolerance import at_least
+from gspo_lightning.core.tolerance import is_right
 from gspo_lightning.rewards import Pending, Reward, RewardRunner, Sample, SampleScore
 from gspo_lightning.training.suites.problems import Problem
 from gspo_lightning.training.suites.suite import Suite
@@ -88,7 +88,7 @@ def _verdicts(
     pending: Pending,
 ) -> list[Verdict]:
     scores = pending.result()
-    right = [score.reward is not None and bool(at_least(score.reward, 1.0)) for score in scores]
+    right = [is_right(score.reward) for score in scores]
     cast = votes.cast(answers, right) if votes is not None else [None] * len(answers)
     graded = zip(answers, scores, cast, strict=True)
     return [_verdict(suite, problems[answer.id], answer, score, vote) for answer, score, vote in graded]

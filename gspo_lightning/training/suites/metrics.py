@@ -12,7 +12,7 @@ from typing import Any
 
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.parsing import load_json
-from gspo_lightning.core.tolerance import at_least
+from gspo_lightning.core.tolerance import is_right
 from gspo_lightning.report.statistics.intervals import Estimate, of_new_problems, of_these_problems
 from gspo_lightning.report.statistics.samples import g_pass_at_k, majority, mg_pass_at_k, pass_at_k
 from gspo_lightning.resume.files import write_text
@@ -74,7 +74,7 @@ def measure(suite: Suite, problems: Sequence[Problem], graded: Mapping[str, Sequ
         raise UserError(f"suite {suite.name}", "not one problem has an answer that could be judged")
     counts = [len(rows[p.id]) for p in there]
     least, most = min(counts), max(counts)
-    right = [[float(at_least(one.value, 1.0)) for one in rows[p.id]] for p in there]
+    right = [[float(is_right(one.value)) for one in rows[p.id]] for p in there]
     found: dict[str, Found] = {}
     if "avg" in suite.metrics:
         found[f"avg@{most}"] = _averaged(right)

@@ -12,7 +12,7 @@ from typing import IO, Any
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.parsing import load_json
 from gspo_lightning.core.temp_files import sweep, temp_path
-from gspo_lightning.core.tolerance import at_least
+from gspo_lightning.core.tolerance import is_right
 from gspo_lightning.resume.files import sync_folder
 
 
@@ -55,7 +55,7 @@ class Verdict:
     @property
     def right(self) -> bool:
         """True for a value of at least 1."""
-        return self.value is not None and bool(at_least(self.value, 1.0))
+        return is_right(self.value)
 
 
 _NAMES = tuple(field.name for field in fields(Verdict) if field.default is MISSING)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gspo_lightning.core.tolerance import at_least
+from gspo_lightning.core.tolerance import is_right
 from gspo_lightning.rewards import RewardRunner, Sample
 from gspo_lightning.rewards.math.notation import canonical
 from gspo_lightning.rewards.math.numbers import literal
@@ -111,7 +111,7 @@ class Votes:
                 pairs.append((key, earlier, later))
                 samples += [self._sample(key, earlier, later), self._sample(key, later, earlier)]
         scores = self._runner.score(samples) if samples else []
-        same = [score.reward is not None and bool(at_least(score.reward, 1.0)) for score in scores]
+        same = [is_right(score.reward) for score in scores]
         return {pair for pair, there, back in zip(pairs, same[::2], same[1::2], strict=True) if there or back}
 
     def _sample(self, key: str, record: Ballot, given: Ballot) -> Sample:
