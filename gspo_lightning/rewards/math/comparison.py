@@ -260,8 +260,7 @@ class Comparison:
         theirs = literal(bare(found.value))
         if ours is not None and theirs is not None:
             return equal_literals(pair, ours, theirs, self.decimals)
-        scaled = None if final else equal_expressions(pair, self.decimals)
-        return False if final else scaled
+        return False if final else equal_expressions(pair, self.decimals)
 
     def _by_calculation(self, gold: Gold, given: str, *, boxed: bool) -> tuple[bool, str]:
         """Compare a number, or an equation of calculations whose value it is: 3 + 8 = 10 is not 10."""

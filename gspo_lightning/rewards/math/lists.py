@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from gspo_lightning.rewards.math.equations import split
 from gspo_lightning.rewards.math.question import Question
+from gspo_lightning.rewards.math.structure import same_elements
 
 Same = Callable[[str, str], bool]
 _MOST = 12
@@ -91,11 +92,7 @@ def _alike(same: Same) -> Same:
 def _matched(expected: list[str], result: list[str], same: Same, *, counted: bool) -> bool:
     """True if two lists have the same elements in any order; ``counted``: each as often."""
     if not counted:
-        expected = list(dict.fromkeys(expected))
-        result = list(dict.fromkeys(result))
-        return all(any(same(a, b) for b in result) for a in expected) and all(
-            any(same(a, b) for a in expected) for b in result
-        )
+        return same_elements(expected, result, same)
     rest = list(result)
     for value in expected:
         match = next((other for other in rest if same(value, other)), None)

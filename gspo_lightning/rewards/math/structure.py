@@ -116,10 +116,18 @@ def _pieces(text: str) -> list[str]:
 
 def _matched(wanted: list[str], found: list[str], same: Same) -> bool:
     """True if the lists have the same elements, in any order; an answer with far more elements is not read."""
-    wanted, found = list(dict.fromkeys(wanted)), list(dict.fromkeys(found))
-    if len(found) > 2 * len(wanted) + 4:
+    if len(dict.fromkeys(found)) > 2 * len(dict.fromkeys(wanted)) + 4:
         return False
-    return all(any(same(a, b) for b in found) for a in wanted) and all(any(same(a, b) for a in wanted) for b in found)
+    return same_elements(wanted, found, same)
+
+
+def same_elements(ours: list[str], theirs: list[str], same: Same) -> bool:
+    """True if each element of one list equals an element of the other, in any order, however often it stands there."""
+    ours = list(dict.fromkeys(ours))
+    theirs = list(dict.fromkeys(theirs))
+    if not all(any(same(a, b) for b in theirs) for a in ours):
+        return False
+    return all(any(same(a, b) for a in ours) for b in theirs)
 
 
 # named values -------------------------------------------------------------------------------------------------------

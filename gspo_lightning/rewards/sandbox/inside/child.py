@@ -223,8 +223,7 @@ class Child:
         """Return why a child must end now, or "".
 
         A child is asleep if at half of the samples it neither used a CPU nor waited for one. A child that a busy
-        machine
-        starves gets more time, and in the end nobody is at fault.
+        machine starves gets more time, and in the end nobody is at fault.
         """
         limits, layers = self.limits, self.setup["layers"]
         seen = used(self._processes(pid))
