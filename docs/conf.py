@@ -53,6 +53,7 @@ PAGES = {
 def first_page(app: Sphinx, page: str, source: list[str]) -> None:
     """Put the README at the top of the first page, with links to pages of the site."""
     if page == "index":
+        app.env.note_dependency(str(ROOT / "README.md"))  # else a README that changed alone is not built anew
         text = (ROOT / "README.md").read_text(encoding="utf-8").replace("](docs/", "](")
         for file, name in PAGES.items():
             text = text.replace(f"]({file})", f"]({name})")
