@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -129,7 +130,8 @@ def test_sampling_ahead_of_training(tmp_path: Path, trained: Path) -> None:
 def test_two_ranks_train_as_one_process(tmp_path: Path, trained: Path) -> None:
     """With a socket file for each, because each has a gateway."""
     (tmp_path / "through_socket.py").write_text(THROUGH_SOCKET)
-    options = [*BRIEF, f"--plugins+={tmp_path / 'through_socket.py'}", f"--data.rollouts.socket={tmp_path / 'socket'}"]
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # a path of a socket is short, tmp_path may be long
+    options = [*BRIEF, f"--plugins+={tmp_path / 'through_socket.py'}", f"--data.rollouts.socket={folder / 'socket'}"]
     options += ["--data.rollouts.agent.function=through_socket.solve", "--data.record_rollouts=true"]
     for name in ("one", "two"):
         runs.share_cold_start(trained.parents[1], tmp_path / name)
@@ -144,7 +146,18 @@ def test_two_ranks_train_as_one_process(tmp_path: Path, trained: Path) -> None:
     assert completions(one) == completions(two)
     assert runs.largest_difference(runs.weights(one), runs.weights(two)) < 1e-5
     assert runs.scalars(two)["agents/turns"] == runs.scalars(one)["agents/turns"]
-    assert list(tmp_path.glob("socket*")) == []
+    folder.rmdir()  # empty: the sockets are gone
+
+
+def test_a_path_too_long_for_a_socket_is_refused_before_the_first_rollout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = "/tmp/" + "s" * 92
+    options = [*runs.SMALL, *BRIEF, f"--trainer.default_root_dir={tmp_path}", f"--data.rollouts.socket={path}"]
+    assert main(["fit", f"--config={AGENT}", *options[1:]]) == 2
+    error = capsys.readouterr().err
+    assert "AgentRollouts.socket: has 97 bytes; a path of a socket has at most 96" in error
+    assert "trying again" not in error
 
 
 def test_predictions_are_conversations_of_the_agent(trained: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -24,6 +25,8 @@ from gspo_lightning.rollouts.serving.loop import LoopThread
 from gspo_lightning.rollouts.source import Progress, ResponsePrefix, RolloutSource
 from gspo_lightning.rollouts.wrapping import WrappingSource
 
+LONGEST_SOCKET = 96
+"""Bytes of a path of a socket; macOS takes 103 (Linux 107), of which ranks use up to seven (``-rank999``)."""
 _LONGEST = 4
 """One part in so many of a batch, its longest turns, is sampled on together with what the other agents say next."""
 
@@ -88,6 +91,9 @@ class AgentRollouts(WrappingSource):
             raise UserError("AgentRollouts.max_missing_rate", f"is {max_missing_rate}; it must lie in [0, 1]")
         if strange := sorted({*(failures or {})} - {*CLASSES}):
             raise UserError("AgentRollouts.failures", f"{strange[0]!r} is no class; classes: {', '.join(CLASSES)}")
+        if (length := len(os.fsencode(socket))) > LONGEST_SOCKET:
+            problem = f"has {length} bytes; a path of a socket has at most {LONGEST_SOCKET}"
+            raise UserError("AgentRollouts.socket", problem, fix="choose a path in /tmp, or a relative one")
         self.agent, self.batch_s = agent, batch_ms / 1000
         self.limits = Limits(
             in_flight, deadline_s, set_up_s, verify_s, max_turns, max_missing_rate, match, socket, strict,
