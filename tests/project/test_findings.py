@@ -32,6 +32,11 @@ def test_a_finding_says_its_surprise_pins_what_it_installs_and_removes_its_folde
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
 
 
+def test_each_finding_is_on_the_page_of_surprises() -> None:
+    page = (ROOT / "docs" / "not_as_guessed.md").read_text()
+    assert sorted(set(re.findall(r"`findings/(\w+\.sh)`", page))) == [script.name for script in SCRIPTS]
+
+
 def test_make_findings_runs_all_or_the_one_that_is_named() -> None:
     def commands(*arguments: str) -> str:
         done = subprocess.run(
