@@ -47,7 +47,9 @@ class Characters:
     ) -> list[int]:
         return _ids(messages)
 
-    def parse(self, token_ids: Sequence[int], stop: Sequence[str], tools: Sequence[Message]) -> Turn:
+    def parse(
+        self, token_ids: Sequence[int], stop: Sequence[str], tools: Sequence[Message], context: Sequence[int] = ()
+    ) -> Turn:
         return Turn(SAID)
 
 

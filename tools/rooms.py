@@ -35,7 +35,7 @@ WINGS: dict[str, list[str]] = {
     "report": ["view", "statistics", "."],
     "resume": ["."],
     "core": [
-        "metric_table", "registry", "moved_names", "types", "tolerance", "parsing", "faults", "distributed",
+        "metric_table", "registry", "moved_names", "thinking", "types", "tolerance", "parsing", "faults", "distributed",
         "addresses", "turn", "temp_files", "randomness", "pictures", "output", "escape", "bodies", "errors",
     ],
 }  # fmt: skip

@@ -28,7 +28,8 @@ _BATCH_CHARACTERS = 8_000_000
 _BATCHES_AHEAD = 2
 _REASONS = 5
 """Maximum number of reasons for missing rewards in the summary."""
-_OWN_KEYS = ("id", "prompt", "completion", "completion_ids", "truncated")
+_FLAGS = (("truncated", bool), ("unfinished_thought", bool))
+_OWN_KEYS = ("id", "prompt", "completion", "completion_ids", "truncated", "unfinished_thought")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -250,7 +251,7 @@ def _read_line(line: bytes, source: Path, number: int) -> tuple[Any, Sample]:
         raise UserError(where, f"is a JSON {type(record).__name__}, not an object", fix='write {"completion": ...}')
     if "completion" not in record:
         raise UserError(where, f"has no 'completion'; it has {', '.join(record) or 'nothing'}")
-    for name, kind in (("completion", str), ("prompt", str), ("truncated", bool), ("completion_ids", list)):
+    for name, kind in (("completion", str), ("prompt", str), *_FLAGS, ("completion_ids", list)):
         if name in record and not isinstance(record[name], kind):
             raise UserError(where, f"{name!r} is a {type(record[name]).__name__}; it must be a {kind.__name__}")
     identifier = record.get("id", number)
@@ -261,5 +262,6 @@ def _read_line(line: bytes, source: Path, number: int) -> tuple[Any, Sample]:
         completion_ids=tuple(record.get("completion_ids", ())),
         columns={key: value for key, value in record.items() if key not in _OWN_KEYS},
         truncated=record.get("truncated", False),
+        unfinished_thought=record.get("unfinished_thought", False),
     )
     return identifier, sample

@@ -133,8 +133,9 @@ class Rollout:
     (end, score) of each step by the name of the reward, ``end`` a position in ``token_ids``, rising. ``values`` and
     ``returns`` [T] float32 are a critic's values of the state before each token, and their targets;
     ``token_penalties`` [T] float32 add up to ``kl_penalty``. ``lost`` is the reason of a failed environment, which
-    leaves no reward; ``missing`` is the reason why rewards gave none. ``malformed_calls`` counts calls of tools that
-    could not be read; None if the chat template showed no tools.
+    leaves no reward; ``missing`` is the reason why rewards gave none. ``unfinished_thought`` says that the response
+    ends inside a thought that its prompt opened (:mod:`gspo_lightning.core.thinking`). ``malformed_calls`` counts calls
+    of tools that could not be read; None if the chat template showed no tools.
     """
 
     prompt: Prompt
@@ -170,6 +171,7 @@ class Rollout:
     row_ends: tuple[int, ...] = ()
     contexts: tuple[tuple[int, ...], ...] = ()
     tree: tuple[Mapping[str, Any], ...] = ()
+    unfinished_thought: bool = False
 
     def __post_init__(self) -> None:
         shape = tuple(self.token_ids.shape)

@@ -12,6 +12,7 @@ from gspo_lightning.rewards.types import Sample, Score, ScoreStatus
 
 FEW, MANY = 16, 1000
 """Records per data set checked before the first rollout: for all rewards, and for those that read answers."""
+_THOUGHT = "6 * 7 is 42."
 _NAMED = 4
 """Number of unreadable records that a message names."""
 
@@ -27,6 +28,26 @@ def conversation_columns(prompt: str, text: str) -> dict[str, Any]:
     """Return the columns of a conversation of one turn."""
     messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": text}]
     return {"messages": messages, "turn_rewards": [0.0], "environment_reward": 0.0}
+
+
+def thoughts(record: Mapping[str, Any], prompt: str) -> list[tuple[Sample, Sample]]:
+    """Return pairs of completions, the second with its thought opened in it and not by the prompt."""
+    answer = str(record.get("answer", "42"))
+    ends = (f"</think>{answer}", f"\n</think>\n\n\\boxed{{{answer}}}", f"\n</think>\n<answer>\n{answer}\n</answer>")
+    pairs = []
+    for end in ends:
+        shorter, longer = f"{_THOUGHT}{end}", f"<think>{_THOUGHT}{end}"
+        if end.startswith("\n"):
+            longer = f"<think>\n{_THOUGHT}{end}"
+        texts = [Sample("canned/thought", prompt, text, tuple(range(len(text))), record) for text in (shorter, longer)]
+        pairs.append((texts[0], texts[1]))
+    return pairs
+
+
+def pays_more(scores: Sequence[Score | None]) -> bool:
+    """True if the second of some pair (:func:`thoughts`) is paid more than the first."""
+    rewards = [None if score is None else score.reward for score in scores]
+    return any(a is not None and b is not None and a < b for a, b in zip(rewards[::2], rewards[1::2], strict=True))
 
 
 def silent(judges: Judges, samples: Sequence[Sample], scores: Sequence[Mapping[str, Score]]) -> dict[str, str]:

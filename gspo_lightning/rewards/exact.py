@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gspo_lightning.core.thinking import UNFINISHED
 from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.types import Score
 
@@ -22,13 +23,17 @@ class ExactMatch(Reward):
     '2 markers'
     """
 
+    finds_answers = True
+
     def __init__(self, marker: str = "#", exactly_one: bool = True, require_terminated: bool = True) -> None:
         self.marker, self.exactly_one, self.require_terminated = marker, exactly_one, require_terminated
 
-    def score(self, completion: str, truncated: bool, answer: object) -> Score:
+    def score(self, completion: str, truncated: bool, answer: object, unfinished_thought: bool = False) -> Score:
         """Compare the answer; ``detail`` says why an answer could not be compared."""
         if self.require_terminated and truncated:
             return Score(0.0, detail="truncated")
+        if unfinished_thought:
+            return Score(0.0, detail=UNFINISHED)
         if not self.marker:
             return Score(float(completion.strip() == str(answer)))
         count = completion.count(self.marker)

@@ -22,6 +22,8 @@ from gspo_lightning.rewards.types import Sample, Score, TrainerState
 _LISTS = ("prompts", "completions", "completion_ids")
 _OF_TRAINER = ("trainer_state", "log_extra", "log_metric")
 _BUILT_IN = (*_LISTS, *_OF_TRAINER)
+_NAMED = ("unfinished_thought",)
+"""Lists for functions that name them; ``**kwargs`` is what TRL would give."""
 _PLACES = ("worker", "trainer")
 _KINDS = ("auto", "text", "messages")
 _CHARACTERS = 500
@@ -34,7 +36,7 @@ class FunctionReward(Reward):
     Each argument is a list with one element per completion; columns of the records keep their names. The function
     sees parts of a rollout batch when it runs in workers, and all completions of this process in the trainer.
     ``trainer_state`` (:class:`TrainerState`), ``log_extra`` and ``log_metric`` are given to functions that name them or
-    take ``**kwargs``, as TRL does.
+    take ``**kwargs``, as TRL does; ``unfinished_thought`` (a list, see :class:`Sample`) to those that name it.
 
     Args:
         function: dotted path (``plugins.rules.polite``), or the function itself; may be ``async``.
@@ -83,7 +85,7 @@ class FunctionReward(Reward):
                 fix=f"give its arguments: init_args: {{function: {self.name}, arguments: {{...}}}}",
             )
         self.function: Callable[..., Any] = function
-        self._function_plan: Plan = make_plan(function, field, method=False, built_in=_BUILT_IN)
+        self._function_plan: Plan = make_plan(function, field, method=False, built_in=(*_BUILT_IN, *_NAMED))
         self._messages = self.completions == "messages" or (self.completions == "auto" and wants_messages(function))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -106,11 +108,12 @@ class FunctionReward(Reward):
             "prompts": [prompt_messages(s) if self._messages else s.prompt for s in samples],
             "completions": [completion_messages(s) if self._messages else s.completion for s in samples],
             "completion_ids": [list(s.completion_ids) for s in samples],
+            "unfinished_thought": [s.unfinished_thought for s in samples],
             "trainer_state": TrainerState.of(samples[0]) if samples else TrainerState(),
             "log_extra": logged.extra,
             "log_metric": logged.metric,
         }
-        arguments = {name: values[name] for name in (_BUILT_IN if plan.takes_columns else plan.built_in)}
+        arguments = {name: values[name] for name in {*plan.built_in, *(_BUILT_IN if plan.takes_columns else ())}}
         present = {name for s in samples for name in s.columns}
         wanted = present if plan.takes_columns else present.intersection((*plan.required, *plan.optional))
         for name in sorted(wanted - set(arguments)):

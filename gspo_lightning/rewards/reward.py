@@ -20,9 +20,10 @@ class Reward(ABC):
     """A scorer of completions. Defining a subclass registers it under its name.
 
     Subclasses define ``score``. Its parameters are filled by name from ``prompt``, ``completion``,
-    ``completion_ids``, ``truncated``, ``sample`` (the whole :class:`Sample`) and the record's columns (``answer``
-    ...); ``**columns`` takes all columns that are not named. It returns a number, a :class:`Score`, or None for
-    *missing*, and may be ``async``. Rewards that score many samples at once define ``score_batch`` instead.
+    ``completion_ids``, ``truncated``, ``unfinished_thought``, ``sample`` (the whole :class:`Sample`) and the record's
+    columns (``answer`` ...); ``**columns`` takes all columns that are not named. It returns a number, a
+    :class:`Score`, or None for *missing*, and may be ``async``. Rewards that score many samples at once define
+    ``score_batch`` instead.
 
     An exception stops the run. A reward that cannot judge an answer returns ``Score.model_error``. In a worker an
     ``InfrastructureError`` (a server is down, a sandbox did not start) costs only the sample: it is scored once more,
@@ -43,6 +44,8 @@ class Reward(ABC):
     """Name of another reward, with known answers, to compare scores with (``reward/agreement/<name>``)."""
     reads_answers: bool = False
     """True if the reward may fail to read a record's answer: many records are checked before the first rollout."""
+    finds_answers: ClassVar[bool] = False
+    """True if it reads what comes after a thought, wherever the thought was opened."""
     no_answer: ClassVar[str] = ".+"
     """A regular expression for the details that mean, with a reward of 0, that there was no answer to judge."""
     _plan: ClassVar[Plan]

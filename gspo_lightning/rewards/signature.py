@@ -9,7 +9,7 @@ from typing import Any
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.rewards.types import Sample
 
-BUILT_IN = ("prompt", "completion", "completion_ids", "truncated", "sample")
+BUILT_IN = ("prompt", "completion", "completion_ids", "truncated", "unfinished_thought", "sample")
 """Names that every sample has; any other name is a column of the record."""
 
 

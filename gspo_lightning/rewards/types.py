@@ -33,8 +33,10 @@ class Sample:
     """A completion to score.
 
     ``id`` names it in messages, ``completion_ids`` are the policy's own tokens, ``columns`` is the rest of the record
-    (``answer`` ...), ``truncated`` says whether the completion was cut at the response limit. ``prompt_messages`` holds
-    a prompt that is a list of chat messages. ``step`` is the number of optimizer steps that the weights had when they
+    (``answer`` ...), ``truncated`` says whether the completion was cut at the response limit. ``unfinished_thought``
+    says that it ends inside a thought, which the text does not show if the prompt opened it: there is no answer
+    (:mod:`gspo_lightning.core.thinking`). ``prompt_messages`` holds a prompt that is a list of chat messages. ``step``
+    is the number of optimizer steps that the weights had when they
     generated the completion, ``total_steps`` that of the whole run (-1: unknown).
     """
 
@@ -47,6 +49,7 @@ class Sample:
     prompt_messages: tuple[Mapping[str, Any], ...] = ()
     step: int = 0
     total_steps: int = -1
+    unfinished_thought: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from gspo_lightning.core.thinking import decode_response
 from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.source import ResponsePrefix
@@ -114,7 +115,7 @@ def finish(
         response_mask=torch.ones(ids.shape[0], dtype=torch.bool),
         finish_reason=reason,
         policy_version=version,
-        text=policy.tokenizer.decode(ids.tolist(), skip_special_tokens=True),
+        text=decode_response(policy.tokenizer, ids.tolist()),
     )
 
 

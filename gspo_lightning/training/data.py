@@ -245,7 +245,7 @@ class PromptDataModule(LightningDataModule):
             self.partial = sources.partial_rollouts(self._retrying(self.rollouts), self._order, self.settings, world)
         (self.rollouts if stage == "fit" else self.rollouts.for_evaluation()).open(self.longest)
         if self._runner is None and self.rewards:  # the workers start now: their import time hides behind the model's
-            sources.check_rewards(self.runner, self.sets, self.rollouts)
+            sources.check_rewards(self.runner, self.sets, self.rollouts, tokenizer)
 
     def bind(self, state: TrainingState, folder: Path, *, distributions: bool = True) -> None:
         """Connect the training state that all later rollouts are for.

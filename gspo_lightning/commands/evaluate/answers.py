@@ -80,8 +80,8 @@ class Recorded:
 def read_completions(path: Path, suite: str, problems: Collection[str], *, several: bool) -> Iterator[Answer]:
     """Yield the answers to a suite's problems, one after another: memory does not grow with the file.
 
-    A line may also have ``suite``, ``truncated`` and ``tokens``. Without ``sample``, answers to a problem are numbered
-    in order.
+    A line may also have ``suite``, ``truncated``, ``unfinished_thought`` and ``tokens``. Without ``sample``, answers to
+    a problem are numbered in order.
 
     Args:
         path: JSON lines.
@@ -122,9 +122,12 @@ def read_completions(path: Path, suite: str, problems: Collection[str], *, sever
             if not isinstance(record.get("completion"), str):
                 raise UserError(where, "has no 'completion' that is a text")
             tokens, truncated = record.get("tokens"), record.get("truncated", False)
+            thinking = record.get("unfinished_thought", False)
             if not isinstance(truncated, bool) or not (tokens is None or isinstance(tokens, int)):
                 raise UserError(where, "'truncated' must be true or false, and 'tokens' a number")
-            yield Answer(identifier, sample, record["completion"], tokens, truncated)
+            if not isinstance(thinking, bool):
+                raise UserError(where, "'unfinished_thought' must be true or false")
+            yield Answer(identifier, sample, record["completion"], tokens, truncated, unfinished_thought=thinking)
 
 
 def _object(line: bytes, where: str) -> dict[str, Any]:

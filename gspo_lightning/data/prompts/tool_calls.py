@@ -14,6 +14,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_parsing import parse_response
 
+from gspo_lightning.core.thinking import CLOSING, OPENING
 from gspo_lightning.core.turn import ToolCall as ToolCall
 from gspo_lightning.core.turn import Turn as Turn
 
@@ -109,17 +110,27 @@ _MOST_MARKS = 500
 _PLAIN = {"start_anchor": _NEVER, "fields": {"thinking": _THINKING, "content": _CONTENT}}
 
 
-def parse_turn(tokenizer: PreTrainedTokenizerBase, text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Turn:
+def parse_turn(
+    tokenizer: PreTrainedTokenizerBase,
+    text: str,
+    tools: Sequence[Mapping[str, Any]] = (),
+    *,
+    opened: bool = False,
+) -> Turn:
     """Return the parts of a turn; never fails.
 
-    A turn with a call that cannot be read has no calls, and its text stays content, as in vLLM.
+    A turn with a call that cannot be read has no calls, and its text stays content, as in vLLM. A turn that ends inside
+    its thought is reasoning only, as with vLLM's reasoning parsers.
 
     Args:
         tokenizer: its chat template, or its ``response_template``, decides the format of calls.
         text: the turn, decoded with its special tokens: in some families they are the marks of calls.
         tools: JSON schemas; without any, no calls are looked for. Texts become numbers where a schema says so.
+        opened: the template has opened a thought before the text.
     """
     said = _without_end(tokenizer, text)
+    if opened and CLOSING not in said and OPENING not in said:
+        return Turn("", said.strip() or None)
     own = getattr(tokenizer, "response_template", None)
     name = _format_of(_template(tokenizer))
     if sum(said.count(mark) for mark in _MARKS) > _MOST_MARKS:

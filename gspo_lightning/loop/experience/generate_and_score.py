@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.thinking import unfinished_thought
 from gspo_lightning.core.tolerance import SINGLE, equal
 from gspo_lightning.core.types import Prompt, Rollout, SamplingParams
 from gspo_lightning.loop.experience.partial import PartialRollouts
@@ -139,7 +140,9 @@ def generate_and_score(
         runner = rewards
 
         def submit(group: Sequence[Rollout]) -> None:
-            known = _known(group if asked is None else check_group(asked, group, group_size, sampling))
+            known = _known(
+                group if asked is None else check_group(asked, group, group_size, sampling), policy.tokenizer
+            )
             begun.append((known, runner.submit([_sample(r, total_steps, runner.judges) for r in known])))
 
         source.on_group = submit
@@ -176,12 +179,12 @@ def _judge(
     """Wait for the scores in flight, request the others, and store all of them."""
     if isinstance(rewards, RewardRunner):
         early = {id(r) for group, _ in begun for r in group}
-        late = [r for r in _known(r for g in groups for r in g) if id(r) not in early]
+        late = [r for r in _known([r for g in groups for r in g], tokenizer) if id(r) not in early]
         scored = [r for group, _ in begun for r in group] + late
         rest = rewards.submit([_sample(r, total_steps, rewards.judges) for r in late])
         scores = rewards.gather([*(pending for _, pending in begun), rest])
     else:
-        scored = _known(r for g in groups for r in g)
+        scored = _known([r for g in groups for r in g], tokenizer)
         scores = list(rewards.score([_sample(r, total_steps) for r in scored]))
     for rollout, score in zip(scored, scores, strict=True):
         _fill(rollout, score)
@@ -229,6 +232,7 @@ def _sample(rollout: Rollout, total_steps: int, judges: Judges | None = None) ->
         completion_ids=tuple(rollout.own_ids.tolist()),
         columns={**columns_of(rollout.prompt, judges), **of_conversation(rollout)},
         truncated=rollout.truncated,
+        unfinished_thought=rollout.unfinished_thought,
         prompt_messages=rollout.prompt.messages,
         step=rollout.policy_version,
         total_steps=total_steps,
@@ -242,8 +246,13 @@ def columns_of(prompt: Prompt, judges: Judges | None) -> Mapping[str, Any]:
     return {**prompt.columns, "images": [picture.data for picture in prompt.media]}
 
 
-def _known(rollouts: Iterable[Rollout]) -> list[Rollout]:
-    """Return the responses that need a score: no failed conversations, and no responses that came with a score."""
+def _known(rollouts: Sequence[Rollout], tokenizer: PreTrainedTokenizerBase) -> list[Rollout]:
+    """Return the responses that need a score: no failed conversations, and no responses that came with a score.
+
+    All are marked that end inside a thought.
+    """
+    for rollout in rollouts:
+        rollout.unfinished_thought = unfinished_thought(tokenizer, rollout)
     return [r for r in rollouts if not r.lost and not r.reward_statuses]
 
 

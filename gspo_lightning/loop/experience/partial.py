@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gspo_lightning.core.thinking import decode_response
 from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams, WeightsOn
 from gspo_lightning.loop.experience.retrying import RetryingSource
 from gspo_lightning.policy.packing.batches import make_micro_batch
@@ -234,7 +235,7 @@ def _grown(response: Rollout, piece: Rollout, policy: Policy) -> Rollout:
         response_mask=torch.ones(len(ids), dtype=torch.bool),
         finish_reason=piece.finish_reason,
         policy_version=piece.policy_version,
-        text=policy.tokenizer.decode(ids.tolist(), skip_special_tokens=True),
+        text=decode_response(policy.tokenizer, ids.tolist()),
         versions=torch.cat([response.versions, ages]),
         routes=_routes(response, piece),
     )

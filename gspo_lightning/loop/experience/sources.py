@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from gspo_lightning.core.errors import UserError, did_you_mean
+from gspo_lightning.core.thinking import context_opens_thought
 from gspo_lightning.data.prompts.curricula import Curriculum, Uniform
 from gspo_lightning.data.prompts.mixed_order import MixedOrder
 from gspo_lightning.data.prompts.order import PromptOrder
@@ -115,13 +117,16 @@ def check_shown(tokenizer: PreTrainedTokenizerBase, sets: PromptSets, sources: I
         )
 
 
-def check_rewards(runner: RewardRunner, sets: PromptSets, rollouts: RolloutSource) -> None:
+def check_rewards(
+    runner: RewardRunner, sets: PromptSets, rollouts: RolloutSource, tokenizer: PreTrainedTokenizerBase
+) -> None:
     """Check that every reward scores canned answers to a record it applies to, and every checked record has a reward.
 
     Args:
         runner: runs the rewards.
         sets: the prompt sets, read.
         rollouts: the source of responses.
+        tokenizer: of the policy.
 
     Raises:
         UserError: a reward that cannot score, or a record without one.
@@ -136,6 +141,13 @@ def check_rewards(runner: RewardRunner, sets: PromptSets, rollouts: RolloutSourc
             firsts.append(prompt)
     for first in firsts:
         runner.check(columns_of(first, runner.judges), first.text, others, conversation=has_environment(rollouts))
+    first = firsts[0]
+    if os.environ.get("LOCAL_RANK", "0") == "0" and context_opens_thought(tokenizer, first.token_ids):
+        for name in runner.demand_openings(columns_of(first, runner.judges), first.text):
+            log.warning(
+                "rewards.%s pays less for a completion without <think>, but the chat template has written it at the "
+                "end of the prompt, so that no completion has it: judge what comes after it (r'.*</think>.*')", name
+            )  # fmt: skip
 
 
 def training_order(sets: PromptSets, settings: ExperienceSettings, curriculum: Curriculum | None) -> PromptOrder:

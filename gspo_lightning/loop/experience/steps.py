@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+from gspo_lightning.core.thinking import decode_response
 from gspo_lightning.core.types import Rollout
 
 
@@ -75,5 +76,4 @@ class _Lengths:
         return self.characters + inside
 
     def _text(self, start: int, end: int) -> str:
-        text: str = self.tokenizer.decode(list(self.ids[start:end]), skip_special_tokens=True)
-        return text
+        return decode_response(self.tokenizer, self.ids[start:end])

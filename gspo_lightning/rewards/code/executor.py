@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.thinking import UNFINISHED
 from gspo_lightning.rewards.code.answer import BadAnswerError, Task, read_answer
 from gspo_lightning.rewards.code.extract import LANGUAGES, marked_language, other_language, program_of
 from gspo_lightning.rewards.code.judging import WRONG, Judge
@@ -52,6 +53,7 @@ class CodeExecutor(Reward):
         UserError: a setting out of its range, no isolation that works here, or ``cpp`` without a compiler.
     """
 
+    finds_answers = True
     no_answer = "(no_program|wrong_language|syntax_error).*"
 
     def __init__(
@@ -87,7 +89,7 @@ class CodeExecutor(Reward):
             2 * COMPILING.patience_s + 2 * slowest.patience_s + 4 * slowest.wall_s
         )  # its own limits come first
 
-    def score(self, completion: str, answer: object) -> Score:
+    def score(self, completion: str, answer: object, unfinished_thought: bool = False) -> Score:
         """Run the tests; ``detail`` holds the kind of the first failure.
 
         Raises:
@@ -100,9 +102,9 @@ class CodeExecutor(Reward):
         language = task.language or (marked_language(completion) if self.language == "marked" else self.language)
         if reason := self._not_in(language, task):
             return Score.missing(reason)
-        program = program_of(completion, task.names, language)
+        program = program_of(completion, task.names, language, unfinished_thought)
         if program is None:
-            return Score.model_error("no_program: the thinking has no end")
+            return Score.model_error(f"no_program: {UNFINISHED}")
         if not program.strip():
             return Score.model_error("no_program")
         if other := other_language(completion, language):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gspo_lightning.rewards.math.text import after_thinking
+from gspo_lightning.core.thinking import after_thinking
 
 _OPENS = re.compile(r"(?P<indent>[ \t]*(?:(?:[-*+]|\d{1,3}[.)])[ \t]+)?)(?P<fence>```+|~~~+)(?P<info>[^`]*)")
 _PYTHON = re.compile(r"[{.\s]*(?:python|py|pypy)[\d.]*\b", re.IGNORECASE)
@@ -51,8 +51,10 @@ class _Block:
         return text
 
 
-def program_of(completion: str, names: Sequence[str] = (), language: str = "python") -> str | None:
-    r"""Extract the program of a completion; None while its thinking has not ended.
+def program_of(
+    completion: str, names: Sequence[str] = (), language: str = "python", unfinished: bool = False
+) -> str | None:
+    r"""Extract the program of a completion; None while its thinking has not ended, as ``unfinished`` may say.
 
     The program is the last fenced block marked as the language (among those that define one of ``names``, if any does).
     Without such a mark it is the last block that looks like a program, else the last block. Without a fence it is the
@@ -61,7 +63,7 @@ def program_of(completion: str, names: Sequence[str] = (), language: str = "pyth
     >>> program_of("Try:\n```python\nprint(1)\n```\nwhich prints\n```\n1\n```\n")
     'print(1)\n'
     """
-    text = after_thinking(completion.replace("\r\n", "\n").removeprefix("\ufeff"))
+    text = after_thinking(completion.replace("\r\n", "\n").removeprefix("\ufeff"), unfinished)
     if text is None:
         return None
     blocks = _blocks(text)

@@ -29,6 +29,7 @@ class ReasoningGym(Reward):
         UserError: reasoning-gym is not installed in the tested version, or a setting is out of its range.
     """
 
+    finds_answers = True
     deadline_s = 10.0  # some families load data for seconds at their first item
 
     def __init__(self, marker: str = "<answer>", max_characters: int = 20_000) -> None:
@@ -43,7 +44,13 @@ class ReasoningGym(Reward):
         from gspo_lightning.rewards.gym import items  # noqa: F401
 
     def score(
-        self, completion: str, family: str, entry: str, config: dict[str, Any] | None = None, truncated: bool = False
+        self,
+        completion: str,
+        family: str,
+        entry: str,
+        config: dict[str, Any] | None = None,
+        truncated: bool = False,
+        unfinished_thought: bool = False,
     ) -> Score:
         """Score the final answer; a record whose own answer is not accepted is *missing*."""
         from gspo_lightning.rewards.gym.items import graded, open_source, read_entry
@@ -57,7 +64,7 @@ class ReasoningGym(Reward):
             source, item = self._sources[key], read_entry(entry)
         except ValueError as error:
             return Score.missing(str(error))
-        text, problem = final_answer(completion, self.marker, truncated)
+        text, problem = final_answer(completion, self.marker, truncated, unfinished_thought)
         if problem:
             return Score(0.0, detail=problem)
         if len(text) > self.max_characters:

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from gspo_lightning.core.errors import UserError, did_you_mean
 from gspo_lightning.core.parsing import load_json
+from gspo_lightning.core.thinking import UNFINISHED, after_thinking
 from gspo_lightning.rewards.instructions.checks import CHECKS
 from gspo_lightning.rewards.instructions.text import check_installed, load_languages
-from gspo_lightning.rewards.math.text import after_thinking
 from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.types import Score
 
@@ -183,7 +183,8 @@ class IFVerifier(Reward):
     'punctuation:no_comma'
     """
 
-    no_answer = "the thinking has no end|longer than .*"
+    finds_answers = True
+    no_answer = f"{UNFINISHED}|longer than .*"
 
     def __init__(
         self,
@@ -202,15 +203,17 @@ class IFVerifier(Reward):
         """Load the language detection model."""
         load_languages()
 
-    def score(self, completion: str, instruction_id_list: object, kwargs: object) -> Score:
+    def score(
+        self, completion: str, instruction_id_list: object, kwargs: object, unfinished_thought: bool = False
+    ) -> Score:
         """Check all instructions; ``detail`` lists the kinds that were not followed."""
         try:
             instructions = read_instructions(instruction_id_list, kwargs)
         except BadInstructionError as error:
             return Score.missing(f"the record's instructions are not understood: {error}")
-        text = after_thinking(completion)
+        text = after_thinking(completion, unfinished_thought)
         if text is None:
-            return Score.model_error("the thinking has no end")
+            return Score.model_error(UNFINISHED)
         if len(text) > self.max_characters:
             return Score.model_error(f"longer than {self.max_characters} characters")
         broken = [one.id for one in instructions if not self._followed(one, text)]

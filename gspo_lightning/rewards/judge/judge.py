@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from gspo_lightning.core.errors import InfrastructureError, UserError, did_you_mean
+from gspo_lightning.core.thinking import UNFINISHED, after_thinking
 from gspo_lightning.rewards.judge.request import Question
 from gspo_lightning.rewards.judge.server import MAX_WAIT_S, ChatServer, NoReplyError, RefusedError, check_url
 from gspo_lightning.rewards.judge.verdict import UnreadableError, VerdictCache, key_of, read_verdict, weighted
-from gspo_lightning.rewards.math.text import after_thinking
 from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.types import Sample, Score
 
@@ -61,7 +61,8 @@ class LLMJudge(Reward):
         UserError: a setting out of its range, an invalid URL, or a key that others could read.
     """
 
-    no_answer = "the thinking has no end|an empty answer|longer than .*"
+    finds_answers = True
+    no_answer = f"{UNFINISHED}|an empty answer|longer than .*"
 
     def __init__(
         self,
@@ -136,9 +137,9 @@ class LLMJudge(Reward):
     async def _score_one(self, server: ChatServer, sample: Sample, asked: _Asked) -> Score:
         if self.reference is not None and sample.columns.get(self.reference) is None:
             return Score.missing(f"the record's {self.reference} is null")
-        text = after_thinking(sample.completion)
+        text = after_thinking(sample.completion, sample.unfinished_thought)
         if text is None:
-            return Score.model_error("the thinking has no end")
+            return Score.model_error(UNFINISHED)
         if not text.strip():
             return Score.model_error("an empty answer")
         if len(text) > self.max_characters:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from gspo_lightning.rewards.math.text import after_thinking
+from gspo_lightning.core.thinking import UNFINISHED, after_thinking
 
 _BOX = "\\boxed{"
 _LABEL = re.compile(
@@ -28,19 +28,19 @@ _AFTER_BOX = re.compile(r"[\s.$*!_`\\)\]]*")
 _LAYERS = 12
 
 
-def final_answer(completion: str, marker: str, truncated: bool) -> tuple[str, str]:
+def final_answer(completion: str, marker: str, truncated: bool, unfinished: bool = False) -> tuple[str, str]:
     r"""Return the text of the final answer and an empty text, or an empty text and the problem.
 
-    A missing tag may be replaced by a single box at the end.
+    A missing tag may be replaced by a single box at the end. ``unfinished``: the text ends inside a thought.
 
     >>> final_answer("<think>#1</think>#2", "#", False)
     ('2', '')
     >>> final_answer("so \\boxed{2}", "<answer>", False)
     ('2', '')
     """
-    text = after_thinking(completion)
+    text = after_thinking(completion, unfinished)
     if text is None:
-        return "", "the thinking has no end"
+        return "", UNFINISHED
     is_tag = marker.startswith("<") and marker.endswith(">")
     count = text.count(marker) if marker else 1
     if is_tag and not count and text.count(_BOX) == 1:

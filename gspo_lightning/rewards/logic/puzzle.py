@@ -41,6 +41,8 @@ class LogicPuzzle(Reward):
     0.3333333333333333
     """
 
+    finds_answers = True
+
     def __init__(
         self,
         family: str | None = None,
@@ -64,12 +66,20 @@ class LogicPuzzle(Reward):
         """Return ``answer``, and ``family`` if each record names its own."""
         return ("answer",) if self.family is not None else ("answer", "family")
 
-    def score(self, completion: str, answer: object, truncated: bool = False, family: str = "") -> Score:
+    def score(
+        self,
+        completion: str,
+        answer: object,
+        truncated: bool = False,
+        family: str = "",
+        unfinished_thought: bool = False,
+    ) -> Score:
         """Grade the final answer; ``detail`` says why an answer could not be graded."""
         judge = FAMILIES.get(self.family or family)
         if judge is None:
             return Score.missing(f"{family!r} is not a family of puzzles; {did_you_mean(str(family), FAMILIES)}")
-        text, problem = final_answer(completion, self.marker if judge.marked else "", truncated and judge.marked)
+        marker = self.marker if judge.marked else ""
+        text, problem = final_answer(completion, marker, truncated and judge.marked, unfinished_thought)
         if len(text) > self.max_characters:
             if judge.marked:
                 return Score.model_error(f"longer than {self.max_characters} characters")

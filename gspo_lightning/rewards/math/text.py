@@ -22,7 +22,6 @@ _HIDING = re.compile(
 )
 _ENDS = {"<": "-->", "\\iffalse": "\\fi", "~~": "~~"}
 _COLOUR = re.compile(r"\\(?:text)?color\s*\{[^{}]*\}")
-_OPENING, _CLOSING = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +38,6 @@ class Extracted:
     before: str = ""
     after: str = ""
     formula: bool = False
-
-
-def after_thinking(text: str) -> str | None:
-    """Return the text after the last ``</think>``; None while the thinking has not ended.
-
-    >>> after_thinking("<think>41?</think> 42"), after_thinking("<think> 42")
-    (' 42', None)
-    """
-    head, closed, rest = text.rpartition(_CLOSING)
-    if _OPENING in rest:
-        return None
-    return rest if closed else head + rest
 
 
 def without_hidden(text: str) -> str:

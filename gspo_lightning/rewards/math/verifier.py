@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.thinking import UNFINISHED, after_thinking
 from gspo_lightning.rewards.math import library
 from gspo_lightning.rewards.math.comparison import Comparison
 from gspo_lightning.rewards.math.gold import ANSWER_TYPES, Gold, bare, read_gold, refusal, spelled
 from gspo_lightning.rewards.math.notation import bare_latex, canonical, unwrapped
 from gspo_lightning.rewards.math.numbers import literal
 from gspo_lightning.rewards.math.question import Question, read_question
-from gspo_lightning.rewards.math.text import Extracted, after_thinking, boxed, without_hidden
+from gspo_lightning.rewards.math.text import Extracted, boxed, without_hidden
 from gspo_lightning.rewards.math.unboxed_answer import committed, concluded
 from gspo_lightning.rewards.math.units import quantity
 from gspo_lightning.rewards.math.withdrawn_boxes import taken_back
@@ -73,6 +74,7 @@ class MathVerifier(Reward):
     """
 
     reads_answers = True
+    finds_answers = True
 
     def __init__(
         self,
@@ -103,7 +105,14 @@ class MathVerifier(Reward):
         if self.answer_type not in ("integer", "number", "choice", "text"):
             library.warm_up()
 
-    def score(self, completion: str, answer: object, prompt: object = "", answer_type: object = None) -> Score:
+    def score(
+        self,
+        completion: str,
+        answer: object,
+        prompt: object = "",
+        answer_type: object = None,
+        unfinished_thought: bool = False,
+    ) -> Score:
         """Compare the final answer with the record's; ``detail`` says why there was nothing to compare.
 
         ``prompt`` is a text, or a list of chat messages, as a record may have it.
@@ -118,7 +127,8 @@ class MathVerifier(Reward):
         question = read_question(_text_of(prompt))
         gold = read_gold(str(answer), question.options)
         unreadable = refusal(gold, kind)
-        found = self._final(completion, gold, question)
+        text = after_thinking(completion, unfinished_thought)
+        found = self._final(text, gold, question)
         if unreadable is not None:
             repeated = gold.text and kind not in ("integer", "number", "choice") and not found.reason
             return (
@@ -139,11 +149,10 @@ class MathVerifier(Reward):
             return Score.missing(f"the grader failed on this answer: {type(error).__name__}: {str(error)[:80]}")
         return Score(float(same and not reason), detail=reason)
 
-    def _final(self, completion: str, gold: Gold, question: Question) -> Extracted:
-        """Return the answer that the completion commits to."""
-        text = after_thinking(completion)
+    def _final(self, text: str | None, gold: Gold, question: Question) -> Extracted:
+        """Return the answer that the text after the thinking commits to."""
         if text is None:
-            return Extracted(reason="the thinking has no end")
+            return Extracted(reason=UNFINISHED)
         text = without_hidden(text)
         last_box = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
         if last_box >= 0 and (self.require_box or last_box > concluded(text)):

@@ -13,7 +13,7 @@ from typing import Any, Self
 from gspo_lightning.core.errors import GSPOError, InfrastructureError, UserError, did_you_mean, place_of
 from gspo_lightning.core.registry import import_plugins, plugin_files
 from gspo_lightning.rewards.by_record import ByRecord, Judges, RewardChoice, applying_weight
-from gspo_lightning.rewards.canned import FEW, canned, conversation_columns, silent, unreadable
+from gspo_lightning.rewards.canned import FEW, canned, conversation_columns, pays_more, silent, thoughts, unreadable
 from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.scores import summed
 from gspo_lightning.rewards.signature import BUILT_IN
@@ -255,13 +255,23 @@ class RewardRunner:
         samples = [Sample(f"record/{i}", text, "", (), record) for i, (record, text) in enumerate(records)]
         said = {}
         for name in names if samples else ():
-            job = self._begin(samples, [name])
-            job.finished.wait()
-            if job.error is not None:
-                raise job.error
-            if (found := unreadable([record for record, _ in records], job.parts[name])) is not None:
+            scores = self._parts(samples, [name])[name]
+            if (found := unreadable([record for record, _ in records], scores)) is not None:
                 said[name] = found
         return said
+
+    def demand_openings(self, record: Mapping[str, Any], prompt: str) -> list[str]:
+        """Return the rewards of workers that pay less for a thought that the prompt, not the completion, has opened."""
+        names = [name for name, reward in self._remote.items() if not reward.finds_answers]
+        samples = [sample for pair in thoughts(record, prompt) for sample in pair]
+        return [name for name, scores in self._parts(samples, names).items() if pays_more(scores)]
+
+    def _parts(self, samples: Sequence[Sample], names: Collection[str]) -> Mapping[str, Sequence[Score | None]]:
+        job = self._begin(samples, names)
+        job.finished.wait()
+        if job.error is not None:
+            raise job.error
+        return job.parts
 
     def _count_unreadable(self, others: Sequence[tuple[Mapping[str, Any], str]]) -> None:
         """Warn, once, about records whose answer a reward cannot read."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from gspo_lightning.core.thinking import context_opens_thought, decode_response
 from gspo_lightning.core.turn import Turn
 from gspo_lightning.core.types import Message, SystemPrompt
 from gspo_lightning.data.prompts.dialogue import Dialogue
@@ -61,13 +62,16 @@ class PolicyCodec:
         """Return the token ids between two turns."""
         return self.dialogue.reply(messages, last, tools, calls)
 
-    def parse(self, token_ids: Sequence[int], stop: Sequence[str], tools: Sequence[Message]) -> Turn:
-        """Return the parts of a turn, up to the first of the stop texts."""
+    def parse(
+        self, token_ids: Sequence[int], stop: Sequence[str], tools: Sequence[Message], context: Sequence[int] = ()
+    ) -> Turn:
+        """Return the parts of a turn, up to the first of the stop texts; ``context`` may have opened a thought."""
         plain = self.tokenizer.chat_template is None
         text = self.tokenizer.decode(list(token_ids), skip_special_tokens=plain)
         text = text[: min((text.find(one) for one in stop if one in text), default=len(text))]
-        return Turn(text) if plain else parse_turn(self.tokenizer, text, tools)
+        opened = context_opens_thought(self.tokenizer, context)
+        return Turn(text) if plain else parse_turn(self.tokenizer, text, tools, opened=opened)
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Return the text of a turn without special tokens."""
-        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        return decode_response(self.tokenizer, token_ids)

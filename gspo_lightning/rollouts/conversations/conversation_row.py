@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from gspo_lightning.core.thinking import decode_response
 from gspo_lightning.core.turn import Turn, assistant_message
 from gspo_lightning.core.types import FinishReason, Message, Prompt, Rollout
 from gspo_lightning.data.prompts.dialogue import Dialogue
@@ -77,7 +78,7 @@ class ConversationRow:
             read: its parts, for an environment whose tools the chat template shows.
         """
         pieces = len(self.written) > len(last.token_ids)
-        text = str(tokenizer.decode(list(self.written), skip_special_tokens=True)) if pieces else last.text
+        text = decode_response(tokenizer, self.written) if pieces else last.text
         self.turn_ends.append(len(self.tokens))
         self.begun = len(self.tokens)
         self.turn_rewards.append(0.0)

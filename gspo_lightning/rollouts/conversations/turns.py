@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.thinking import context_opens_thought
 from gspo_lightning.core.turn import Turn
 from gspo_lightning.core.types import FinishReason, Prompt, Rollout
 from gspo_lightning.data.prompts.dialogue import Dialogue
@@ -135,7 +136,8 @@ class ConversationRows:
         if not self.offered:
             return None
         tokenizer = self.dialogue.tokenizer
-        return parse_turn(tokenizer, tokenizer.decode(row.written), row.tools)
+        opened = context_opens_thought(tokenizer, (*row.prompt.token_ids, *row.tokens[: row.begun]))
+        return parse_turn(tokenizer, tokenizer.decode(row.written), row.tools, opened=opened)
 
     # the environments' side ----------------------------------------------------------------------------------------
 

@@ -110,8 +110,10 @@ class Codec(Encoder, Protocol):
     def longest_token(self) -> int:
         """Characters of the longest token."""
 
-    def parse(self, token_ids: Sequence[int], stop: Sequence[str], tools: Sequence[Message]) -> Turn:
-        """Return content, reasoning and calls of a turn, up to the first of the stop texts."""
+    def parse(
+        self, token_ids: Sequence[int], stop: Sequence[str], tools: Sequence[Message], context: Sequence[int] = ()
+    ) -> Turn:
+        """Return content, reasoning and calls of a turn after a context, up to the first of the stop texts."""
 
 
 class Sampler(Protocol):
@@ -266,7 +268,7 @@ class Session:
 
     def _commit(self, request: Request, node: Node, context: tuple[int, ...], piece: Piece) -> Served:
         order = len(self.trace.turns)
-        parsed = self.codec.parse(piece.token_ids, request.stop, request.tools if request.calls else ())
+        parsed = self.codec.parse(piece.token_ids, request.stop, request.tools if request.calls else (), context)
         if request.calls and request.tools:
             self.malformed_calls = (self.malformed_calls or 0) + parsed.malformed
         calls = tuple(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.thinking import decode_response
 from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams, WeightsOn
 from gspo_lightning.policy.packing.batches import make_micro_batch
 from gspo_lightning.policy.packing.rows import Row, rows_of, store
@@ -185,7 +186,7 @@ class Recorded(RolloutSource):
             response_mask=torch.ones_like(ids, dtype=torch.bool) if mask is None else torch.tensor(mask).bool(),
             finish_reason=FinishReason(row.get("finish_reason", "stop")),
             policy_version=int(row.get("policy_version", version)),
-            text=row.get("completion") or policy.tokenizer.decode(ids.tolist(), skip_special_tokens=True),
+            text=row.get("completion") or decode_response(policy.tokenizer, ids.tolist()),
             lost=row.get("lost") or "",
             row_ends=row_ends,
             contexts=contexts,

@@ -38,6 +38,7 @@ def record(rollout: Rollout, sampling: SamplingParams, iteration: int | None = N
         "response_mask": rollout.response_mask.tolist(),
         "logprobs": None if rollout.logprobs is None else rollout.logprobs.tolist(),
         "finish_reason": str(rollout.finish_reason),
+        **({"unfinished_thought": True} if rollout.unfinished_thought else {}),
         "policy_version": rollout.policy_version,
         "iteration": iteration,
         "sampling": {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k},

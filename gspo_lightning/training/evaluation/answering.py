@@ -11,6 +11,7 @@ import torch
 
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.thinking import unfinished_thought
 from gspo_lightning.core.types import Prompt, Rollout, SamplingParams, SystemPrompt
 from gspo_lightning.data.prompts.encode import encode_prompts
 from gspo_lightning.policy.policy import Policy
@@ -93,7 +94,7 @@ def answers_of(
     for first in range(0, len(rows), ROWS):
         with torch.no_grad(), context():
             found = source.extend(policy, rows[first : first + ROWS], sampling=sampling, draws=draws, version=version)
-        yield from (_answer(wanted[rollout.prompt.id][0].id, rollout) for rollout in found)
+        yield from (_answer(wanted[rollout.prompt.id][0].id, rollout, policy) for rollout in found)
 
 
 def _conversations(
@@ -125,7 +126,7 @@ def _conversations(
             mine = [rollout for rollout in group if rollout.sample in samples]
             if lost := [rollout.lost for rollout in mine if rollout.lost]:
                 log.warning("%s: %d answers are missing; the first: %s", suite.name, len(lost), lost[0])
-            yield from (_answer(wanted[prompt.id][0].id, rollout) for rollout in mine if not rollout.lost)
+            yield from (_answer(wanted[prompt.id][0].id, rollout, policy) for rollout in mine if not rollout.lost)
 
 
 def _rows(prompts: Sequence[Prompt], wanted: SampleRequests, token_budget: int) -> list[ResponsePrefix]:
@@ -157,5 +158,13 @@ def _sampling(policy: Policy, suite: Suite, longest: int) -> SamplingParams:
     )
 
 
-def _answer(identifier: str, rollout: Rollout) -> Answer:
-    return Answer(identifier, rollout.sample, rollout.text, rollout.length, rollout.truncated, of_conversation(rollout))
+def _answer(identifier: str, rollout: Rollout, policy: Policy) -> Answer:
+    return Answer(
+        identifier,
+        rollout.sample,
+        rollout.text,
+        rollout.length,
+        rollout.truncated,
+        of_conversation(rollout),
+        unfinished_thought(policy.tokenizer, rollout),
+    )

@@ -77,6 +77,7 @@ def _sample(problem: Problem, answer: Answer) -> Sample:
         completion=answer.completion,
         columns={**problem.told, **answer.conversation},
         truncated=answer.truncated,
+        unfinished_thought=answer.unfinished_thought,
     )
 
 
@@ -114,4 +115,5 @@ def _verdict(suite: Suite, problem: Problem, answer: Answer, score: SampleScore,
         tokens=answer.tokens,
         truncated=answer.truncated,
         record_sha256=problem.record_sha256,
+        unfinished_thought=answer.unfinished_thought,
     )

@@ -28,6 +28,8 @@ class Answer:
     truncated: bool = False
     conversation: Mapping[str, Any] = field(default_factory=dict)
     """Columns of a conversation, for the reward: ``messages``, ``environment_reward``."""
+    unfinished_thought: bool = False
+    """True if it ends inside a thought that its prompt opened: there is no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Verdict:
     truncated: bool
     record_sha256: str = ""
     """Hash of the columns given to the reward; empty in files of older versions."""
+    unfinished_thought: bool = False
+    """True if the completion ends inside a thought."""
 
     @property
     def right(self) -> bool:
@@ -59,6 +63,8 @@ class Verdict:
 
 
 _NAMES = tuple(field.name for field in fields(Verdict) if field.default is MISSING)
+_ADDED = tuple(field.name for field in fields(Verdict) if field.default is not MISSING)
+"""Fields that files of older versions lack."""
 
 
 class VerdictFile:
@@ -124,6 +130,6 @@ def read_verdicts(path: Path, *, torn: bool = False) -> Iterator[Verdict]:
             try:
                 record: Any = load_json(line)
                 said = {name: record[name] for name in _NAMES}
-                yield Verdict(**said, record_sha256=record.get("record_sha256", ""))
+                yield Verdict(**said, **{name: record[name] for name in _ADDED if name in record})
             except (ValueError, TypeError, KeyError) as error:
                 raise UserError(f"{path.name}:{number}", "is not a verdict of an evaluation") from error

@@ -7,11 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from gspo_lightning.core.thinking import after_thinking
 from gspo_lightning.core.tolerance import is_right
 from gspo_lightning.rewards import RewardRunner, Sample
 from gspo_lightning.rewards.math.notation import canonical
 from gspo_lightning.rewards.math.numbers import literal
-from gspo_lightning.rewards.math.text import after_thinking, boxed, without_hidden
+from gspo_lightning.rewards.math.text import boxed, without_hidden
 from gspo_lightning.rewards.math.unboxed_answer import committed
 from gspo_lightning.training.suites.problems import Problem
 from gspo_lightning.training.suites.verdicts import Answer, Verdict
@@ -35,13 +36,13 @@ class Ballot:
         return _INTEGER.fullmatch(self.plain) is not None
 
 
-def ballot(completion: str) -> Ballot | None:
+def ballot(completion: str, unfinished_thought: bool = False) -> Ballot | None:
     r"""Return the answer that a completion votes for: one in a box, or a number that its text commits to.
 
     >>> [vote and vote.plain for vote in map(ballot, (r"\boxed{024.0}", r"so \boxed{\dfrac12}", "I give up"))]
     ['24', '1/2', None]
     """
-    text = after_thinking(completion)
+    text = after_thinking(completion, unfinished_thought)
     if text is None:
         return None
     text = without_hidden(text)
@@ -73,7 +74,8 @@ class Votes:
         self._problems, self._runner = problems, runner
         self._cast: dict[str, dict[Ballot, str]] = defaultdict(dict)
         for verdict in earlier:
-            vote = ballot(verdict.completion) if verdict.vote not in (None, RIGHT) else None
+            voted = verdict.vote not in (None, RIGHT)
+            vote = ballot(verdict.completion, verdict.unfinished_thought) if voted else None
             if vote is not None:
                 self._cast[verdict.id].setdefault(vote, str(verdict.vote))
 
@@ -85,7 +87,8 @@ class Votes:
             right: whether the reward takes each for right.
         """
         ballots = [
-            None if is_right else ballot(answer.completion) for answer, is_right in zip(answers, right, strict=True)
+            None if is_right else ballot(answer.completion, answer.unfinished_thought)
+            for answer, is_right in zip(answers, right, strict=True)
         ]
         new: dict[str, list[Ballot]] = defaultdict(list)
         for answer, vote in zip(answers, ballots, strict=True):

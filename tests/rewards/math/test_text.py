@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from gspo_lightning.core.thinking import after_thinking
 from gspo_lightning.rewards.math.library import unequal_sides
 from gspo_lightning.rewards.math.notation import canonical, in_latex
 from gspo_lightning.rewards.math.numbers import plain_integer
-from gspo_lightning.rewards.math.text import after_thinking, boxed
+from gspo_lightning.rewards.math.text import boxed
 from gspo_lightning.rewards.math.unboxed_answer import committed
 from gspo_lightning.rewards.math.withdrawn_boxes import taken_back
 

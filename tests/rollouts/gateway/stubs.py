@@ -61,7 +61,9 @@ class Bytes:
     def reply(self, messages: Messages, last: int, tools: Messages, calls: Messages) -> list[int]:
         return [*([] if last == self.END else [self.END]), *_bytes(messages), self.BEGIN]
 
-    def parse(self, token_ids: Sequence[int], stop: Sequence[str], tools: Messages) -> Turn:
+    def parse(
+        self, token_ids: Sequence[int], stop: Sequence[str], tools: Messages, context: Sequence[int] = ()
+    ) -> Turn:
         text = bytes(i for i in token_ids if i < 256).decode()
         text = text[: min((text.find(s) for s in stop if s in text), default=len(text))]
         thought, found, text = text.rpartition("</think>")
