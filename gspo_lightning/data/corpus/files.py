@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gspo_lightning.core.errors import UserError, did_you_mean
+from gspo_lightning.data.corpus.arrow import read_records
 from gspo_lightning.data.corpus.lines import numbered, parse_line
 from gspo_lightning.data.corpus.text import prompt_text
 
@@ -239,11 +240,8 @@ def _rows(file: int, path: Path, columns: Sequence[str] | None) -> Iterator[Reco
 
     table = pyarrow.parquet.ParquetFile(path)
     names = None if columns is None else [name for name in table.schema_arrow.names if name in columns]
-    number = 0
-    for batch in table.iter_batches(batch_size=1024, columns=names):
-        for values in batch.to_pylist():
-            number += 1
-            yield Record(file, number, b"", values)
+    for number, values in enumerate(read_records(table, 1024, names), 1):
+        yield Record(file, number, b"", values)
 
 
 @contextmanager

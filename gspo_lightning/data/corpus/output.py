@@ -15,6 +15,7 @@ import numpy as np
 
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.temp_files import sweep, temp_path
+from gspo_lightning.data.corpus.arrow import records_of
 from gspo_lightning.data.corpus.decontamination_report import DecontaminationReport, report_file
 from gspo_lightning.data.corpus.files import Inputs, Record, as_json, format_of, sha256
 
@@ -183,7 +184,7 @@ def _copy_batches(
                     if (to == target).any():
                         writer.write_batch(batch.filter(pyarrow.array(to == target)))
                 for i in np.flatnonzero(to < 0).tolist():
-                    drop(index + i, Record(file, number + i + 1, b"", batch.slice(i, 1).to_pylist()[0]))
+                    drop(index + i, Record(file, number + i + 1, b"", records_of(batch.slice(i, 1))[0]))
                 index, number = index + len(batch), number + len(batch)
                 progress(len(batch))
     inputs.check_unchanged()

@@ -113,12 +113,12 @@ class Encoder:
     def _plain(self, record: Record) -> Record:
         """Join the content parts of each message into one text, for a model without pictures.
 
-        A developer's message is the system's, which all templates write; some leave a developer out silently.
+        A developer's message is the system's, which all templates write; some leave a developer out silently. Null
+        fields are left out, because templates ask whether a field is there; a null content beside calls stays.
         """
         said = record.get("prompt")
-        if isinstance(said, list) and any(message.get("role") == "developer" for message in said):
-            roles = [{**m, "role": "system"} if m.get("role") == "developer" else m for m in said]
-            record = {**record, "prompt": roles}
+        if isinstance(said, list) and any(m.get("role") == "developer" or None in m.values() for m in said):
+            record = {**record, "prompt": list(map(_without_null, said))}
         return record if image_processor_of(self.tokenizer) is not None else join_texts(record)
 
     def _seen(self, seeing: SeeingEncoder, record: Record, where: str) -> Seen | BadPictureError:
@@ -257,6 +257,11 @@ def _prompt(number: int, seen: Seen, record: Record) -> Prompt:
     taken = ("prompt", *COLUMNS) if seen.media else ("prompt",)
     columns = {k: v for k, v in record.items() if k not in taken}
     return Prompt(number, seen.text, tuple(seen.ids), columns, messages, seen.media)
+
+
+def _without_null(message: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in message.items() if value is not None or name == "content"}
+    return kept | ({"role": "system"} if message.get("role") == "developer" else {})
 
 
 def unknown_token(tokenizer: PreTrainedTokenizerBase) -> int | None:

@@ -13,6 +13,7 @@ from gspo_lightning.core.registry import components
 from gspo_lightning.data.corpus.files import SUFFIXES, check_there, suffix_of
 from gspo_lightning.data.prompts.demonstrations import Demonstrations, read_demonstrations
 from gspo_lightning.data.prompts.formats import place_of, read_rows
+from gspo_lightning.data.prompts.hub_files import read_data_set
 from gspo_lightning.data.prompts.hub_revisions import commit_of
 from gspo_lightning.data.prompts.on_demand import OnDemand
 from gspo_lightning.data.prompts.preferences import Preferences, read_preferences
@@ -141,9 +142,9 @@ class HubPrompts(PromptSet):
     def _where(self) -> str:
         return f"{self.path}[{self.split}]"
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> Sequence[dict[str, Any]]:
         try:
-            from datasets import load_dataset
+            import datasets  # noqa: F401
         except ImportError as error:
             raise UserError(
                 "data", f"{self.path!r} needs the package datasets", fix="pip install 'gspo_lightning[data]'"
@@ -153,7 +154,9 @@ class HubPrompts(PromptSet):
             check_reachable("data", self.path, "dataset")
             commit = commit_of(self.path, self.revision)
         try:
-            rows = load_dataset(self.path, self.name, split=self.split, revision=commit)
+            return read_data_set(self.path, self.name, self.split, commit)
+        except UserError:
+            raise
         except Exception as error:
             cause = first_line(error)
             raise UserError(
@@ -161,7 +164,6 @@ class HubPrompts(PromptSet):
                 f"{self.path!r} is not a file here, and cannot be loaded as a data set: {cause}",
                 fix="give a file of records, a hub id you can reach, or a prompt set such as ChainTask",
             ) from error
-        return [dict(row) for row in rows]
 
 
 class _Mapped(OnDemand[Record]):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from gspo_lightning.core.errors import UserError
+from gspo_lightning.data.corpus.arrow import read_records, records_of
 from gspo_lightning.data.corpus.lines import check_length, parse_line
 
 T = TypeVar("T")
@@ -183,8 +184,7 @@ class ParquetRows(OnDemand[Row]):
     def __iter__(self) -> Iterator[Row]:
         """Yield every row, in order."""
         with self._readable():
-            for batch in self._file.iter_batches(batch_size=_AT_A_TIME):
-                yield from batch.to_pylist()
+            yield from read_records(self._file, _AT_A_TIME)
 
     def at(self, place: int) -> Row:
         """Return one row from its row group.
@@ -195,7 +195,7 @@ class ParquetRows(OnDemand[Row]):
         group = bisect_right(self._ends, place)
         inside = place - (self._ends[group - 1] if group else 0)
         with self._readable():
-            row: Row = self._group(group).slice(inside, 1).to_pylist()[0]
+            (row,) = records_of(self._group(group).slice(inside, 1))
         return row
 
     def _group(self, number: int) -> Any:

@@ -14,6 +14,7 @@ from gspo_lightning.core.distributed import rank_and_world
 from gspo_lightning.core.errors import UserError, is_finite
 from gspo_lightning.core.parsing import load_json
 from gspo_lightning.core.types import FinishReason, Rollout, SamplingParams
+from gspo_lightning.data.corpus.arrow import records_of
 from gspo_lightning.resume import atomic_file
 from gspo_lightning.rollouts.contract import LARGEST_LOGPROB
 
@@ -146,11 +147,10 @@ class _ParquetFile(RecordFile):
 
     def scan(self) -> Iterator[dict[str, Any]]:
         for batch in self._table.to_batches(max_chunksize=1024):
-            yield from batch.to_pylist()
+            yield from records_of(batch)
 
     def read(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._table.take(list(rows)).to_pylist()
-        return found
+        return records_of(self._table.take(list(rows)))
 
 
 def rows_in(row: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
