@@ -30,17 +30,18 @@ NO_EVENTS = "is not an event file of TensorBoard"
 _LENGTH, _CRC = 8, 4
 
 
-def read_run(folder: Path, scalars: Scalars | None = None) -> Run:
+def read_run(folder: Path, scalars: Scalars | None = None, command: str = "gspo report") -> Run:
     """Read all that is left of a run.
 
     Args:
         folder: the run folder.
         scalars: its numbers, if they are in memory; else they are read from their file, or from event files.
+        command: that errors name.
 
     Raises:
         UserError: the folder does not exist, or has neither event files nor a summary; run folders below are named.
     """
-    _check(folder)
+    _check(folder, command)
     run = Run(folder)
     kept = scalars if scalars is not None else Scalars.read(folder)
     if kept.damaged:
@@ -51,7 +52,7 @@ def read_run(folder: Path, scalars: Scalars | None = None) -> Run:
             files = sorted(folder.glob(f"{EVENTS}*"))
             run.problems += [problem for file in files if (problem := problem_of(file)) is not None]
     else:
-        read_events(run)
+        read_events(run, command)
     _read_config(run)
     if not run.of_reward_model:  # a reward model has results.json instead
         _read_json(run)
@@ -66,9 +67,9 @@ def read_run(folder: Path, scalars: Scalars | None = None) -> Run:
     return run
 
 
-def _check(folder: Path) -> None:
+def _check(folder: Path, command: str) -> None:
     if folder.is_file():
-        raise UserError("gspo report", f"{folder} is a file", fix=f"give its run folder: {folder.parent}")
+        raise UserError(command, f"{folder} is a file", fix=f"give its run folder: {folder.parent}")
     own = (SUMMARY, SCALARS)
     if folder.is_dir() and (any(folder.glob(f"{EVENTS}*")) or any((folder / name).is_file() for name in own)):
         return
@@ -81,7 +82,7 @@ def _check(folder: Path) -> None:
     near.sort(key=lambda p: (len(p.parts), -p.stat().st_mtime))
     where = "below it" if folder.is_dir() else "nearby"
     fix = f"run folders {where}: " + ", ".join(map(str, near[:5])) if near else None
-    raise UserError("gspo report", problem, fix=fix or f"there is none {where}; gspo fit makes run folders under runs/")
+    raise UserError(command, problem, fix=fix or f"there is none {where}; gspo fit makes run folders under runs/")
 
 
 def _runs_below(top: Path) -> Iterator[Path]:
@@ -95,8 +96,8 @@ def _runs_below(top: Path) -> Iterator[Path]:
             yield here
 
 
-def read_events(run: Run) -> None:
-    """Fill in the scalars of event files, and the times of the first and the last event."""
+def read_events(run: Run, command: str) -> None:
+    """Fill in the scalars of event files, and the times of the first and the last event; errors name the command."""
     # a third of a second, which runs with scalars.jsonl and no event file do not need
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -117,14 +118,14 @@ def read_events(run: Run) -> None:
         times += [events[0].wall_time, events[-1].wall_time]
     if times:
         run.started, run.last_event = min(times), max(times)
-    _say_what_is_damaged(run, files, last)
+    _say_what_is_damaged(run, files, last, command)
 
 
-def _say_what_is_damaged(run: Run, files: Sequence[Path], last: tuple[str, int] | None) -> None:
+def _say_what_is_damaged(run: Run, files: Sequence[Path], last: tuple[str, int] | None, command: str) -> None:
     """Report damage: TensorBoard's reader takes it silently for the end of the file."""
     found = [problem for file in files if (problem := problem_of(file)) is not None]
     if not run.scalars and not (run.folder / SUMMARY).is_file() and any(NO_EVENTS in problem for problem in found):
-        raise UserError("gspo report", f"{run.folder}: {'; '.join(found)}", fix="give the folder of a run")
+        raise UserError(command, f"{run.folder}: {'; '.join(found)}", fix="give the folder of a run")
     run.problems += found
     if not found and last is not None and last[1] not in run.scalars.get(last[0], NONE).steps:
         run.problems.append(f"{files[-1].name} is damaged: its events up to update {last[1]} cannot all be read")

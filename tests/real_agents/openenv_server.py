@@ -5,6 +5,7 @@ Runs in the environment of OpenEnv.
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -13,6 +14,9 @@ from openenv.core.env_server.http_server import create_fastapi_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 from pydantic import Field
+
+ENDS = {"nan": math.nan, "inf": math.inf, "none": None, "zero": 0.0, "yes": True}
+"""Rewards of conversations that end with these words."""
 
 
 class Guess(Action):
@@ -25,6 +29,7 @@ class Hint(Observation):
     """Smaller or larger."""
 
     hint: str = ""
+    seen: list[str] = Field(default_factory=list)
 
 
 class Numbers(Environment):  # type: ignore[misc]
@@ -45,6 +50,10 @@ class Numbers(Environment):  # type: ignore[misc]
         self.count += 1
         if action.text == "crash":
             raise RuntimeError("out of numbers")
+        if action.text in ENDS:
+            return Hint(hint="!", done=True, reward=ENDS[action.text])
+        if action.text == "größer":
+            return Hint(hint=">", seen=[action.text], reward=None)
         found = action.text.isdigit() and int(action.text) == self.number
         less = action.text.isdigit() and int(action.text) > self.number
         return Hint(hint="<" if less else ">", done=found or self.count == 5, reward=float(found))

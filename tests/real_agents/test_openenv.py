@@ -53,7 +53,7 @@ def test_a_conversation_with_its_server(url: str) -> None:
     said = [(messages[0]["content"] if messages else "", reward, done) for messages, reward, done in by_seed[1:]]
     assert by_seed[0] == []
     assert [*said[:3], said[4]] == [(">", 0.0, False), ("<", 0.0, False), (">", 0.0, False), (">", 1.0, True)]
-    assert said[3][0].startswith("error: ")
+    assert said[3][0] == "error: Invalid message: text: String should have at most 8 characters"
     record = Prompt(1, "30-49?", (1,), {"answer": "31"})
     opened = talk(OpenEnvEnvironment(url, reset=["answer"], opens=True, **options), record, "31")
     assert opened[0] == [{"role": "user", "content": "?"}]
@@ -66,6 +66,21 @@ def test_a_conversation_with_its_server(url: str) -> None:
         talk(OpenEnvEnvironment(url, reset=["day"]), record)
     with pytest.raises(InfrastructureError, match="Cannot connect"):
         talk(OpenEnvEnvironment("http://127.0.0.1:9"), record)
+
+
+@pytest.mark.parametrize("word", ["nan", "inf", "none"])
+def test_an_end_without_a_reward_is_missing(url: str, word: str) -> None:
+    """All three are null on its wire; 0 would be a verdict."""
+    with pytest.raises(InfrastructureError, match=r"without a reward .*NaN"):
+        talk(OpenEnvEnvironment(url, action="text", observation="hint"), Prompt(1, "30-49?", (1,)), word)
+
+
+def test_what_a_policy_reads_and_earns(url: str) -> None:
+    environment = OpenEnvEnvironment(url, action="text", observation="seen")
+    steps = talk(environment, Prompt(1, "30-49?", (1,)), "größer", "yes")
+    assert steps[1] == ([{"role": "user", "content": '["größer"]'}], 0.0, False)  # no reward yet
+    assert steps[2][1:] == (1.0, True)
+    assert talk(environment, Prompt(1, "30-49?", (1,)), "zero")[1][1:] == (0.0, True)
 
 
 def test_a_policy_learns_to_guess_from_it(url: str, tmp_path: Path) -> None:

@@ -74,7 +74,8 @@ def _compare(
                     configs=options.config,
                     output=options.output.resolve(),
                     gspo=gspo,
-                )
+                ),
+                command="gspo compare",
             )
             for seed in seeds
         }

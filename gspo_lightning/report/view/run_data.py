@@ -45,7 +45,7 @@ class RunData:
 
     def __init__(self, folder: Path, number: int = 0) -> None:
         self.folder, self.number, self.label = folder, number, folder.name
-        self._lock, self._run = threading.RLock(), read_run(folder)
+        self._lock, self._run = threading.RLock(), read_run(folder, command="gspo view")
         self._stamp = _stamp(folder)
         self.index = RolloutIndex(folder)
         self.indexed = False
@@ -62,7 +62,7 @@ class RunData:
         with self._lock:
             stamp = _stamp(self.folder)
             if stamp != self._stamp:
-                self._run, self._stamp = read_run(self.folder), stamp
+                self._run, self._stamp = read_run(self.folder, command="gspo view"), stamp
             return self._run
 
     def overview(self) -> dict[str, Any]:

@@ -297,10 +297,12 @@ def _closed_folder(path: str, kind: Kind) -> str:
 def _unreadable(path: str, closed: str, kind: Kind) -> UserError:
     """Return the error for a path that the sandbox cannot read, with the folder that is closed to it."""
     root = os.geteuid() == 0
-    what = f"names {path}, which {f'user {NOBODY} (nobody)' if root else 'the sandbox'} cannot read"
+    reader = f"user {NOBODY} (nobody)" if root else "the sandbox"
+    what = f"names {path}, which {reader} cannot read"
     fix = f"give others the right to read it (chmod -R a+rX {closed or path}), or move it where they have it"
     if closed not in ("", path):
-        what += f": {closed} is closed to others"
+        what = f"needs a folder that {reader} may not enter: {closed}, on the way to {path}"
+        fix = f"give others the right to enter it (chmod a+x {closed}), or move what is below it"
         fix += ", or install bubblewrap, which shows only the files" if kind is Kind.LANDLOCK else ""
     return UserError("CommandAgent.command", what, fix=fix)
 

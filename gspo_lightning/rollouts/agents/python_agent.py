@@ -35,11 +35,13 @@ class WorkerSettings:
         python: interpreter; None: the trainer's, with its ``sys.path``.
         arguments: of the class that ``function`` names; None if it names a function.
         option: name of the option to blame where it cannot be used.
+        blame: makes the error where the process says why it cannot be used; None: the option is blamed.
     """
 
     python: str | None = None
     arguments: Mapping[str, Any] | None = None
     option: str = "PythonAgent.function"
+    blame: Callable[[str], UserError] | None = None
 
 
 class PythonAgent(Agent):
@@ -129,6 +131,8 @@ class _Worker:
         answer = json.loads(line or b'{"broken": "its process ended, or did not start in a minute"}')
         if "broken" in answer:
             await self.stop()
+            if self.settings.blame is not None:
+                raise self.settings.blame(answer["broken"])
             raise UserError(self.settings.option, f"{self.function} cannot be used: {answer['broken']}")
         self._listener = asyncio.ensure_future(self._listen(self._process))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+from gspo_lightning.data.prompts.tasks.verifiers import unusable
 from gspo_lightning.rollouts.agents.python_agent import PythonAgent, WorkerSettings
 
 
@@ -21,4 +23,5 @@ class VerifiersAgent(PythonAgent):
 
     def __init__(self, environment: dict[str, Any], python: str | None = None, processes: int = 1) -> None:
         super().__init__("gspo_lightning.rollouts.gateway.verifiers_worker.Episodes", processes)
-        self.settings = WorkerSettings(python, {"environment": environment}, "VerifiersAgent.environment")
+        blame = partial(unusable, "VerifiersAgent", python)
+        self.settings = WorkerSettings(python, {"environment": environment}, "VerifiersAgent.environment", blame)

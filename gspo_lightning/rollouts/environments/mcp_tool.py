@@ -12,6 +12,7 @@ from typing import Any
 from typing_extensions import override
 
 from gspo_lightning.core.errors import InfrastructureError, UserError, first_line
+from gspo_lightning.rollouts.environments.mcp_result import NOTHING, result_text
 from gspo_lightning.rollouts.environments.tools import Tool, ToolError
 
 _START_S = 60.0
@@ -77,16 +78,16 @@ class McpTool(Tool):
         return await self.call(**arguments)
 
     async def call(self, **arguments: Any) -> str:
-        """Return the texts of the server's answer.
+        """Return the server's answer as text (:func:`gspo_lightning.rollouts.environments.mcp_result.result_text`).
 
         Raises:
             ToolError: the server says that the call was wrong.
             InfrastructureError: the server is gone, or too slow.
         """
         result = await self._server.call(self.tool, arguments, self.timeout_s)
-        text = "\n".join(part.text for part in result.content if getattr(part, "type", "") == "text")
+        text = result_text(result)
         if result.is_error:
-            raise ToolError(text or "the tool failed")
+            raise ToolError(text if text not in ("", NOTHING) else "the tool failed")
         return text
 
     @override

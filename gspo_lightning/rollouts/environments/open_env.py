@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,10 @@ class OpenEnvEnvironment(Environment):
     """An environment behind a server of OpenEnv, with a session of its own for every conversation.
 
     A turn of the policy is the text of an action, and a field of the observation is what the policy reads next. The
-    reward of the observation is that of the turn. The server gets the column ``seed`` of the record, or the number of
-    the prompt, so that all conversations about a prompt begin alike, and further columns by ``reset``.
+    reward of the observation is that of the turn. A turn without one adds nothing, but the observation that ends the
+    conversation must have one, or the conversation is missing: NaN arrives as null, too. The server gets the column
+    ``seed`` of the record, or the number of the prompt, so that all conversations about a prompt begin alike, and
+    further columns by ``reset``.
 
     Args:
         url: ``http://host:port`` of the server.
@@ -80,7 +83,7 @@ class OpenEnvEnvironment(Environment):
         """Send the text as an action; one that the server refuses is answered with its complaint.
 
         Raises:
-            InfrastructureError: the server failed.
+            InfrastructureError: the server failed, or ended the conversation without a reward.
             UserError: the observation lacks the field.
         """
         found = await self._ask("step", {self.action: completion})
@@ -88,7 +91,11 @@ class OpenEnvEnvironment(Environment):
             return [{"role": self.role, "content": f"error: {found['refused']}"}], 0.0, False
         done = bool(found.get("done"))
         messages: Messages = [self._message(found)] if not done or self.observation in found["observation"] else []
-        return messages, float(found.get("reward") or 0.0), done
+        reward = found.get("reward")
+        if (done and reward is None) or not math.isfinite(reward or 0.0):
+            what = "ended the conversation without a reward" if reward is None else f"gave the reward {reward}"
+            raise InfrastructureError(f"{self.url} {what} (null on its wire is None, NaN or an infinity)")
+        return messages, float(reward or 0.0), done
 
     async def close(self) -> None:
         """End the session."""
@@ -115,7 +122,7 @@ class OpenEnvEnvironment(Environment):
         said = found.get("data") or {}
         if found.get("type") == "error":
             if said.get("code") == "VALIDATION_ERROR" and kind == "step":
-                return {"refused": str(said.get("message"))}
+                return {"refused": _refusal(said)}
             raise InfrastructureError(f"{self.url} failed in {kind}: {said.get('code')}: {said.get('message')}")
         if not isinstance(said.get("observation"), Mapping):
             raise InfrastructureError(f"{self.url} answered {kind} without an observation")
@@ -127,4 +134,21 @@ class OpenEnvEnvironment(Environment):
             what = f"names {self.observation!r}, but an observation has {', '.join(observation)}"
             raise UserError("OpenEnvEnvironment.observation", what)
         value = observation[self.observation]
-        return {"role": self.role, "content": value if isinstance(value, str) else json.dumps(value)}
+        return {
+            "role": self.role,
+            "content": value if isinstance(value, str) else json.dumps(value, ensure_ascii=False),
+        }
+
+
+def _refusal(said: Mapping[str, Any]) -> str:
+    """Return why an action is not valid: the message, and pydantic's reason for each field.
+
+    >>> _refusal({"message": "Invalid message", "errors": [{"loc": ["text"], "msg": "Field required", "input": {}}]})
+    'Invalid message: text: Field required'
+    """
+    errors = [error for error in said.get("errors") or () if isinstance(error, Mapping)]
+    places = [".".join(map(str, error.get("loc") or ())) for error in errors]
+    reasons = [
+        f"{place}: {e.get('msg')}" if place else str(e.get("msg")) for place, e in zip(places, errors, strict=True)
+    ]
+    return ": ".join(filter(None, (str(said.get("message") or "not valid"), "; ".join(reasons))))

@@ -157,7 +157,8 @@ def _describe(tools: dict[str, Tool]) -> str:
         for name, shown in ((name, tool.schema(name)["function"]) for name, tool in tools.items())
     ]
     name, tool = next(iter(tools.items()))
-    example = json.dumps({"name": name, "arguments": dict.fromkeys(tool.parameters.get("properties", ()), "...")})
+    call = {"name": name, "arguments": dict.fromkeys(tool.parameters.get("properties", ()), "...")}
+    example = json.dumps(call, ensure_ascii=False)
     return "\n".join(
         ["You may call these tools:", *lines, f"To call one, write <tool_call>{example}</tool_call> and end your turn."]
     )

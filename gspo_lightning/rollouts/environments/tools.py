@@ -81,7 +81,8 @@ class Tool(ABC):
             if self.argument not in arguments and len(arguments) != 1:
                 raise ToolError(f"the only argument is {self.argument}")
             value = arguments.get(self.argument, next(iter(arguments.values()), ""))
-            return _text(await result_of(self.call, value if isinstance(value, str) else json.dumps(value)))
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            return _text(await result_of(self.call, text))
         if type(self).parameters is not Tool.parameters:
             return _text(await result_of(partial(self.call, **arguments)))
         try:

@@ -47,7 +47,7 @@ class RunLogger(TensorBoardLogger):
             found = Scalars.read(folder)
             if self._first is not None:
                 if not len(found):  # the run was started by older code
-                    read_events(run := Run(folder))
+                    read_events(run := Run(folder), "gspo fit")
                     found.take(run.scalars, run.started or 0.0)
                 found.cut(self._first)
                 note_resume(folder, self._first - 1, self._changes)

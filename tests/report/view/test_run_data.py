@@ -30,6 +30,22 @@ def samples(data: RunData, **query: str) -> list[int]:
     return [found["sample"] for found in data.rollouts(query)["rows"]]
 
 
+@pytest.mark.parametrize("name", ["missing", "empty", "file.txt", "events"])
+def test_what_is_no_run_is_told_by_the_command_that_was_called(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file.txt").write_text("x")
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events" / "events.out.tfevents.1").write_text("these are not events " * 9)
+    for command in ("view", "report"):
+        assert main([command, str(tmp_path / name)]) == 2
+        said = capsys.readouterr().err
+        other = {"view": "gspo report", "report": "gspo view"}[command]
+        assert f"gspo {command}" in said
+        assert other not in said
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     rows = [

@@ -236,6 +236,18 @@ def test_a_tool_gets_its_arguments_by_name() -> None:
             asyncio.run(Search().answer(wrong))
 
 
+def test_json_that_a_policy_reads_has_its_own_letters() -> None:
+    class Größe(Tool):
+        def call(self, größe: int, farbe: str) -> dict[str, Any]:
+            return {"größe": größe, "farbe": [farbe]}
+
+    box = ToolUse({"größe": Größe(), "up": Older()})
+    assert '<tool_call>{"name": "größe", "arguments": {"größe": "...", "farbe": "..."}}</tool_call>' in box.instructions
+    assert answer(box, call("größe", größe=1, farbe="東")) == (['{"größe": 1, "farbe": ["東"]}'], False)
+    assert answer(box, call("up", input={"straße": "é"})) == (['{"STRASSE": "É"}'], False)
+    assert "größe: Input should be" in answer(box, call("größe", größe="x", farbe="東"))[0][0]
+
+
 @pytest.mark.parametrize("arguments", [{"input": "ab"}, {"whatever": "ab"}])
 def test_older_tools_get_one_text_whatever_the_policy_calls_it(arguments: dict[str, str]) -> None:
     assert asyncio.run(Older().answer(arguments)) == "AB"

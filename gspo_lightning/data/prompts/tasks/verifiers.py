@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -11,6 +12,9 @@ from typing import Any
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.data.prompts.prompt_set import PromptSet, Record
 from gspo_lightning.rewards.workers.interpreter import module_command
+
+_MISSING = "ModuleNotFoundError: No module named 'verifiers'"
+"""Error of a process whose interpreter lacks the package."""
 
 
 class VerifiersTasks(PromptSet):
@@ -46,5 +50,15 @@ class VerifiersTasks(PromptSet):
             raise UserError("VerifiersTasks.python", f"cannot be run: {error}") from error
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["its process died"])[-1]
-            raise UserError("VerifiersTasks.environment", f"cannot be loaded: {last}")
+            raise unusable("VerifiersTasks", self.python, last)
         return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def unusable(component: str, python: str | None, why: str) -> UserError:
+    """Return the error for an environment that cannot be loaded: of its settings, or of a Python without verifiers."""
+    if _MISSING not in why:
+        return UserError(f"{component}.environment", f"cannot be loaded: {why}")
+    of = "the trainer's, where python is not set" if python is None else "which it names"
+    fix = "python -m venv /envs/verifiers, /envs/verifiers/bin/pip install 'verifiers>=0.4' and the environment's "
+    fix += "package, and python: /envs/verifiers/bin/python (verifiers pins other versions than gspo_lightning)"
+    return UserError(f"{component}.python", f"{python or sys.executable} ({of}) has no package verifiers", fix=fix)
