@@ -8,8 +8,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.errors import InfrastructureError, UserError, first_line
 from gspo_lightning.core.escape import say
+from gspo_lightning.policy.hub import SECONDS
 
 
 def main(argv: Sequence[str]) -> int:
@@ -114,18 +115,30 @@ def export(
 
 
 def check_repository(repository: str) -> None:
-    """Check that the hub accepts a repository name, before the export takes minutes.
+    """Check that the hub accepts a repository name, and that it answers, before the export takes minutes.
 
     Raises:
-        UserError: the name is not valid.
+        UserError: the name is not valid, or the hub gives no answer.
     """
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(repository)
     except HFValidationError as error:
         raise UserError("--push_to_hub", str(error), fix="give NAME/REPO") from error
+    try:
+        HfApi().repo_info(repository, timeout=SECONDS)
+    except HfHubHTTPError:
+        return  # it answers: the repository may be made later
+    except Exception as error:  # of the HTTP library, which is another one with every major version of the hub's client
+        raise UserError(
+            "--push_to_hub",
+            f"{constants.ENDPOINT} gives no answer ({first_line(error)})",
+            fix="check the network, HF_ENDPOINT and HF_HUB_OFFLINE; or leave it out, and later: hf upload "
+            f"{repository} FOLDER",
+        ) from error
 
 
 def push(folder: Path, repository: str) -> str:
@@ -142,13 +155,12 @@ def push(folder: Path, repository: str) -> str:
         InfrastructureError: the hub is unreachable or refuses the upload.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
 
     hub = HfApi()
     try:
         address = hub.create_repo(repository, private=True, exist_ok=True)
         hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="Upload by gspo export")
-    except (HfHubHTTPError, OSError) as error:
+    except Exception as error:  # refused, unreachable, no token, a full disk: the library's own words
         raise InfrastructureError(
             f"the upload to {repository} failed ({' '.join(str(error).split())}); the folder {folder} is whole: "
             f"`hf upload {repository} {folder}` uploads it without another export"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import pytest
 import torch
 import yaml
@@ -14,6 +14,7 @@ import yaml
 from gspo_lightning.cli import main
 from gspo_lightning.commands.export.card import card
 from tests.runs import runs
+from tests.support.hub import Hub, connect, hub_server
 
 EVALUATED_LATE = "--trainer.check_val_every_n_epoch=5"
 """The last checkpoint is then written after the last iteration has ended."""
@@ -110,34 +111,27 @@ def test_an_evaluation_that_is_not_there_is_said_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-class Recording:
-    """What ``HfApi`` is asked for; the hub cannot be reached in a test."""
-
-    calls: list[tuple[str, dict[str, Any]]]
-
-    def create_repo(self, repository: str, **options: Any) -> str:
-        Recording.calls.append(("create", {"repo_id": repository, **options}))
-        return f"https://hub/{repository}"
-
-    def upload_folder(self, **options: Any) -> None:
-        Recording.calls.append(
-            ("upload", {**options, "files": sorted(p.name for p in options["folder_path"].iterdir())})
-        )
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with hub_server() as served:
+        connect(served, tmp_path / "home", monkeypatch)
+        yield served
 
 
 def test_the_folder_is_uploaded_whole_to_a_private_repository(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    hub: Hub, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Recording.calls = []
-    monkeypatch.setattr(huggingface_hub, "HfApi", Recording)
     out = tmp_path / "out"
     assert main(["export", str(run / "checkpoints" / "last.ckpt"), str(out), "--push_to_hub", "me/mine"]) == 0
-    (create, made), (upload, sent) = Recording.calls
-    assert (create, upload) == ("create", "upload")
-    assert made == {"repo_id": "me/mine", "private": True, "exist_ok": True}
-    assert (sent["repo_id"], sent["folder_path"]) == ("me/mine", out)
-    assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= set(sent["files"])
-    assert "uploaded: https://hub/me/mine" in capsys.readouterr().out
+    repository = hub.repositories["models/me/mine"]
+    assert repository.private
+    ((_, message, files),) = repository.commits[1:]
+    assert message == "Upload by gspo export"
+    assert {name: data for name, data in files.items() if name != ".gitattributes"} == {
+        path.name: path.read_bytes() for path in out.iterdir()
+    }
+    assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= files.keys()
+    assert "uploaded: http" in capsys.readouterr().out
 
 
 def test_a_name_that_the_hub_would_not_take_is_said_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,15 +139,31 @@ def test_a_name_that_the_hub_would_not_take_is_said_first(tmp_path: Path, capsys
     assert "--push_to_hub" in capsys.readouterr().err
 
 
-def test_a_hub_that_is_not_there_leaves_the_folder(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_hub_that_gives_no_answer_is_said_before_the_export(
+    hub: Hub, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Gone(Recording):
-        def create_repo(self, repository: str, **options: Any) -> str:
-            raise ConnectionError("no route")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens
+    out = tmp_path / "out"
+    assert main(["export", str(run / "checkpoints" / "last.ckpt"), str(out), "--push_to_hub", "me/mine"]) == 2
+    said = capsys.readouterr().err
+    assert "--push_to_hub: http://127.0.0.1:9 gives no answer (" in said
+    assert "Traceback" not in said
+    assert not out.exists()
 
-    monkeypatch.setattr(huggingface_hub, "HfApi", Gone)
+
+def test_a_hub_that_vanishes_during_the_upload_leaves_the_folder(
+    hub: Hub, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def gone(method: str, path: str) -> int | None:
+        if method == "POST":  # the export is done, and the client asks for the repository
+            raise BrokenPipeError("the connection is closed without an answer")
+        return None
+
+    hub.fails = gone
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)  # between its attempts
     out = tmp_path / "out"
     assert main(["export", str(run / "checkpoints" / "last.ckpt"), str(out), "--push_to_hub", "me/mine"]) == 1
-    assert f"hf upload me/mine {out}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"hf upload me/mine {out}" in said
+    assert "Traceback" not in said[said.rindex("error: ") :]  # that of the server stands before it
     assert (out / "config.json").is_file()
