@@ -19,7 +19,8 @@ NEWEST := build/newest
 EXTRAS := dev,data,lora,gguf,logic,instructions,eval,agents
 COMPILED := PYTHONDONTWRITEBYTECODE=# of the tests' processes: where that is set, each compiles all it imports again
 SANDBOX_TESTS := tests/rewards/sandbox tests/rewards/code tests/rollouts/agents tests/runs/test_agent_kills.py \
-  tests/runs/test_code_run.py tests/rollouts/environments/test_tools.py tests/data/prompts/tasks/test_code.py \
+  tests/runs/test_code_run.py tests/runs/test_secrets.py tests/rollouts/environments/test_tools.py \
+  tests/data/prompts/tasks/test_code.py \
   tests/data/prompts/test_data_configs.py tests/training/suites/test_records.py tests/commands/data/test_report.py \
   tests/commands/evaluate/test_programs.py tests/commands/evaluate/test_recorded.py tests/commands/test_score.py
 SPELLED := $(wildcard *.md) .github docs findings gspo_lightning benchmarks configs examples experiments plugins tools # tests misspell on purpose

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from gspo_lightning.core.errors import InfrastructureError, UserError
 from gspo_lightning.core.parsing import load_json
+from gspo_lightning.core.variables import check_variables, read_variables, without_secrets
 from gspo_lightning.rewards.sandbox import Isolation, Kind, Limits, choose
 from gspo_lightning.rewards.sandbox.agents import PORT, AgentSandbox, Ended
 from gspo_lightning.rewards.sandbox.inside import landlock
@@ -28,6 +29,7 @@ from gspo_lightning.rollouts.agents.agent import Agent, Outcome
 from gspo_lightning.rollouts.gateway.address import Address
 from gspo_lightning.rollouts.gateway.reward import read_reward
 
+ENVIRONMENT = "CommandAgent.environment"
 _INSTALL = "install bubblewrap (make sandbox, or apt-get install bubblewrap), or use Linux 6.7 or newer"
 _MOST_LINKS = 40
 """Links that Linux follows in one name."""
@@ -49,7 +51,7 @@ class CommandAgent(Agent):
 
     Args:
         command: program and arguments; ``python`` is the interpreter of the trainer.
-        environment: further variables.
+        environment: further variables. ``$NAME`` is the trainer's variable NAME, as for keys: a run saves its config.
         paths: further files and folders that it may read.
         isolation: ``auto`` takes bubblewrap, else Landlock (with version 4 or newer); ``unsafe`` has limits only.
         cpu_s: seconds of CPU time, of all its processes together.
@@ -57,7 +59,7 @@ class CommandAgent(Agent):
         disk_mb: MiB in its own folder.
 
     Raises:
-        UserError: the program is not found, or a folder is too wide to be shown to it.
+        UserError: the program is not found, a folder is too wide to be shown to it, or a secret is given by its value.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class CommandAgent(Agent):
             if not least <= value < float("inf"):
                 raise UserError(f"CommandAgent.{name}", f"is {value}; it must be at least {least}")
         self.command = Command.of(command, paths or ())
-        self.environment, self.isolation = dict(environment or {}), isolation
+        self.environment, self.isolation = check_variables(environment or {}, ENVIRONMENT), isolation
         self.limits = Limits(cpu_s, memory_mb, tasks=128, disk_mb=disk_mb, files=4096, descriptors=1024)
         self._relay: _Relay | None = None
         self._relaying = asyncio.Lock()
@@ -84,7 +86,7 @@ class CommandAgent(Agent):
         """Choose the isolation, and check that the command can be read in it.
 
         Raises:
-            UserError: no isolation for agents works here, or a file cannot be read.
+            UserError: no isolation for agents works here, a file cannot be read, or a variable is not set.
         """
         if self._isolation is not None:
             return
@@ -126,7 +128,8 @@ class CommandAgent(Agent):
             raise UserError("AgentRollouts.socket", f"is a file, which an agent cannot reach with {kind}", fix=fix)
         told = json.dumps(record, default=str, ensure_ascii=False)
         ended = await self._in_thread(self._isolation, self.command.words, address.environment(), told, socket, port)
-        return _reward(ended, self.limits)
+        stdout, stderr = (without_secrets(text, self.environment) for text in (ended.stdout, ended.stderr))
+        return _reward(replace(ended, stdout=stdout, stderr=stderr), self.limits)
 
     async def close(self) -> None:
         """End the way to the gateway."""
@@ -156,6 +159,7 @@ class CommandAgent(Agent):
         future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         boxes: list[AgentSandbox] = []
         stopped = threading.Event()
+        variables = read_variables(self.environment, ENVIRONMENT)
         env = {"PATH": self.command.search, "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
 
         def work() -> None:
@@ -168,7 +172,7 @@ class CommandAgent(Agent):
                         box.stop()
                     here = dict.fromkeys(("HOME", "TMPDIR"), box.folder)
                     result = box.run(
-                        words, env | here | self.environment | dict(told), self.command.folder or box.folder, stdin,
+                        words, env | here | variables | dict(told), self.command.folder or box.folder, stdin,
                         self.command.needs,
                     )  # fmt: skip
                 finally:

@@ -11,10 +11,13 @@ from typing import Any
 
 from typing_extensions import override
 
+from gspo_lightning.core.addresses import check_address
 from gspo_lightning.core.errors import InfrastructureError, UserError, first_line
+from gspo_lightning.core.variables import check_variables, read_variables, without_secrets
 from gspo_lightning.rollouts.environments.mcp_result import NOTHING, result_text
 from gspo_lightning.rollouts.environments.tools import Tool, ToolError
 
+ENVIRONMENT = "McpTool.environment"
 _START_S = 60.0
 _Key = tuple[tuple[str, ...], str, tuple[tuple[str, str], ...]]
 _servers: weakref.WeakValueDictionary[_Key, _Server] = weakref.WeakValueDictionary()
@@ -33,11 +36,13 @@ class McpTool(Tool):
         command: program of the server and its arguments, started here and spoken to over its standard input and
             output. It runs with the rights of the trainer.
         url: address of a running server (streamable HTTP), instead of a command.
-        environment: variables of the command, beside ``PATH``, ``HOME`` and a few others.
+        environment: variables of the command, beside ``PATH``, ``HOME`` and a few others. A value ``$NAME`` is that of
+            the trainer's variable NAME, for keys: what is written here stands in the run folder.
         timeout_s: seconds for one call.
 
     Raises:
-        UserError: the package is missing, the server cannot be reached, or it has no such tool.
+        UserError: the package is missing, the server cannot be reached, it has no such tool, or a secret is given by
+            its value.
     """
 
     def __init__(
@@ -52,8 +57,11 @@ class McpTool(Tool):
             raise UserError("McpTool", "needs either a command or a url")
         if not 0 < timeout_s < float("inf"):
             raise UserError("McpTool.timeout_s", f"is {timeout_s}; it must be a number of seconds above 0")
+        if url:
+            check_address(url, "McpTool.url", "of its command", key=None, plain_http=True)
         self.tool, self.timeout_s = tool, timeout_s
-        key = (tuple(command or ()), url, tuple(sorted((environment or {}).items())))
+        variables = check_variables(environment or {}, ENVIRONMENT)
+        key = (tuple(command or ()), url, tuple(sorted(variables.items())))
         self._server = _servers.get(key) or _Server(key)
         _servers[key] = self._server
         tools = {found.name: found for found in self._server.tools}
@@ -85,7 +93,7 @@ class McpTool(Tool):
             InfrastructureError: the server is gone, or too slow.
         """
         result = await self._server.call(self.tool, arguments, self.timeout_s)
-        text = result_text(result)
+        text = without_secrets(result_text(result), self._server.environment)
         if result.is_error:
             raise ToolError(text if text not in ("", NOTHING) else "the tool failed")
         return text
@@ -152,8 +160,9 @@ class _Link:
         except ImportError as error:
             fix = "pip install 'gspo_lightning[agents]'"
             raise UserError("McpTool", "needs the package mcp, which is not installed", fix=fix) from error
-        server = url or mcp.StdioServerParameters(command=command[0], args=command[1:], env=dict(environment))
-        self.client = mcp.Client(server)
+        variables = read_variables(environment, ENVIRONMENT)
+        server = url or mcp.StdioServerParameters(command=command[0], args=command[1:], env=variables)
+        self.client, self._environment = mcp.Client(server), environment
         self.refusal = mcp.MCPError
         self.loop = asyncio.new_event_loop()
         self.over, self.tools = threading.Event(), list[Any]()
@@ -166,7 +175,8 @@ class _Link:
         except BaseException as error:
             self.stop()
             what = f"{url or ' '.join(command)} is no MCP server that can be used: {type(error).__name__}: "
-            raise UserError("McpTool.url" if url else "McpTool.command", what + first_line(error)[:300]) from error
+            said = without_secrets(first_line(error), environment)[:300]
+            raise UserError("McpTool.url" if url else "McpTool.command", what + said) from error
 
     @property
     def ends(self) -> bool:
@@ -194,10 +204,11 @@ class _Link:
         try:
             return await self.client.call_tool(tool, dict(arguments))
         except self.refusal as error:
+            said = without_secrets(str(error), self._environment)
             if error.code in (-32602, -32601):  # invalid parameters, unknown method
-                raise ToolError(str(error)) from error
+                raise ToolError(said) from error
             self._stop.set()
-            raise InfrastructureError(f"the MCP server failed: {error}") from error
+            raise InfrastructureError(f"the MCP server failed: {said}") from error
 
     def _serve(self) -> None:
         try:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from gspo_lightning.core.addresses import UNIX
 from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.variables import check_variables, read_variables
 from gspo_lightning.policy.adapters.adapter_files import uniform
 from gspo_lightning.policy.adapters.lora import adapter_rank
 from gspo_lightning.policy.policy import Policy
@@ -43,6 +44,7 @@ GUARD = f"{RequireKey.__module__.rpartition('.')[2]}.{RequireKey.__name__}"
 """Middleware, by its name in the server's process."""
 Defaults = tuple[Mapping[str, Any], Mapping[str, str]]
 """Default options and environment variables of a server; the user's own take precedence."""
+ENVIRONMENT_FIELD = "data.rollouts.environment"
 TAKEN = ("host", "port", "uds", "api_key")
 """Options of vLLM for its address and its key: set by this package."""
 
@@ -92,7 +94,7 @@ class LocalVLLM:
             options["max_model_len"] = max(longest, LENGTH)
         if self.gpus is not None:
             environment["CUDA_VISIBLE_DEVICES"] = self.gpus[number]
-        environment |= self.environment
+        environment |= read_variables(self.environment, ENVIRONMENT_FIELD)
         line = command(self.python, folder, endpoint.url, options | dict(self.options))
         return LocalServer(line, environment | watched(endpoint, private, environment), remove=remove)
 
@@ -169,10 +171,11 @@ def check_options(options: Mapping[str, Any], environment: Mapping[str, str]) ->
             raise UserError("data.rollouts.options", f"names {name}, which is decided here", fix=fix)
     if KEY in environment:
         raise UserError(
-            "data.rollouts.environment",
+            ENVIRONMENT_FIELD,
             f"names {KEY}, and a run saves its config",
             fix="leave it out: each server started here gets its own key",
         )
+    check_variables(environment, ENVIRONMENT_FIELD)
 
 
 def check_in_flight(options: Mapping[str, Any], routed_experts: bool) -> None:

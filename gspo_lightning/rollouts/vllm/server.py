@@ -68,7 +68,7 @@ class VLLMServer(RolloutSource):
         dtype: dtype of the weights in transfer, and on started servers; None is the compute dtype of training:
             bfloat16 with bf16-mixed.
         options: further options of started servers (``{gpu_memory_utilization: 0.4}``).
-        environment: further environment variables of started servers.
+        environment: environment variables of started servers beside the trainer's; ``$NAME`` is the value of one.
         weights_dir: folder through which weights are sent, under the same path on every server; None is a
             temporary one on this machine.
         concurrency: groups that a server works on at a time; more wait here.
