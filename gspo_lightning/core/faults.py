@@ -69,11 +69,8 @@ def fault_around(error: BaseException) -> GSPOError | None:
                 f"are whole.\n  fix: make room (or the folder writable) and repeat the command; a training goes on "
                 f"with --ckpt_path last"
             )
-        if found.errno in (errno.ENOENT, errno.ESTALE) and file and (gone := _gone(Path(file))) is not None:
-            return InfrastructureError(
-                f"the folder {gone} is gone: it was deleted or moved, or its disk was removed, while in use.\n"
-                f"  fix: restore it and resume with --ckpt_path last, or start again"
-            )
+        if found.errno in (errno.ENOENT, errno.ESTALE) and file and (gone := missing_folder(Path(file))) is not None:
+            return folder_gone(gone)
         if found.errno in _ACCESS and file and found in (error, error.__cause__):  # not an error that was handled
             why = f"cannot be used: {found.strerror}"
             return UserError(file, why, fix="give another path, or make this one writable")
@@ -91,7 +88,15 @@ def _lacks_memory(error: BaseException) -> bool:
     )
 
 
-def _gone(file: Path) -> Path | None:
+def folder_gone(folder: Path) -> InfrastructureError:
+    """Return the error for a folder that is missing in the middle of a run."""
+    return InfrastructureError(
+        f"the folder {folder} is gone: it was deleted or moved, or its disk was removed, while in use.\n"
+        f"  fix: restore it and resume with --ckpt_path last, or start again"
+    )
+
+
+def missing_folder(file: Path) -> Path | None:
     """Return the topmost missing folder of an absolute path; None if only the file is missing."""
     missing = [folder for folder in file.parents if not folder.exists()]
     return missing[-1] if missing and file.is_absolute() else None

@@ -35,7 +35,7 @@ def read_answers(folder: Path) -> list[dict[str, Any]]:
 
 
 class AnswersFile:
-    """Appends rows to the file; a repeated evaluation replaces its old rows."""
+    """Appends rows to the file of a run folder, which exists; a repeated evaluation replaces its old rows."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -45,7 +45,6 @@ class AnswersFile:
         """Add the answers of the evaluation after this update."""
         if update <= self._last:
             self.cut(update)
-        self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / ANSWERS, "a", encoding="utf-8") as file:
             file.write("".join(_line({"update": update, **row}) for row in rows))
         self._last = update
@@ -74,7 +73,7 @@ def keep_thumbnails(folder: Path, files: Mapping[str, bytes]) -> None:
     for sha256, data in files.items():
         target = folder / thumbnail_file(sha256)
         if not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
+            target.parent.mkdir(exist_ok=True)
             unfinished = temp_path(target)
             unfinished.write_bytes(data)
             os.replace(unfinished, target)

@@ -43,7 +43,6 @@ class TokensFile:
         room = BYTES_AT_FIRST + BYTES_PER_UPDATE * update - used
         kept = [line for line, size in zip(lines, accumulate(map(len, lines)), strict=True) if size <= room]
         if kept:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as file:
                 file.write(b"".join(kept))
         return len(kept)

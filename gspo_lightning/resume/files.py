@@ -73,14 +73,15 @@ def uninterrupted() -> Iterator[None]:
 def atomic_file(target: Path, private: bool = False) -> Iterator[DigestWriter]:
     """Write beside the target, sync, swap in, sync the folder: a kill at any moment leaves the old file or the new one.
 
+    No folder is made: one that is missing was deleted or moved, and must not come back with this file alone.
+
     Args:
-        target: the file.
+        target: the file, in a folder that exists.
         private: readable by this user alone (mode 600), from its first byte on; otherwise the umask decides.
 
     Raises:
-        OSError: the disk is full, the folder is read-only ...; the target is unchanged, nothing is left beside it.
+        OSError: the disk is full, the folder is read-only or gone ...; the target is unchanged, nothing is beside it.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = temp_path(target)
     try:
         if private:

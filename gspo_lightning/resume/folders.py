@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from gspo_lightning.core.distributed import all_gather_objects, fail_together, group, rank_and_world
 from gspo_lightning.core.errors import InfrastructureError, NonFiniteError
+from gspo_lightning.core.faults import folder_gone, missing_folder
 from gspo_lightning.core.temp_files import remove, temp_path
 from gspo_lightning.resume.files import replace_folder, swapping, sync_folder, synced, uninterrupted
 from gspo_lightning.resume.manifest import Manifest, next_serial
@@ -67,20 +69,22 @@ def write_shards(checkpoint: dict[str, Any], folder: Path, *, weights: str) -> N
 
     Args:
         checkpoint: tensors and primitives; sharded tensors give this rank's part.
-        folder: is made.
+        folder: is made, in a folder that exists.
         weights: name of the weights among the shards.
     """
     rest = dict(checkpoint)
     shards = {weights: rest.pop("state_dict")}
     shards |= {f"optimizer_{i}": state for i, state in enumerate(rest.pop("optimizer_states", []))}
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     state_dict_saver.save(shards, checkpoint_id=folder, process_group=group())
     if rank_and_world()[0] == 0:
         torch.save(rest, folder / METADATA)
 
 
 def unwritable(target: Path, error: OSError) -> InfrastructureError:
-    """Return the error for a full disk, a read-only folder ..."""
+    """Return the error for a full disk, a read-only folder, a folder that is gone ..."""
+    if error.errno == errno.ENOENT and (gone := missing_folder(target.absolute())) is not None:
+        return folder_gone(gone)
     return InfrastructureError(
         f"the checkpoint {target} cannot be written: {error.strerror or error}; older ones are untouched.\n"
         f"  fix: make room (or the folder writable), then resume with --ckpt_path last"

@@ -268,6 +268,7 @@ class PromptDataModule(LightningDataModule):
             self._retrying(self.rollouts) if self.partial is None else self.partial, rewards,
             settings.group_size, settings.seed, Purpose.TRAIN_SAMPLING, context, self._one_request,
         )  # fmt: skip
+        folder.mkdir(parents=True, exist_ok=True)  # a rank on another machine; later, what is missing was deleted
         self.iteration = Iteration(
             Sampling(state, settings, self._order, generate_and_score, self.partial, self._prefetcher),
             lambda: self.token_budget, folder=folder, distributions=distributions,

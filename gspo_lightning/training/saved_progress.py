@@ -67,6 +67,7 @@ class SavedProgress:
         start = time.monotonic()
         path, before = self.folder / f"step-{step:08d}.pt", manifests(self.folder)
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)
             with atomic_file(path) as file:
                 torch.save(state(), cast(Any, file))
             Manifest({path.name: (file.bytes, file.sha256)}, step, next_serial(self.folder)).write(path)

@@ -21,12 +21,19 @@ from gspo_lightning.resume.files import atomic_file, sha256, write_text
 
 
 def test_content_and_digest(tmp_path: Path) -> None:
-    with atomic_file(tmp_path / "new" / "file") as file:
+    with atomic_file(tmp_path / "file") as file:
         file.write(b"abc")
         file.write(b"def")
-    assert (tmp_path / "new" / "file").read_bytes() == b"abcdef"
+    assert (tmp_path / "file").read_bytes() == b"abcdef"
     assert (file.bytes, file.sha256) == (6, hashlib.sha256(b"abcdef").hexdigest())
-    assert sha256(tmp_path / "new" / "file") == file.sha256
+    assert sha256(tmp_path / "file") == file.sha256
+
+
+def test_no_folder_is_made(tmp_path: Path) -> None:
+    """One that is missing was deleted or moved."""
+    with pytest.raises(FileNotFoundError):
+        write_text(tmp_path / "run" / "file", "text")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])

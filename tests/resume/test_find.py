@@ -24,6 +24,7 @@ from tests.support.unreadable import unreadable
 
 def write(run: Path, step: int, serial: int | None = None) -> Path:
     path = run / "checkpoints" / f"step-{step:08d}.ckpt"
+    path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
         torch.save({"global_step": step, "state_dict": {}}, file)
     Manifest({path.name: (file.bytes, file.sha256)}, step, step if serial is None else serial).write(path)

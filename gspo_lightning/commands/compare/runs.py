@@ -80,6 +80,7 @@ def run_once(
         resumed, state, first = None, "", 1 + max(_numbers(output / name), default=-1)
         from gspo_lightning.resume.files import write_text  # imports torch
 
+        stub.parent.mkdir(parents=True, exist_ok=True)
         write_text(stub, f"{text}\n{_FIRST}{first}\n{{}}\n")
         for old in done:  # of another command
             old.unlink()

@@ -54,8 +54,10 @@ class Dump:
         """Write to ``folder``, readable by this user alone; tensors and primitives only.
 
         Raises:
-            OSError: the file cannot be written.
+            OSError: the file cannot be written, or the run folder is gone.
         """
+        folder = folder.absolute()
+        folder.mkdir(exist_ok=True)
         path = folder / f"update-{self.update:08d}{f'-rank{rank}' if rank else ''}.pt"
         content = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         content |= {"mini_batch": self.mini_batch.state_dict(), "model": dataclasses.asdict(self.model)}

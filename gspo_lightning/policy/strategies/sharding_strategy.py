@@ -105,6 +105,7 @@ class Sharding(Strategy):
         path, options = Path(self.broadcast(filepath)), storage_options or {}
         with fail_together():
             check_finite(checkpoint)
+            path.parent.mkdir(parents=True, exist_ok=True)  # not in the thread: the run may be deleted meanwhile
 
         def write(checkpoint: dict[str, Any]) -> None:
             save = functools.partial(write_shards, checkpoint, weights=self.weights_key)

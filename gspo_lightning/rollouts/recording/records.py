@@ -86,8 +86,13 @@ def write_records(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_rollouts(folder: Path, iteration: int, rollouts: Sequence[Rollout], sampling: SamplingParams) -> None:
-    """Write all rollouts that this rank sampled in an iteration to the run folder."""
-    file = recording_file(folder, iteration, rank_and_world()[0])
+    """Write all rollouts that this rank sampled in an iteration to the run folder.
+
+    Raises:
+        OSError: the file cannot be written, or the run folder is gone.
+    """
+    file = recording_file(folder.absolute(), iteration, rank_and_world()[0])
+    file.parent.mkdir(exist_ok=True)
     write_records(file, [record(rollout, sampling, iteration) for rollout in rollouts])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             NonFiniteError: a weight or an optimizer state is not finite.
             InfrastructureError: the file cannot be written; the old file is untouched.
         """
+        with _said(Path(path)):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)  # not in the thread: the run may be deleted meanwhile
         options = storage_options or {}
         if not options.get("optimizer", True):
             checkpoint = {**checkpoint, "optimizer_states": []}
@@ -60,17 +62,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             writer.start(checkpoint, write)
 
     def _write(self, target: Path, options: Mapping[str, Any], checkpoint: dict[str, Any]) -> None:
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with swapping(target.parent), contextlib.ExitStack() as stack:
-                with atomic_file(target) as file:
-                    _save(checkpoint, file)
-                    stack.enter_context(uninterrupted())  # a swapped-in file must get its manifest
-                files, serial = {target.name: (file.bytes, file.sha256)}, next_serial(target.parent)
-                step = int(checkpoint.get("global_step", 0))
-                Manifest(files, step, serial, options.get("score"), options.get("ranks")).write(target)
-        except OSError as error:
-            raise unwritable(target, error) from error
+        with _said(target), swapping(target.parent), contextlib.ExitStack() as stack:
+            with atomic_file(target) as file:
+                _save(checkpoint, file)
+                stack.enter_context(uninterrupted())  # a swapped-in file must get its manifest
+            files, serial = {target.name: (file.bytes, file.sha256)}, next_serial(target.parent)
+            step = int(checkpoint.get("global_step", 0))
+            Manifest(files, step, serial, options.get("score"), options.get("ranks")).write(target)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any | None = None, weights_only: bool | None = None
@@ -89,6 +87,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Remove the checkpoint, then its manifest: a lone manifest is recognised, a lone checkpoint would stay."""
         remove(Path(path))
         manifest_path(Path(path)).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _said(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(target, error) from error
 
 
 def _save(checkpoint: dict[str, Any], file: Any) -> None:

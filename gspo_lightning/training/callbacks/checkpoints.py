@@ -19,7 +19,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from gspo_lightning.core.distributed import fail_together, from_first_rank
-from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.faults import folder_gone
 from gspo_lightning.core.temp_files import sweep, temp_path
 from gspo_lightning.policy.strategies.sharding_strategy import has_whole_weights, sharding_of
 from gspo_lightning.resume import Manifest, is_held, manifests, sync_folder
@@ -215,10 +216,7 @@ class LastCheckpoint(Checkpoint):
             return path
         with fail_together():
             if self._there and trainer.is_global_zero and not self._folder.parent.is_dir():  # saving would remake it
-                raise InfrastructureError(
-                    f"the run folder {self._folder.parent} is gone: it was deleted or moved during the run.\n"
-                    f"  fix: restore it and resume with --ckpt_path last, or start again"
-                )
+                raise folder_gone(self._folder.parent)
         module = gspo_module(trainer.lightning_module)
         options: dict[str, Any] = {"score": self._score(module)} | ({} if self.save_optimizer else {"optimizer": False})
         if trainer.global_step % module.data.settings.updates_per_iteration > 0:
