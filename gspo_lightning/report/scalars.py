@@ -112,12 +112,27 @@ class Scalars:
         except OSError as error:
             raise _unwritable(self.file, error) from error
 
+    def missing(self, first: int) -> int:
+        """Return the number of steps before this one that a file of a run lacks, judged by its most frequent distance.
+
+        >>> lost = Scalars(Path("."))
+        >>> lost.take({"loss": Series(np.array([1, 2, 3, 6]), np.zeros(4))}, 0.0)
+        >>> lost.missing(9)  # 4, 5, 7, 8
+        4
+        """
+        known = {step for table in self._tables.values() for step in table.steps if 0 < step < first}
+        steps = np.array([0, *sorted(known), first], dtype=np.int64)
+        usual = int(np.bincount(np.diff(steps[1:-1])).argmax()) if len(known) > 1 else 1
+        return int(((np.diff(steps) - 1) // max(usual, 1)).sum())
+
     def take(self, logged: Mapping[str, Series], seconds: float) -> None:
-        """Add, in memory, values logged before the file existed; ``seconds`` is the time they were logged."""
+        """Add, in memory, values of steps that the file lacks; ``seconds`` is the time they were logged."""
         rows: dict[int, dict[str, float]] = {}
+        known = {step for table in self._tables.values() for step in table.steps}
         for tag, series in logged.items():
             for step, value in zip(series.steps.tolist(), series.values.tolist(), strict=True):
-                rows.setdefault(step, {})[tag] = value
+                if step not in known:
+                    rows.setdefault(step, {})[tag] = value
         for step, row in sorted(rows.items()):
             self._table(tuple(row)).add(step, seconds, row.values())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from gspo_lightning.report.resumes import note_resume
 from gspo_lightning.report.run import Run
 from gspo_lightning.report.scalars import Scalars
 
+log = logging.getLogger(__name__)
 FULL_UPDATES, THIN_ITERATIONS = 2_000, 10
 """Updates that event files hold in full, and the interval in iterations that they hold afterwards.
 
@@ -46,9 +48,7 @@ class RunLogger(TensorBoardLogger):
             folder = Path(self.log_dir)
             found = Scalars.read(folder)
             if self._first is not None:
-                if not len(found):  # the run was started by older code
-                    read_events(run := Run(folder), "gspo fit")
-                    found.take(run.scalars, run.started or 0.0)
+                _complete(found, folder, self._first)
                 found.cut(self._first)
                 note_resume(folder, self._first - 1, self._changes)
             self._scalars = found
@@ -64,6 +64,22 @@ class RunLogger(TensorBoardLogger):
         iteration = values.get("data/iteration")
         if step is None or step <= FULL_UPDATES or iteration is None or iteration % THIN_ITERATIONS == 0:
             super().log_metrics(dict(metrics), step)
+
+
+def _complete(found: Scalars, folder: Path, first: int) -> None:
+    """Take what the file lacks from event files, and say what it lacked: it was cut, damaged or deleted."""
+    older, damaged = not len(found), found.damaged  # without the file: a run of older code
+    if not (lost := found.missing(first)) and not damaged:
+        return
+    read_events(run := Run(folder), "gspo fit")
+    found.take(run.scalars, run.started or 0.0)
+    if (left := found.missing(first)) or damaged or not older:
+        lines = f"; {damaged} damaged lines are dropped" if damaged else ""
+        log.warning(
+            "%s lacked the numbers of %d updates before %d: it was cut or damaged%s. Those of %d are taken from the "
+            "event files, those of %d are gone; the weights are not concerned",
+            found.file, lost, first, lines, lost - left, left,
+        )  # fmt: skip
 
 
 def scalars_of(loggers: Iterable[Logger]) -> Scalars | None:

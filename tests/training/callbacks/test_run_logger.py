@@ -75,3 +75,41 @@ def test_a_run_that_older_code_began_keeps_its_numbers(tmp_path: Path) -> None:
 
 def test_other_loggers_have_no_such_file(tmp_path: Path) -> None:
     assert scalars_of([TensorBoardLogger(tmp_path)]) is None
+
+
+@pytest.mark.parametrize("events", [True, False])
+def test_a_resume_over_a_file_that_was_cut_says_what_is_gone(
+    events: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log(made(tmp_path), range(1, 31))
+    folder = tmp_path / "run"
+    whole, file = Scalars.read(folder).series(), folder / "scalars.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    assert lines[16].startswith(b"[")
+    file.write_bytes(b"".join(lines[:16]) + lines[16][:-9])
+    there = sorted(Scalars.read(folder).series()["data/iteration"].steps.tolist())
+    if not events:
+        for path in folder.glob("events.*"):
+            path.unlink()
+    log(made(tmp_path, purge_step=25), range(25, 29))
+    (said,) = [record.getMessage() for record in caplog.records]
+    lost, gone = 24 - len(there), 0 if events else 24 - len(there)
+    assert f"{file} lacked the numbers of {lost} updates before 25" in said
+    assert "1 damaged lines are dropped" in said
+    assert f"{lost - gone} are taken from the event files, those of {gone} are gone" in said
+    after = Scalars.read(folder)
+    assert after.damaged == 0
+    steps = [*range(1, 29)] if events else [*there, *range(25, 29)]
+    assert after.series()["data/iteration"].steps.tolist() == steps
+    for tag in ("data/iteration", "by_mini_batch/x_3"):
+        kept = dict(zip(whole[tag].steps.tolist(), whole[tag].values.tolist(), strict=True))
+        for step, value in zip(after.series()[tag].steps.tolist(), after.series()[tag].values.tolist(), strict=True):
+            assert value == kept[step]
+
+
+def test_a_resume_over_a_whole_file_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log(made(tmp_path), range(1, 31))
+    log(made(tmp_path, purge_step=25), range(25, 41))
+    log(made(tmp_path, purge_step=3), range(3, 9))
+    log(made(tmp_path, purge_step=1), range(1, 3))
+    assert not caplog.records
