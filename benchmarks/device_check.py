@@ -29,6 +29,7 @@ from benchmarks.simulated.device import backend
 from benchmarks.simulated.kernels import kernels_of_a_run
 from benchmarks.simulated.ranks import traffic_of
 from benchmarks.simulated.steps import per_micro_batch, per_micro_batch_beside, per_step
+from benchmarks.simulated.transfers import waits_before_the_model
 
 __all__ = ["main"]
 
@@ -62,6 +63,8 @@ def main(argv: Sequence[str] = ()) -> int:
     steps, micro_batch = per_step(), per_micro_batch()
     tell(f"a decode step: {steps.syncs:g} syncs, {steps.launches:g} kernels a layer")
     tell(f"a micro-batch, old log-probabilities and update: {micro_batch:g} syncs")
+    pageable = waits_before_the_model()
+    tell(f"a micro-batch of 16,384 tokens, before the model: {pageable.total():g} syncs")
     critic, teacher = per_micro_batch_beside("a critic"), per_micro_batch_beside("a teacher")
     tell(f"a micro-batch beside the policy: {critic:g} syncs of a critic, {teacher:g} of a teacher")
     casts = casts_per_step()
@@ -75,6 +78,7 @@ def main(argv: Sequence[str] = ()) -> int:
         "weight_casts_per_step": casts,
         "syncs_per_step": steps.syncs,
         "syncs_per_micro_batch": micro_batch,
+        "copy_syncs_per_large_micro_batch": pageable.total(),
         "launches_per_layer_and_step": steps.launches,
         "loaded_bytes_per_rank_ratio": traffic.loaded,
         "gathered_bytes_per_rank_ratio": traffic.gathered,

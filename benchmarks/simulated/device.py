@@ -21,6 +21,7 @@ from torch.utils.backend_registration import (
 )
 
 from benchmarks.simulated.counts import Counts, package_line
+from gspo_lightning.core.transfer import PINNED
 from gspo_lightning.rollouts.sampler.decode_batch import CARRIERS
 
 __all__ = ["COUNTS", "NAME", "Simulated", "backend", "move", "simulated", "within_thread"]
@@ -51,6 +52,8 @@ MIXED = {"_to_copy", "copy_", "index", "index_put", "index_put_", "_index_put_im
 """Operators that take tensors of both devices, each in its own way."""
 WHOLE = {"repeat_interleave", "contiguous"}
 """Operators that CUDA has a kernel of its own for, though PyTorch can compose them of others."""
+STAGED = 64 << 10
+"""Bytes of pageable memory up to which an asynchronous copy to a device does not make the host wait."""
 NORMS = (torch.rms_norm, torch.nn.functional.rms_norm)
 ANSWERS = {"_local_scalar_dense", "is_nonzero", "equal"}
 """Operators that return a number of Python."""
@@ -86,6 +89,7 @@ class _Module(_DummyBackendModule):
 
 
 _inside = False
+_pinned: list[Tensor] = []
 _MODULE = _Module()
 _thread = threading.local()
 """The current device of a thread, 0 in a new one as on CUDA."""
@@ -179,12 +183,29 @@ def _to_copy(func: Any, source: Tensor, kwargs: dict[str, Any]) -> Any:
     if there and isinstance(source, Simulated):
         COUNTS.launch("_to_copy")
     elif there:
-        COUNTS.copy("to the device", waits=not kwargs.get("non_blocking"))
+        COUNTS.copy("to the device", waits=_waits(source, bool(kwargs.get("non_blocking"))))
     elif isinstance(source, Simulated):  # memory that is not pinned: the host waits whatever it was told
         COUNTS.copy("to the host", waits=True)
     if not there:
         return out
     return Simulated(out, source.device.index if target is None else _index(target))
+
+
+def _waits(source: Tensor, asynchronous: bool) -> bool:
+    """Whether the host waits for a copy to the device: always, but for pinned memory and what a driver keeps aside.
+
+    CUDA copies at most 64 KiB of pageable memory into a buffer of its own, and returns; more it copies itself.
+    """
+    if not asynchronous:
+        return True
+    pinned = any(source.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for x in _pinned)
+    return not pinned and source.numel() * source.element_size() > STAGED
+
+
+def _pin(size: int) -> Tensor:
+    """Memory of the host that a device reads by itself, kept so that no other takes its address."""
+    _pinned.append(torch.empty(size, dtype=torch.uint8))
+    return _pinned[-1]
 
 
 def _made(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -218,7 +239,8 @@ def _count(name: str, args: Any, kwargs: Mapping[str, Any]) -> None:
         COUNTS.sync(name)
     elif name == "copy_" and isinstance(args[0], Simulated) is not isinstance(args[1], Simulated):
         there = isinstance(args[0], Simulated)
-        waits = not (there and len(args) > 2 and args[2])
+        asynchronous = len(args) > 2 and bool(args[2])
+        waits = _waits(args[1], asynchronous) if there else True
         COUNTS.copy("to the device" if there else "to the host", waits=waits)
     elif name in ("index", "index_put", "index_put_", "_index_put_impl_"):
         indices = [i for i in args[1] if i is not None]
@@ -320,10 +342,17 @@ def simulated() -> Iterator[Counts]:
     COUNTS.clear()
     _inside = True
     try:
-        with mock.patch.dict(CARRIERS, {NAME: _Carried}), _no_inference_mode(), _Dispatch(), _Functions():  # type: ignore[no-untyped-call]
+        with (
+            mock.patch.dict(CARRIERS, {NAME: _Carried}),
+            mock.patch.dict(PINNED, {NAME: lambda size: _pin(size)}),
+            _no_inference_mode(),
+            _Dispatch(),
+            _Functions(),
+        ):  # type: ignore[no-untyped-call]
             yield COUNTS
     finally:
         _inside = False
+        _pinned.clear()
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gspo_lightning.core.pictures import Media, read_media, written_media
 from gspo_lightning.core.tolerance import is_right
+from gspo_lightning.core.transfer import to_device
 
 Message = Mapping[str, Any]
 """A chat message in OpenAI's shape: ``{"role": "user", "content": "..."}``, with ``tool_calls`` or ``tool_call_id``."""
@@ -310,11 +311,8 @@ class MicroBatch:
     def to(self, device: torch.device | str) -> MicroBatch:
         """Return the rows on another device; the host does not wait for tensors that leave it."""
         here = self.input_ids.device.type == "cpu"
-        moved: dict[str, Any] = {
-            f.name: value.to(device, non_blocking=here)
-            for f in fields(self)
-            if isinstance(value := getattr(self, f.name), Tensor)
-        }
+        tensors = {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        moved: dict[str, Any] = dict(zip(tensors, to_device(list(tensors.values()), device), strict=True))
         return replace(self, **moved, host=self.on_host() if here else self.host)
 
     def on_host(self) -> tuple[Tensor, Tensor, Tensor | None]:

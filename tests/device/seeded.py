@@ -18,8 +18,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from benchmarks.simulated import device
 from benchmarks.simulated.agreement import difference
 from benchmarks.simulated.device import COUNTS, backend
+from benchmarks.simulated.transfers import waits_before_the_model
 from benchmarks.simulated.work import Job, run_job, sampled
 from benchmarks.workloads import Workload
 from gspo_lightning.core.types import MicroBatch, MiniBatch
@@ -58,6 +60,11 @@ def makes_there() -> AbstractContextManager[Any]:
         return x.repeat_interleave(torch.tensor(rows, device=x.device), dim=0)
 
     return mock.patch.object(decoding, "_for_rows", for_rows)
+
+
+def copies_pageable_memory() -> AbstractContextManager[Any]:
+    """The buffer that goes to the device is not pinned."""
+    return mock.patch.object(device, "_pin", lambda size: torch.empty(size, dtype=torch.uint8))
 
 
 def forgets_prompts() -> AbstractContextManager[Any]:
@@ -129,6 +136,8 @@ def main() -> None:
         found["selects"] = dict(run_job(job, on_device=True).update.syncs)
     with makes_there():
         found["makes there"] = dict(sampled(job).syncs)
+    with copies_pageable_memory():
+        found["pageable memory"] = dict(waits_before_the_model())
     with forgets_prompts():
         found["forgets prompts"] = difference(job)
     with values_another_state():

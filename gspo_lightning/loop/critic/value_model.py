@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gspo_lightning.core.distributed import all_sum, rank_and_world
 from gspo_lightning.core.errors import NonFiniteError, UserError, check_number
+from gspo_lightning.core.transfer import to_device
 from gspo_lightning.core.types import MicroBatch
 from gspo_lightning.loop.advantages.per_token import padded
 from gspo_lightning.loop.critic.backbone import Backbone, another_backbone, copied_backbone, critic_settings
@@ -272,7 +273,7 @@ class ValueModel:
 
     def _loss(self, part: MicroBatch, old_values: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
         values = self.values(part)
-        old_values, returns = (x.to(values.device, non_blocking=True) for x in (old_values, returns))
+        old_values, returns = to_device((old_values, returns), values.device)
         return value_loss(values, old_values, returns, part.response_mask, self.clip)
 
     def _step(self) -> float:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from gspo_lightning.core.transfer import to_host
 from gspo_lightning.core.types import MicroBatch, MiniBatch
 from gspo_lightning.policy.packing.batches import filler
 from gspo_lightning.policy.policy import Policy
@@ -83,9 +84,15 @@ def with_logprobs(name: str, policy: Policy, batches: Sequence[MiniBatch], tempe
             found: dict[str, Any] = {name: policy(moved, temperature)[0]}
         if recording is not None and routing is not None and recording.places is not None:
             found["routes"] = scatter_routes(recording.stacked(), recording.places, moved, routing.experts)
-        return replace(part, **{key: value.to(part.input_ids.device) for key, value in found.items()})
+            found["routes"] = found["routes"].to(part.input_ids.device)  # large
+        return replace(part, **found)
 
     steps = in_step(policy, [p for b in batches for p in b.micro_batches], device)
     every = [(fill(part if own else filler(part)), own) for part, own in steps]
-    taken = (part for part, own in every if own)
+    # not after each micro-batch: the device would be idle until the host has planned the next one
+    own_parts = [part for part, own in every if own]
+    values = [getattr(part, name) for part in own_parts]
+    if all(part.input_ids.device.type == "cpu" for part in own_parts):
+        values = to_host(values)
+    taken = (replace(part, **{name: value}) for part, value in zip(own_parts, values, strict=True))
     return [replace(batch, micro_batches=list(islice(taken, len(batch.micro_batches)))) for batch in batches]

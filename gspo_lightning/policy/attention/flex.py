@@ -22,6 +22,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import pad
 
+from gspo_lightning.core.transfer import to_device
+
 BLOCK = 128
 FEWEST = 2
 """Fewest blocks of a mask: ``torch.compile`` makes a separate kernel for a size of 1."""
@@ -165,23 +167,19 @@ def _block_mask(
     )
     full = within | prompt | (stop <= shared.amin(1, keepdim=True))
 
-    def there(x: Tensor) -> Tensor:
-        return x.to(dtype=torch.int32).to(device, non_blocking=True)
-
-    def numbered(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    def numbered(chosen: Tensor) -> list[Tensor]:
         """Return the number of chosen blocks per row, and all blocks ordered with the chosen ones first."""
-        order = chosen.int().argsort(dim=1, descending=True, stable=True)
-        return there(chosen.sum(1))[None, None], there(order)[None, None]
+        return [chosen.sum(1), chosen.int().argsort(dim=1, descending=True, stable=True)]
 
-    starts, lasts, firsts, ends, commons = (there(x) for x in (own, last, first, end, common))
+    planned = [own, last, first, end, common, *numbered(listed & ~full), *numbered(full)]
+    starts, lasts, firsts, ends, commons, *chosen = to_device([x.int() for x in planned], device)
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         within = (key <= lasts[query]) & (key >= starts[query])
         return within | ((key >= firsts[query]) & (key < ends[query])) | (key < commons[query])
 
     mask: BlockMask = BlockMask.from_kv_blocks(
-        *numbered(listed & ~full),
-        *numbered(full),
+        *(x[None, None] for x in chosen),
         BLOCK_SIZE=BLOCK,
         mask_mod=sees,
         seq_lengths=(len(own), len(own)),

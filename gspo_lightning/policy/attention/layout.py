@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.core.pictures import blocks_of
+from gspo_lightning.core.transfer import to_device
 from gspo_lightning.core.types import MicroBatch
 
 
@@ -69,18 +70,15 @@ class PackedLayout:
         last = prompt_starts[prompt_of] + own[prompt_of] - 1
         rows = order[tokens]
         ids = batch.input_ids
-
-        def there(x: Tensor) -> Tensor:
-            return x.to(ids.device, non_blocking=True)
-
-        sources, places = there(packed_rows), there(positions)
-        rows_there, steps_there = there(rows), there(steps)
+        predicts = torch.where(steps == 0, last[tokens], before)
+        planned = [packed_rows, positions, rows, steps, predicts, widths[rows] + steps]
+        sources, places, rows_there, steps_there, predicts, columns = to_device(planned, ids.device)
         return cls(
             token_ids=ids[sources, places],
             positions=places,
             sources=sources,
-            predicts=there(torch.where(steps == 0, last[tokens], before)),
-            targets=ids[rows_there, there(widths[rows] + steps)],
+            predicts=predicts,
+            targets=ids[rows_there, columns],
             rows=rows_there,
             steps=steps_there,
             segments=[

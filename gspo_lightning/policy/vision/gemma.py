@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.pictures import Picture
+from gspo_lightning.core.transfer import to_device
 from gspo_lightning.policy.vision.image_processor import Features, Shown, SquareImageProcessor, rgb, write_json
 
 
@@ -71,7 +72,7 @@ class GemmaImageProcessor(SquareImageProcessor):
     @override
     def features(self, base: Any, pictures: Sequence[Picture]) -> Features:
         weight = next(base.vision_tower.parameters())
-        pixels = self.pixels(pictures).to(weight.device, weight.dtype, non_blocking=True)
+        (pixels,) = to_device([self.pixels(pictures).to(weight.dtype)], weight.device)
         return Features(base.get_image_features(pixels, return_dict=True).pooler_output.flatten(0, 1))
 
     @override

@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.pictures import Picture
+from gspo_lightning.core.transfer import to_device
 from gspo_lightning.policy.vision.image_processor import Features, ImageProcessorAdapter, Shown, rgb, write_json
 
 if TYPE_CHECKING:
@@ -113,10 +114,8 @@ class QwenImageProcessor(ImageProcessorAdapter):
     @override
     def features(self, base: Any, pictures: Sequence[Picture]) -> Features:
         tower = next(base.visual.parameters())
-        pixels, grids = self.pixels(pictures)
-        found = base.get_image_features(
-            pixels.to(tower.device, non_blocking=True), image_grid_thw=grids.to(tower.device), return_dict=True
-        )
+        pixels, grids = to_device(self.pixels(pictures), tower.device)
+        found = base.get_image_features(pixels, image_grid_thw=grids, return_dict=True)
         layers = getattr(found, "deepstack_features", None) or ()
         return Features(torch.cat(list(found.pooler_output)), tuple(torch.cat(list(layer)) for layer in layers))
 

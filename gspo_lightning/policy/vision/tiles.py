@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.pictures import Picture
+from gspo_lightning.core.transfer import to_device
 from gspo_lightning.policy.vision.image_processor import Features, Shown, SquareImageProcessor, rgb, write_json
 
 AROUND, WHOLE, IMAGE = "<fake_token_around_image>", "<global-img>", "<image>"
@@ -80,7 +81,7 @@ class TileImageProcessor(SquareImageProcessor):
         See :meth:`ImageProcessorAdapter.features`.
         """
         weight = next(base.vision_model.parameters())
-        pixels = self.pixels(pictures).to(weight.device, weight.dtype, non_blocking=True)
+        (pixels,) = to_device([self.pixels(pictures).to(weight.dtype)], weight.device)
         seen = base.vision_model(pixel_values=pixels, return_dict=True).last_hidden_state
         return Features(base.connector(seen).flatten(0, 1))
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.pictures import Media
+from gspo_lightning.core.transfer import to_device
 from gspo_lightning.policy.vision.gemma import masks
 from gspo_lightning.policy.vision.image_processor import Features, ImageProcessorAdapter
 
@@ -77,7 +78,7 @@ class VisionInputs:
             what = f"makes {made} features of pictures that stand for {count} tokens in prompts"
             raise UserError("model.name_or_path", what, fix="use a model with as many tokens for a picture")
         device = features.embeddings.device
-        places, positions = (x.to(device, non_blocking=True) for x in (places, positions))
+        places, positions = to_device((places, positions), device)
         return cls(features, places, positions, image_processor.mutual)
 
     def inputs(self, embed: nn.Module, ids: Tensor, places: Tensor, positions: Tensor) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from gspo_lightning.core.errors import UserError, first_line
+from gspo_lightning.core.transfer import to_device
 from gspo_lightning.data.prompts.preferences import Pair, Preferences, Side
 from gspo_lightning.data.prompts.specials import render
 
@@ -75,7 +76,8 @@ class PairBatch:
     def to(self, device: torch.device | str, *_: Any, **__: Any) -> PairBatch:
         """Move the pairs to another device (Lightning calls this)."""
         names = ("input_ids", "attention_mask", "margins", "weights", "numbers")
-        return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in names})
+        moved: dict[str, Any] = dict(zip(names, to_device([getattr(self, n) for n in names], device), strict=True))
+        return replace(self, **moved)
 
 
 def encode_pairs(
