@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from gspo_lightning.policy.kernels.fused import kernels_for
 from gspo_lightning.policy.kernels.linear import PLAIN_LINEAR, product
 
 DEFAULT_CHUNK = 1024
@@ -45,7 +46,8 @@ class _LogProbs(torch.autograd.Function):
     """Log-probabilities and entropies that keep only the logits of all [M, V] tensors, and create only their gradient.
 
     The rest passes through a buffer of a few rows, which on a CPU stays in the cache. A plain log-softmax and entropy
-    would read and write tensors of that size a dozen times.
+    would read and write tensors of that size a dozen times. CUDA has kernels that read the logits once
+    (:mod:`gspo_lightning.policy.kernels.fused`).
     """
 
     @staticmethod
@@ -130,6 +132,16 @@ def _measure(
     logits: Tensor, targets: Tensor, temperature: float, chosen: Tensor, entropy: Tensor, log_z: Tensor
 ) -> None:
     """Write log-probabilities, entropies and log Z of [M, V] logits into three [M] tensors."""
+    if (kernels := kernels_for(logits, DEFINITION)) is not None:
+        kernels.measure(logits, targets, temperature, chosen, entropy, log_z)
+    else:
+        _measure_in_blocks(logits, targets, temperature, chosen, entropy, log_z)
+
+
+def _measure_in_blocks(
+    logits: Tensor, targets: Tensor, temperature: float, chosen: Tensor, entropy: Tensor, log_z: Tensor
+) -> None:
+    """Compute what :func:`_measure` says by its definition."""
     for rows in _blocks(logits):
         part = logits[rows].to(log_z.dtype)
         top = part.amax(-1, keepdim=True)
@@ -155,6 +167,23 @@ def _differentiate(
     d_entropy: Tensor | None,
 ) -> None:
     """Write the gradient of [M, V] ``logits`` into ``gradient``, which may be ``logits``."""
+    if (kernels := kernels_for(logits, DEFINITION)) is not None:
+        kernels.differentiate(gradient, logits, targets, temperature, log_z, entropy, d_chosen, d_entropy)
+    else:
+        _differentiate_in_blocks(gradient, logits, targets, temperature, log_z, entropy, d_chosen, d_entropy)
+
+
+def _differentiate_in_blocks(
+    gradient: Tensor,
+    logits: Tensor,
+    targets: Tensor,
+    temperature: float,
+    log_z: Tensor,
+    entropy: Tensor,
+    d_chosen: Tensor | None,
+    d_entropy: Tensor | None,
+) -> None:
+    """Compute what :func:`_differentiate` says by its definition."""
     for rows in _blocks(logits):
         logp = logits[rows].to(log_z.dtype).div(temperature).sub_(log_z[rows].unsqueeze(-1))
         part = torch.exp(logp)
@@ -171,6 +200,10 @@ def _differentiate(
         else:
             part.zero_()
         gradient[rows] = part.div_(temperature)
+
+
+DEFINITION = (_measure_in_blocks, _differentiate_in_blocks)
+"""What the kernels are compared with."""
 
 
 def _row_sums(x: Tensor) -> Tensor:
