@@ -20,7 +20,9 @@ DOCUMENTS = sorted(
     for file in ROOT.glob(pattern)
 )
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
-PATH = re.compile(r"(?<![\w./~-])(?:gspo_lightning|tests|tools|configs|examples|experiments|benchmarks|docs|findings)/[\w./-]*")
+PATH = re.compile(
+    r"(?<![\w./~-])(?:gspo_lightning|tests|tools|configs|examples|experiments|benchmarks|docs|findings)/[\w./-]*"
+)
 DOTTED = re.compile(r"(?<![\w./-])gspo_lightning(?:\.[A-Za-z_]\w*)+")
 IMPORTED = re.compile(r"^from (gspo_lightning[\w.]*) import (.+)$", re.MULTILINE)
 TEST = re.compile(r"(?<![\w./])test_\w+(?![\w.])")
