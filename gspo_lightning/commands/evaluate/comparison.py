@@ -11,6 +11,7 @@ from gspo_lightning.commands.evaluate.run import SAMPLES
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.escape import cell
 from gspo_lightning.report.statistics.paired import Difference, difference
+from gspo_lightning.rollouts.serving.chat_requests import SERVER_DECIDES
 from gspo_lightning.training.suites.metrics import read_results
 from gspo_lightning.training.suites.verdicts import read_verdicts
 
@@ -59,7 +60,7 @@ def compare(before: Path, after: Path) -> str:
         ids = [identifier for identifier in here if identifier in there]
         if not ids:
             raise UserError("--compare", f"{suite}: no problem has verdicts in both")
-        notes += [f"{suite}: {note}" for note in _unchecked(a, b, suite, ids)]
+        notes += [f"{suite}: {note}" for note in (*_unchecked(a, b, suite, ids), *_sampled_otherwise(a, b, suite))]
         shares = [[sum(side[i].right) / len(side[i].right) for i in ids] for side in (here, there)]
         lines.append(_row(suite, shares, difference(*shares), len(here.keys() | there.keys()) - len(ids)))
     return "\n".join([*lines, "", _FOOT, *(f"note: {note}" for note in notes)])
@@ -98,6 +99,30 @@ def _unchecked(a: _Side, b: _Side, suite: str, ids: Sequence[str]) -> list[str]:
     if versions[0] != versions[1] and all(map(any, versions)):
         words = (" and ".join(f"{n} {v}" for n, v in zip(_JUDGES, found, strict=True)) for found in versions)
         notes.append("judged by other versions: " + "; ".join(words))
+    return notes
+
+
+def _sampled_otherwise(a: _Side, b: _Side, suite: str) -> list[str]:
+    """Return notes on settings of sampling that differ, and on those that a server decided or may have."""
+    notes = []
+    here, there = (side.said("sampling", suite) for side in (a, b))
+    if here and there:
+        names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+        if names:
+            pairs = ", ".join(f"{name} {here.get(name)} and {there.get(name)}" for name in names)
+            notes.append(f"sampled with different settings: {pairs}")
+    elif here or there:
+        notes.append(f"how the answers of {(b if here else a).folder} were sampled is not known: they were recorded")
+    for side in (a, b):
+        answers = side.run.get("answers") or {}
+        if "served" not in answers:
+            continue
+        if "neutral" not in answers:
+            notes.append(f"{side.folder}: the server may have set top_k, min_p and penalties (by an older version)")
+            continue
+        decided = [*answers["server_decides"][len(SERVER_DECIDES) :], *answers["server_may_ignore"]]
+        if decided:
+            notes.append(f"{side.folder}: the server decided, or may have, {', '.join(decided)}")
     return notes
 
 

@@ -44,13 +44,14 @@ class Served:
         self.client, self.loop = Client(endpoint, _PATIENCE_S, _HEALTH_S), LoopThread("evaluate")
         try:
             self.asker = ChatRequests(self.client, model or self.loop.run(self.client.model()))
+            self.loop.run(self.asker.probe())
         except (ServerError, UnsupportedError) as error:
             self.close()
             raise UserError("--server", f"{endpoint.url}: {error}", fix="start it, or correct the address") from error
 
     def described(self) -> Mapping[str, Any]:
-        """Return the model name; the address may change between interruptions of an evaluation."""
-        return {"served": self.asker.model}
+        """Return the model name and what the server decides; its address may change between interruptions."""
+        return {"served": self.asker.model, **self.asker.described()}
 
     def answer(self, suite: Suite, wanted: SampleRequests, *, several: bool) -> Iterator[Answer]:
         """Yield answers in the order in which they arrive.
@@ -131,7 +132,15 @@ class Served:
         for attempt in range(_TRIES):
             try:
                 spoken, usage = await self.asker.ask(messages, body)
-                return Answer(identifier, sample, spoken[0].text, usage.get("completion_tokens"), spoken[0].truncated)
+                first = spoken[0]
+                return Answer(
+                    identifier,
+                    sample,
+                    first.text,
+                    usage.get("completion_tokens"),
+                    first.truncated,
+                    unfinished_thought=first.unfinished_thought,
+                )
             except ServerError as error:
                 if attempt == _TRIES - 1 or isinstance(error.__cause__, TimeoutError):  # an hour was enough
                     raise

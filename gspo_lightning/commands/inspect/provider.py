@@ -25,7 +25,8 @@ from inspect_ai.tool import ToolChoice, ToolInfo
 from gspo_lightning.commands.inspect.request import Backend, Choice, Numbers, Request, Response, until
 from gspo_lightning.core.errors import UserError, did_you_mean
 from gspo_lightning.core.randomness import Purpose, stream
-from gspo_lightning.rollouts.serving.chat_requests import ChatRequests
+from gspo_lightning.core.thinking import OPENING
+from gspo_lightning.rollouts.serving.chat_requests import ChatAnswer, ChatRequests
 from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
 from gspo_lightning.rollouts.serving.endpoint import given
 from gspo_lightning.rollouts.serving.loop import LoopThread
@@ -53,8 +54,9 @@ def gspo() -> type[ModelAPI]:
 class GSPOModel(ModelAPI):
     """Inspect model for checkpoints and servers.
 
-    Without a temperature from Inspect it is 1 (a server takes its own). An answer ends after 2,048 tokens, and the seed
-    is 0. Random draws depend on the seed, the conversation and how often it was asked before, not on timing.
+    Without a temperature from Inspect it is 1, and other sampling is neutral, whatever a server's own settings. An
+    answer ends after 2,048 tokens, and the seed is 0. Random draws depend on the seed, the conversation and how often
+    it was asked before, not on timing.
 
     Args:
         model_name: a checkpoint of ``gspo fit``, a run folder (its newest checkpoint), a folder in transformers' format
@@ -198,6 +200,11 @@ def _plain(message: ChatMessage) -> Any:
     return message.role, message.text
 
 
+def _shown(answer: ChatAnswer) -> str:
+    """Return the text of an answer; scorers see it alone, so a thought that the template opened is opened in it."""
+    return f"{OPENING}\n{answer.text}" if answer.unfinished_thought else answer.text
+
+
 class Remote:
     """Backend for a server, which batches the requests itself. Its key is in ``VLLM_API_KEY``.
 
@@ -214,10 +221,11 @@ class Remote:
         self.loop, self._numbers = LoopThread("gspo-inspect"), Numbers()
         try:
             self.name = self.loop.run(self.client.model()) if name == AnyModel else name
+            self.asker = ChatRequests(self.client, self.name)
+            self.loop.run(self.asker.probe())
         except (ServerError, UnsupportedError) as error:
             self.close()
             raise UserError("gspo/", f"{url}: {error}", fix="start the server, or correct the address") from error
-        self.asker = ChatRequests(self.client, self.name)
 
     def ask(self, request: Request) -> Future[Response]:
         """Send a request to the server."""
@@ -235,7 +243,11 @@ class Remote:
         messages = [{"role": role, "content": text} for role, text in request.messages]
         body: dict[str, Any] = {"max_tokens": request.max_tokens, "seed": seed, "n": request.choices}
         body |= {"stop": list(request.stop)} if request.stop else {}
-        optional = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
+        optional = {
+            "temperature": 1.0 if request.temperature is None else request.temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k,
+        }
         body |= {name: value for name, value in optional.items() if value is not None}
         try:
             spoken, usage = await self.asker.ask(messages, body)
@@ -244,5 +256,5 @@ class Remote:
         except ServerError as error:
             raise ServerError(f"{self.client.url}: {error}") from error
         tokens = int(usage.get("completion_tokens") or 0) // len(spoken)
-        choices = (Choice(one.text, tokens, "max_tokens" if one.truncated else "stop") for one in spoken)
+        choices = (Choice(_shown(one), tokens, "max_tokens" if one.truncated else "stop") for one in spoken)
         return Response(tuple(choices), usage.get("prompt_tokens"))

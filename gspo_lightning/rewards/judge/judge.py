@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from gspo_lightning.core.errors import InfrastructureError, UserError, did_you_mean
+from gspo_lightning.core.neutral_sampling import NEUTRAL, refused_fields
 from gspo_lightning.core.thinking import UNFINISHED, after_thinking
 from gspo_lightning.rewards.judge.request import Question
 from gspo_lightning.rewards.judge.server import MAX_WAIT_S, ChatServer, NoReplyError, RefusedError, check_url
@@ -21,6 +23,7 @@ _Asked = dict[str, "asyncio.Task[dict[str, float]]"]
 """Requests of a batch by their keys: each question is sent once."""
 _BATCH = 32
 """Samples per batch in a worker."""
+log = logging.getLogger(__name__)
 _FORMATS = ("json_schema", "json_object", "text")
 
 
@@ -47,6 +50,7 @@ class LLMJudge(Reward):
         reasoning: the judge writes reasons before its verdict.
         response_format: how the reply is constrained: by a schema, as JSON, or not at all.
         options: further fields of a request (``{max_tokens: 500}``); null removes one (``{temperature: null}``).
+            Sampling is neutral otherwise, whatever the server's ``generation_config``.
         concurrency: concurrent requests of one worker; a rank has ``data.reward_workers`` workers.
         timeout_s: seconds that an attempt may take.
         retries: attempts after the first, for timeouts, broken connections and statuses such as 429 and 500.
@@ -97,6 +101,7 @@ class LLMJudge(Reward):
         self.max_characters, self.agrees_with = max_characters, agrees_with
         self.cache = VerdictCache(cache)
         self._silent_until, self._silence = -math.inf, ""
+        self._refused: set[str] = set()
         rounds = math.ceil(_BATCH * (2 if mode == "pairwise" else 1) / concurrency)
         self.deadline_s = rounds * ((retries + 1) * timeout_s + retries * MAX_WAIT_S) + 10  # its own limits come first
 
@@ -176,15 +181,30 @@ class LLMJudge(Reward):
         return [Question(self.rubric, sample.prompt, order, None, self.scale, self.reasoning) for order in orders]
 
     def _body(self, question: Question) -> dict[str, Any]:
-        body = {"model": self.model, **question.request(self.response_format), **self.options}
+        neutral = {name: value for name, value in NEUTRAL.items() if name not in self._refused}
+        body = {"model": self.model, **neutral, **question.request(self.response_format), **self.options}
         return {name: value for name, value in body.items() if value is not None}
+
+    async def _ask(self, server: ChatServer, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the reply; a server that refuses neutral sampling fields decides them itself, which is logged once."""
+        while True:
+            removable = [name for name in NEUTRAL if name in body and name not in self.options]
+            try:
+                return await server.ask(body)
+            except RefusedError as error:
+                if not (refused := refused_fields(str(error), removable)):
+                    raise
+                if refused - self._refused:
+                    log.warning("the judge at %s decides %s: it refuses them", self.url, ", ".join(sorted(refused)))
+                self._refused |= refused
+                body = {name: value for name, value in body.items() if name not in refused}
 
     async def _verdict(
         self, server: ChatServer, question: Question, body: dict[str, Any], key: str
     ) -> dict[str, float]:
         if (known := self.cache.get(key)) is not None:
             return known
-        choice = await server.ask(body)
+        choice = await self._ask(server, body)
         scale = None if question.pairwise else self.scale
         verdict = read_verdict(choice, question.check, list(self.rubric), scale)
         self.cache.put(key, verdict)

@@ -7,10 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gspo_lightning.core.neutral_sampling import EXTENSIONS, NEUTRAL, refused_fields
+from gspo_lightning.core.thinking import CLOSING, OPENING, opens_thought
 from gspo_lightning.rewards.chat import answer_text
 from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
 
 log = logging.getLogger(__name__)
+SERVER_DECIDES = ("chat template", "end tokens")
+"""What every server decides."""
+_TAKE_ALL = ("vllm", "sglang")
+"""Engines that take all fields of neutral sampling."""
+_THOUGHTS = ("reasoning", "reasoning_content")
+"""Fields of a message in which servers with a reasoning parser put a thought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +27,8 @@ class ChatAnswer:
 
     text: str
     truncated: bool
+    unfinished_thought: bool = False
+    """True if it ends inside a thought that the server's chat template has opened."""
 
 
 class ChatRequests:
@@ -33,6 +43,39 @@ class ChatRequests:
         self.client, self.model = client, model
         self.chat = True
         """True while the model is believed to support chat."""
+        self.refused: set[str] = set()
+        """Neutral sampling fields that the server refuses: it decides them."""
+        self.owner = ""
+        """Engine of the server, as it names itself (``vllm``)."""
+        self.opened: bool | None = None
+        """True if its chat template opens a thought; None if the server does not show what it renders."""
+        self.separated = False
+        """True if the server has put a thought into a field of its own."""
+
+    async def probe(self) -> None:
+        """Ask what the server takes: whether it refuses neutral sampling, and how its chat template ends a prompt.
+
+        Raises:
+            ServerError: the server does not answer.
+            UnsupportedError: it refuses a short request.
+        """
+        messages = [{"role": "user", "content": "."}]
+        await self.ask(messages, {"max_tokens": 1, "temperature": 0.0})
+        self.owner = await self.client.owner()
+        if self.chat:
+            rendered = await self.client.rendered(self.model, messages)
+            self.opened = None if rendered is None else opens_thought(rendered)
+
+    def described(self) -> dict[str, Any]:
+        """Return what answers are sampled with, and what the server still decides, for results."""
+        unsure = [] if self.owner in _TAKE_ALL else [name for name in EXTENSIONS if name not in self.refused]
+        return {
+            "engine": self.owner,
+            "neutral": {name: value for name, value in NEUTRAL.items() if name not in self.refused},
+            "server_decides": [*SERVER_DECIDES, *sorted(self.refused)],
+            "server_may_ignore": unsure,
+            "thought_opened_by_template": self.opened,
+        }
 
     async def ask(
         self, messages: Sequence[Mapping[str, str]], body: Mapping[str, Any]
@@ -43,9 +86,9 @@ class ChatRequests:
             ServerError: the server does not answer, or its reply holds no answer.
             UnsupportedError: it refuses the request.
         """
-        reply = await self._reply(messages, {"model": self.model, **body})
+        reply = await self._neutral(messages, body)
         try:
-            spoken = [_answer(choice) for choice in reply["choices"]]
+            spoken = [self._answer(choice) for choice in reply["choices"]]
             counts = dict(reply.get("usage") or {})
             usage = {name: n for name, n in counts.items() if type(n) is int and 0 <= n < 1 << 53}
         except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -53,6 +96,19 @@ class ChatRequests:
         if not spoken:
             raise ServerError(f"it sent no answer: {str(reply)[:100]!r}")
         return spoken, usage
+
+    async def _neutral(self, messages: Sequence[Mapping[str, str]], body: Mapping[str, Any]) -> Any:
+        """Return the reply to a request with neutral values for the fields of sampling that it leaves out."""
+        while True:
+            added = {name: value for name, value in NEUTRAL.items() if name not in body and name not in self.refused}
+            try:
+                return await self._reply(messages, {"model": self.model, **added, **body})
+            except UnsupportedError as error:
+                if not (refused := refused_fields(str(error), added)):
+                    raise
+                if refused - self.refused:
+                    log.warning("%s refuses %s: it decides them", self.model, ", ".join(sorted(refused)))
+                self.refused |= refused
 
     async def _reply(self, messages: Sequence[Mapping[str, str]], body: dict[str, Any]) -> Any:
         if self.chat:
@@ -69,9 +125,12 @@ class ChatRequests:
             raise UnsupportedError(f"{self.model} has no chat template: it takes one message, got {len(messages)}")
         return await self.client.complete({**body, "prompt": messages[0]["content"]})
 
-
-def _answer(choice: Mapping[str, Any]) -> ChatAnswer:
-    text = answer_text(choice["message"].get("content") if "message" in choice else choice["text"])
-    if text is None:
-        raise TypeError("its content is no text")
-    return ChatAnswer(text, choice.get("finish_reason") == "length")
+    def _answer(self, choice: Mapping[str, Any]) -> ChatAnswer:
+        message = choice.get("message") or {}
+        text = answer_text(message.get("content") if "message" in choice else choice["text"])
+        if text is None:
+            raise TypeError("its content is no text")
+        self.separated |= any(message.get(name) for name in _THOUGHTS)
+        inside = bool(self.opened and self.chat and not self.separated)
+        unfinished = inside and OPENING not in text and CLOSING not in text
+        return ChatAnswer(text, choice.get("finish_reason") == "length", unfinished)

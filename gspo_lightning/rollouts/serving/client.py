@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 """Lines of vLLM's metrics, in the format of Prometheus."""
+_TAIL = 32
+"""Last tokens of a prompt, to see what its template ends with."""
 
 
 class ServerError(Exception):
@@ -68,6 +70,31 @@ class Client:
         except (ServerError, UnsupportedError) as error:
             return str(error)
         return ""
+
+    async def owner(self) -> str:
+        """Return the engine that ``GET /v1/models`` names as the owner of the model; '' if it names none."""
+        reply = await self._call("GET", "/v1/models", timeout_s=self.health_timeout_s)
+        models = reply.get("data") if isinstance(reply, dict) else None
+        first = models[0] if isinstance(models, list) and models else None
+        return str(first.get("owned_by") or "") if isinstance(first, dict) else ""
+
+    async def rendered(self, model: str, messages: Sequence[Mapping[str, str]]) -> str | None:
+        """Return the end of a prompt as the server renders it; None if it has no route for this.
+
+        vLLM and SGLang have ``/tokenize`` and ``/detokenize``, llama.cpp has ``/apply-template``.
+        """
+        try:
+            body = {"model": model, "messages": list(messages), "add_generation_prompt": True}
+            tokens = (await self._call("POST", "/tokenize", body)).get("tokens")
+            if tokens and isinstance(tokens, list):
+                body = {"model": model, "tokens": tokens[-_TAIL:]}
+                return str((await self._call("POST", "/detokenize", body))["prompt"])
+        except (ServerError, UnsupportedError, KeyError, TypeError, AttributeError):
+            pass
+        try:
+            return str((await self._call("POST", "/apply-template", {"messages": list(messages)}))["prompt"])
+        except (ServerError, UnsupportedError, KeyError, TypeError):
+            return None
 
     async def model(self) -> str:
         """Return the name under which the model is served."""
