@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import resource
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
+import torch
 
 pytest.importorskip("reasoning_gym")
 
 from gspo_lightning.core.errors import UserError
+from gspo_lightning.data.prompts import PromptFile
+from gspo_lightning.loop.advantages.within_groups import GroupNormalised
 from gspo_lightning.rewards import ReasoningGym, RewardRunner, Sample
 from gspo_lightning.rewards.gym import families
 from gspo_lightning.rewards.gym.families import EXACT, FORMS, REFUSED, check_families
@@ -106,6 +113,51 @@ def test_a_family_pays_its_answers_and_nothing_else(family: str) -> None:
 @pytest.mark.parametrize("family", JUDGED)
 def test_every_family_pays_its_answers_and_nothing_else(family: str) -> None:
     check_family(family, 4 if family in ("knight_swap", "sokoban", "futoshiki") else 12)
+
+
+PAY_FOR_NOTHING = {
+    "advanced_geometry": 0.01, "arc_agi": 0.05, "color_cube_rotation": 0.01, "emoji_mystery": 0.01,
+    "fraction_simplification": 0.01, "game_of_life_halting": 1.0, "palindrome_generation": 0.05,
+    "power_function": 0.01, "prime_factorization": 0.01, "rearc": 0.05, "sentence_reordering": 0.05,
+    "tower_of_hanoi": 0.05, "tsumego": 0.01,
+}  # fmt: skip
+"""Families whose own scorers pay an answer of nothing, or of white space, so much."""
+LOSE_TUPLES = ("arc_agi", "rearc")
+"""Families whose own scorers do not pay their own answers once an item was JSON: its tuples are lists then."""
+
+
+@pytest.mark.parametrize("family", sorted(PAY_FOR_NOTHING))
+def test_an_answer_of_nothing_is_worth_nothing_although_the_scorer_pays_it(family: str) -> None:
+    source = open_source(family, 1, 2, {})
+    (record, *_) = items(request(family, size=1))
+    entry = read_entry(record["entry"])
+    assert max(float(source.score_answer(text, entry)) for text in ("", " ")) == PAY_FOR_NOTHING[family]
+    reward = ReasoningGym()
+    for text in ("", "<answer></answer>", "<answer> </answer>", "<answer>\n\n</answer>", "<answer>****</answer>"):
+        assert reward.score(text, family, record["entry"]).reward == 0.0
+
+
+@pytest.mark.parametrize("family", [*LOSE_TUPLES, "chain_sum", "maze"])
+def test_items_survive_files_and_their_answers_are_still_right(family: str, tmp_path: Path) -> None:
+    (record, *_) = items(request(family, size=1))
+    rows = [{"prompt": "x", **record}]
+    (tmp_path / "a.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    for name in ("a.jsonl", "a.parquet"):
+        (read,) = PromptFile(str(tmp_path / name)).records()
+        found = ReasoningGym().score(f"<answer>{record['answer']}</answer>", family, read["entry"])
+        assert found.reward == 1.0
+    source, entry = open_source(family, 1, 1, {}), read_entry(record["entry"])
+    as_json = json.loads(json.dumps(entry))
+    assert (source.score_answer(record["answer"], as_json) == 1.0) == (family not in LOSE_TUPLES)
+
+
+def test_an_empty_answer_that_is_paid_a_hundredth_would_be_learned() -> None:
+    """Nobody is right: the advantages of the empty answers do not depend on how little they are paid."""
+    groups = torch.zeros(8, dtype=torch.int64)
+    for paid in (0.05, 0.01, 0.0001):
+        found = GroupNormalised()(torch.tensor([paid] * 2 + [0.0] * 6), groups)
+        assert found[0].item() == pytest.approx(6 / 8 / (3 / 14) ** 0.5, rel=0.03)
 
 
 TINY = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
