@@ -46,7 +46,7 @@ RESULTS: dict[str, CallToolResult] = {
     "empty_text": CallToolResult(content=[TextContent(text="")]),
     "refused": CallToolResult(content=[EmbeddedResource(resource=PAGE)], is_error=True),
     "refused_without_words": CallToolResult(content=[], is_error=True),
-    "refused_in_structure": CallToolResult(content=[], structured_content={"why": "größer als 3"}, is_error=True),
+    "refused_in_structure": CallToolResult(content=[], structured_content={"why": "größer: 3"}, is_error=True),
 }
 
 

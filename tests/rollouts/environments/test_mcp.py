@@ -52,7 +52,7 @@ def read(environment: ToolUse, tool: str, **arguments: Any) -> str:
         ("empty_text", ""),
         ("refused", "error: Zürich, 東京"),
         ("refused_without_words", "error: the tool failed"),
-        ("refused_in_structure", 'error: {"why": "größer als 3"}'),
+        ("refused_in_structure", 'error: {"why": "größer: 3"}'),
     ],
 )
 def test_a_result_in_every_form(environment: ToolUse, form: str, text: str) -> None:
