@@ -66,6 +66,30 @@ def load_json(text: str | bytes, **options: Any) -> Any:
         raise DeepJSONError("it is nested too deeply") from None
 
 
+def whole_number(value: Any, name: str = "the number") -> int:
+    """Return a number of a JSON file, which may be anything, as an integer of at most 64 bits.
+
+    Args:
+        value: as :func:`load_json` gives it: 1e400 is infinity, and integers have any size.
+        name: what the message calls it.
+
+    Raises:
+        ValueError: it is none.
+
+    >>> whole_number(3), whole_number(3.0)
+    (3, 3)
+    >>> whole_number(float("inf"), "step")
+    Traceback (most recent call last):
+    ...
+    ValueError: step is inf, not a whole number of at most 64 bits
+    """
+    whole = type(value) is int or (type(value) is float and value.is_integer())
+    if not whole or not -(2**63) <= value < 2**63:
+        shown = f"an integer of {value.bit_length()} bits" if type(value) is int else repr(value)[:60]
+        raise ValueError(f"{name} is {shown}, not a whole number of at most 64 bits")
+    return int(value)
+
+
 def compose_yaml(text: str) -> yaml.Node | None:
     """Return the nodes of a YAML text; None if it is empty.
 

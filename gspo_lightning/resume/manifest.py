@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.errors import UserError, first_line, is_finite
+from gspo_lightning.core.parsing import load_json, whole_number
 from gspo_lightning.resume.files import sha256, write_text
 
 SUFFIX = ".manifest.json"
@@ -53,11 +54,16 @@ class Manifest:
             FileNotFoundError: there is none.
             ValueError: it is no manifest.
         """
-        content: Any = json.loads(manifest_path(checkpoint).read_text(encoding="utf-8"))
+        content: Any = load_json(manifest_path(checkpoint).read_text(encoding="utf-8"))
         try:
-            files = {str(name): (int(size), str(digest)) for name, (size, digest) in content["files"].items()}
-            step, serial, form = (int(content[name]) for name in ("step", "serial", "format"))
-            return cls(files, step, serial, content["score"], content.get("ranks"), form)
+            listed = content["files"].items()
+            files = {str(n): (whole_number(size, f"files.{n}"), str(digest)) for n, (size, digest) in listed}
+            step, serial, form = (whole_number(content[name], name) for name in ("step", "serial", "format"))
+            score, ranks = content["score"], content.get("ranks")
+            ranks = None if ranks is None else whole_number(ranks, "ranks")
+            if score is not None and not is_finite(score):
+                raise ValueError(f"score is {score!r:.60}, not a finite number")
+            return cls(files, step, serial, None if score is None else float(score), ranks, form)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a manifest: {error!r}") from error
 
@@ -105,8 +111,8 @@ def _damage(checkpoint: Path) -> str | None:
         return "incomplete: it has no manifest"
     except PermissionError:
         raise
-    except (OSError, ValueError):
-        return "its manifest cannot be read"
+    except (OSError, ValueError) as error:
+        return f"its manifest cannot be read: {first_line(error)}"
     if checkpoint.name not in {name.split("/")[0] for name in manifest.files}:
         return "its manifest belongs to another checkpoint"
     for name, (size, digest) in manifest.files.items():

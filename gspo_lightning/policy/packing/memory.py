@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gspo_lightning.core.distributed import all_gather_objects, largest, rank_and_world
 from gspo_lightning.core.errors import InfrastructureError, first_line
+from gspo_lightning.core.parsing import load_json, whole_number
 from gspo_lightning.core.types import MicroBatch
 from gspo_lightning.resume import write_text
 
@@ -40,15 +41,20 @@ class MemoryLimit:
     def resume(self, folder: Path) -> None:
         """Restore the budget that an earlier part of this run came down to, unless the config has changed since."""
         try:
-            found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+            found = load_json((folder / FILE).read_text(encoding="utf-8"))
+            configured, budget = (whole_number(found[name], name) for name in ("configured", "budget"))
+            if not 1 <= budget <= configured:
+                raise ValueError(f"budget is {budget}, but must be 1 to {configured}")
+            why = str(found["why"])
         except FileNotFoundError:
             return
-        except ValueError:
-            log.warning("%s cannot be read: the token budget is the configured one again", folder / FILE)
+        except (ValueError, TypeError, KeyError) as error:
+            what = f"cannot be read ({first_line(error)})" if isinstance(error, ValueError) else "is damaged"
+            log.warning("%s %s: the token budget is the configured one again", folder / FILE, what)
             return
-        if found.get("configured") == self.configured:
-            self.budget = int(found["budget"])
-            log.info("token budget of a micro-batch: %d instead of %d (%s)", self.budget, self.configured, found["why"])
+        if configured == self.configured:
+            self.budget = budget
+            log.info("token budget of a micro-batch: %d instead of %d (%s)", budget, configured, why)
 
     def fit(self, parts: Sequence[MicroBatch]) -> list[MicroBatch]:
         """Return micro-batches within the budget; cuts only if the budget has shrunk since they were made."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from gspo_lightning.core.distributed import rank_and_world
 from gspo_lightning.core.errors import UserError, is_finite
-from gspo_lightning.core.parsing import load_json
+from gspo_lightning.core.parsing import load_json, whole_number
 from gspo_lightning.core.types import FinishReason, Rollout, SamplingParams
 from gspo_lightning.data.corpus.arrow import records_of
 from gspo_lightning.resume import atomic_file
@@ -199,6 +199,11 @@ def check_row(row: Mapping[str, Any], where: str) -> None:
         raise UserError(where, f"logprobs is {_shown(logprobs)}, but must be {count} finite numbers <= 0 (nats)")
     if reward is not None and not is_finite(reward):
         raise UserError(where, f"reward is {_shown(reward)}, but must be a finite number or null")
+    for name in ("iteration", "policy_version"):
+        try:
+            whole_number(row.get(name) or 0, name)
+        except ValueError as error:
+            raise UserError(where, str(error)) from error
     _check_contexts(row, where, count)
     if (reason := row.get("finish_reason", "stop")) not in list(FinishReason):
         raise UserError(where, f"finish_reason is {_shown(reason)}, but must be one of {', '.join(FinishReason)}")

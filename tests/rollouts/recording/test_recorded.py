@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from gspo_lightning.core.types import Prompt, Rollout, SamplingParams
 from gspo_lightning.policy.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import Draws, GroupedSampler, Recorded
-from gspo_lightning.rollouts.recording.records import record
+from gspo_lightning.rollouts.recording.records import check_row, record
 from tests.rollouts.replayed import write
 
 SAMPLING = SamplingParams(8, stop_token_ids=(1, 5, 9, 20))
@@ -218,3 +219,11 @@ def test_lines_are_found_again_by_their_place_in_bytes(
     groups = replay(file, policy, prompts)
     assert ids(groups) == [row["completion_ids"] for row in rows[:12]]
     assert groups[0][0].text == "zwölf €"
+
+
+@pytest.mark.parametrize("name", ["iteration", "policy_version"])
+@pytest.mark.parametrize("value", [math.inf, 10**400, 0.5, "1"])
+def test_a_count_beyond_integers_is_refused_with_its_row_and_field(name: str, value: object) -> None:
+    row = {"prompt_ids": [1], "completion_ids": [2], "reward": 1.0, name: value}
+    with pytest.raises(UserError, match=rf"FILE, row 3: {name} is .*, not a whole number"):
+        check_row(row, "FILE, row 3")
