@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.core.parsing import load_json
+from gspo_lightning.core.parsing import load_json, whole_number
 from gspo_lightning.core.temp_files import temp_path
 
 ANSWERS = "held_out_answers.jsonl"
@@ -22,16 +22,21 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def read_answers(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of a run, ordered by update; a half-written line of a killed run is left out."""
+    """Return the rows of a run, ordered by update; damaged lines are left out."""
+    return whole_and_damaged(folder)[0]
+
+
+def whole_and_damaged(folder: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """Return the rows of a run, ordered by update, and the numbers (from 1) of damaged lines: of a killed run, say."""
     file = folder / ANSWERS
-    found = []
-    for line in file.read_bytes().splitlines() if file.is_file() else ():
+    found, damaged = [], []
+    for number, line in enumerate(file.read_bytes().splitlines() if file.is_file() else (), 1):
         try:
             row = load_json(line)
-            found.append({**row, "update": int(row["update"])})
+            found.append({**row, "update": whole_number(row["update"])})
         except (ValueError, TypeError, KeyError):
-            continue
-    return sorted(found, key=lambda row: row["update"])
+            damaged.append(number)
+    return sorted(found, key=lambda row: row["update"]), damaged
 
 
 class AnswersFile:

@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 
 from gspo_lightning.core.errors import UserError
-from gspo_lightning.core.parsing import load_json, load_yaml
+from gspo_lightning.core.parsing import load_json, load_yaml, whole_number
 from gspo_lightning.report.run import Run, Series, number
 from gspo_lightning.report.scalars import SCALARS, Scalars
 
@@ -49,7 +49,7 @@ def read_run(folder: Path, scalars: Scalars | None = None, command: str = "gspo 
     if times := kept.times():
         run.scalars, (run.started, run.last_event) = kept.series(), times
         if scalars is None:  # the event files may hold less
-            files = sorted(folder.glob(f"{EVENTS}*"))
+            files = event_files(folder)
             run.problems += [problem for file in files if (problem := problem_of(file)) is not None]
     else:
         read_events(run, command)
@@ -67,11 +67,16 @@ def read_run(folder: Path, scalars: Scalars | None = None, command: str = "gspo 
     return run
 
 
+def event_files(folder: Path) -> list[Path]:
+    """Return the event files of a run; a pipe of that name would never end."""
+    return sorted(file for file in folder.glob(f"{EVENTS}*") if file.is_file())
+
+
 def _check(folder: Path, command: str) -> None:
     if folder.is_file():
         raise UserError(command, f"{folder} is a file", fix=f"give its run folder: {folder.parent}")
     own = (SUMMARY, SCALARS)
-    if folder.is_dir() and (any(folder.glob(f"{EVENTS}*")) or any((folder / name).is_file() for name in own)):
+    if folder.is_dir() and (event_files(folder) or any((folder / name).is_file() for name in own)):
         return
     if folder.is_dir():
         problem = f"{folder} is not a run folder: it has no {EVENTS}* file and no {SUMMARY}"
@@ -101,8 +106,14 @@ def read_events(run: Run, command: str) -> None:
     # a third of a second, which runs with scalars.jsonl and no event file do not need
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    files = sorted(run.folder.glob(f"{EVENTS}*"))
+    files = event_files(run.folder)
     last = last_scalar(files[-1]) if files else None  # before it grows
+    others = [file.name for file in run.folder.glob(f"{EVENTS}*") if file not in files]
+    if others:  # TensorBoard's reader would wait for a pipe for ever
+        run.problems.append(f"event files are not read beside {others[0]}, which is no file")
+    if others or not files:
+        _say_what_is_damaged(run, files, last)
+        return
     accumulator = EventAccumulator(str(run.folder), size_guidance={"scalars": 0, "histograms": 1, "tensors": 1})
     with _without_warnings():
         try:
@@ -111,7 +122,8 @@ def read_events(run: Run, command: str) -> None:
             run.problems.append(f"the event files could not be read to their end ({type(error).__name__}: {error})")
     times: list[float] = []
     for tag in accumulator.Tags()["scalars"]:
-        events = accumulator.Scalars(tag)
+        if not (events := accumulator.Scalars(tag)):  # a resume has purged all of them
+            continue
         latest = {event.step: event.value for event in events}  # a resumed run may have logged a step twice
         steps = sorted(latest)
         run.scalars[tag] = Series(np.array(steps, dtype=np.int64), np.array([latest[s] for s in steps], dtype=float))
@@ -167,9 +179,11 @@ def _read_alarms(run: Run) -> None:
         return  # no alarm
     try:
         content = load_json(path.read_text(encoding="utf-8"))
-        run.alarms = [{**alarm, "since": int(alarm["since"]), "update": int(alarm["update"])} for alarm in content]
+        numbered = [[whole_number(alarm[name], name) for name in ("since", "update")] for alarm in content]
     except (ValueError, TypeError, KeyError) as error:
         run.problems.append(f"{ALARMS} is damaged ({error})")
+        return
+    run.alarms = [{**a, "since": since, "update": at} for a, (since, at) in zip(content, numbered, strict=True)]
 
 
 def _read_config(run: Run) -> None:

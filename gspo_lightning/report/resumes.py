@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.core.parsing import load_json
+from gspo_lightning.core.parsing import load_json, whole_number
 
 RESUMES = "resumes.jsonl"
 
@@ -37,7 +37,7 @@ def read_resumes(folder: Path) -> list[dict[str, Any]]:
     for line in file.read_bytes().splitlines() if file.is_file() else ():
         try:
             row = load_json(line)
-            found.append({"update": int(row["update"]), "changes": [str(text) for text in row["changes"]]})
+            found.append({"update": whole_number(row["update"]), "changes": [str(text) for text in row["changes"]]})
         except (ValueError, TypeError, KeyError):
             continue
     return found

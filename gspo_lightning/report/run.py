@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from gspo_lightning.core.errors import is_finite
 from gspo_lightning.core.tolerance import at_least, equal
 
 Shown = Literal["accuracy", "mean reward"]
@@ -217,9 +218,7 @@ class Run:
 
 def number(value: Any) -> float | None:
     """Return a finite number as a float, anything else as None."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
-        return None
-    return float(value)
+    return float(value) if isinstance(value, int | float) and is_finite(value) else None
 
 
 def labels(runs: Sequence[Run]) -> list[str]:

@@ -15,7 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.core.parsing import load_json
+from gspo_lightning.core.parsing import load_json, whole_number
 
 TOKENS = "rollout_tokens.jsonl"
 BYTES_AT_FIRST, BYTES_PER_UPDATE = 1_000_000, 16_000
@@ -61,6 +61,6 @@ class TokensFile:
 
 def _update(line: bytes) -> float:
     try:
-        return int(load_json(line)["update"])
+        return whole_number(load_json(line)["update"])
     except (ValueError, TypeError, KeyError):
         return float("inf")

@@ -135,7 +135,10 @@ def _drift(run: Run, _: RolloutIndex, __: Any) -> Hint | None:
 def _wrapping(run: Run, index: RolloutIndex, answers: Sequence[Mapping[str, Any]]) -> Hint | None:
     """Compare what all training prompts and all held-out prompts begin and end with."""
     train = {
-        row[0] for row in index.columns("prompt", where="WHERE n IN (SELECT n FROM rollouts ORDER BY n LIMIT 500)")
+        row[0]
+        for row in index.columns(
+            "prompt", where=f"WHERE n IN (SELECT n FROM rollouts ORDER BY n LIMIT {index.sample(500)})"
+        )
     }
     held = {str(row.get("prompt", "")) for row in answers}
     if len(train) < 4 or len(held) < 4:
@@ -158,7 +161,7 @@ def _changed_wrapper(index: RolloutIndex) -> Hint | None:
     facts = index.facts()
     if facts["rollouts"] < 2 * ANSWERS or facts["first"] == facts["last"]:
         return None
-    some = min(200, max(ANSWERS, facts["rollouts"] // 8))
+    some = index.sample(min(200, max(ANSWERS, facts["rollouts"] // 8)))
     part = "WHERE n IN (SELECT n FROM rollouts ORDER BY iteration {} LIMIT {})"
     early, late = ({r[0] for r in index.columns("prompt", where=part.format(way, some))} for way in ("ASC", "DESC"))
     if len(early) < 2 or len(late) < 2 or early & late:
@@ -315,7 +318,7 @@ def template_of(text: str) -> str:
 def _answers(index: RolloutIndex, late: bool) -> list[str]:
     """Return recorded answers of the first or the last iterations; of the groups that are chosen without a look."""
     order = "DESC" if late else "ASC"
-    some = f"choice NOT IN ('live', 'dead') ORDER BY iteration {order} LIMIT 200"
+    some = f"choice NOT IN ('live', 'dead') ORDER BY iteration {order} LIMIT {index.sample(200)}"
     where = f"WHERE n IN (SELECT n FROM rollouts WHERE {some})"
     rows = [(int(i), str(text)) for i, text in index.columns("iteration", "completion", where=where)]
     edge = (rows[-1][0] if late else rows[0][0]) if rows else 0

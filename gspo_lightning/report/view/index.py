@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import sqlite3
+import stat
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gspo_lightning.core.errors import InfrastructureError
 from gspo_lightning.report.tokens import TOKENS
 from gspo_lightning.report.view.rows import COLUMNS, cells, parse, record_files, whole_lines
 
 INDEX = ".view.sqlite"
 """Name of the file in the run folder; it may be deleted at any time."""
-_VERSION = 2
+_VERSION, _APPLICATION = 3, 0x6773706F
+"""``user_version`` and ``application_id`` of SQLite's header: "gspo"."""
+_NAMED_LINES = 5
+"""Numbers of damaged lines that are named of a file."""
 _BATCH = 5_000
 _TAIL = 512
+SAMPLE_BYTES = 2_000_000
+"""Bytes of JSON lines that one question of a hint may read: hints are part of what is read before the page is drawn."""
 SORTS = {
     "iteration": "iteration", "reward": "reward", "length": "length", "log_s": "abs(log_s)", "age": "age",
     "advantage": "advantage",
@@ -42,7 +51,9 @@ _TABLES = f"""
 CREATE TABLE rollouts (n INTEGER PRIMARY KEY, file INTEGER, start INTEGER, {", ".join(COLUMNS)},
   UNIQUE (iteration, prompt_id, sample, row));
 CREATE TABLE files (
-  file INTEGER PRIMARY KEY, name TEXT UNIQUE, size INTEGER, stamp INTEGER, tail TEXT, damaged INTEGER);
+  file INTEGER PRIMARY KEY, name TEXT UNIQUE, size INTEGER, stamp INTEGER, tail TEXT, lines INTEGER, damaged INTEGER,
+  wrong TEXT);
+CREATE TABLE facts (one INTEGER PRIMARY KEY, facts TEXT);
 """
 _INDEXES = {
     "by_prompt": "(prompt_id, iteration)", "by_reward": "(reward)", "by_length": "(length)", "by_log_s": "(abs(log_s))",
@@ -56,23 +67,27 @@ class RolloutIndex:
     """Answers queries over the recorded responses of one run folder.
 
     Args:
-        folder: the run folder. The index is written there, or into a temporary folder if that is not possible.
+        folder: the run folder. The index is written there, or into a nameless temporary file, which goes away with this
+            process, if that is not possible: the folder is read-only, its disk is full, or the name is taken.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._lock = folder, threading.Lock()
         self._facts: dict[str, Any] | None = None
+        self._nameless = False
         self._base = self._open(folder / INDEX)
 
     def _open(self, path: Path) -> sqlite3.Connection:
-        for attempt in (path, path, None):
-            place = Path(tempfile.mkdtemp(prefix="gspo-view-")) / INDEX if attempt is None else attempt
+        for _ in range(2):
+            if not _is_own(path):
+                break
             try:
-                return _connect(place)
+                return _connect(path)
             except sqlite3.DatabaseError:  # older, damaged, or not writable
                 with contextlib.suppress(OSError):
-                    place.unlink()
-        raise AssertionError("a temporary folder cannot be written")
+                    path.unlink()
+        self._nameless = True
+        return _connect(None)
 
     def close(self) -> None:
         """Close the file."""
@@ -83,7 +98,26 @@ class RolloutIndex:
         """Read what was added to the files since; a file that is not what it was is read anew.
 
         Queries are answered between two pieces of work, with what has been read by then.
+
+        Raises:
+            InfrastructureError: the index cannot be written, neither in the run folder nor elsewhere.
         """
+        try:
+            self._refresh()
+        except sqlite3.OperationalError as error:  # a full disk, say
+            if self._nameless:
+                raise _unwritable(error) from error
+            with self._lock, contextlib.suppress(sqlite3.Error, OSError):
+                self._base.close()
+                (self.folder / INDEX).unlink(missing_ok=True)
+            self._nameless, self._facts = True, None
+            try:
+                self._base = _connect(None)
+                self._refresh()
+            except sqlite3.OperationalError as again:
+                raise _unwritable(again) from again
+
+    def _refresh(self) -> None:
         names = {str(path.relative_to(self.folder)): path for path in record_files(self.folder)}
         with self._lock:
             known = {row[1]: row for row in self._base.execute("SELECT file, name, size, stamp, tail FROM files")}
@@ -95,6 +129,8 @@ class RolloutIndex:
                         changed.add(name)
             if TOKENS in changed:  # its rows stood for rows of other files
                 changed = set(known)
+            if changed:
+                self._forget_facts()
             for name in changed:
                 self._base.execute("DELETE FROM rollouts WHERE file = ?", (known[name][0],))
                 self._base.execute("DELETE FROM files WHERE file = ?", (known.pop(name)[0],))
@@ -111,28 +147,40 @@ class RolloutIndex:
             with self._lock:
                 self._base.execute(f"CREATE INDEX IF NOT EXISTS {name} ON rollouts {of}")
                 self._base.commit()
+        facts = json.dumps(self.facts())
+        with self._lock:
+            self._base.execute("INSERT OR IGNORE INTO facts VALUES (0, ?)", (facts,))
+            self._base.commit()
+
+    def _forget_facts(self) -> None:
+        self._facts = None
+        self._base.execute("DELETE FROM facts")
 
     def _read(self, name: str, path: Path, start: int) -> None:
         """Read a file from a position on."""
         stamp = _status(path)
         with self._lock:
-            self._base.execute("INSERT OR IGNORE INTO files (name, damaged) VALUES (?, 0)", (name,))
-            file = self._base.execute("SELECT file FROM files WHERE name = ?", (name,)).fetchone()[0]
-        end, batch, damaged = start, list[tuple[Any, ...]](), 0
+            self._base.execute(
+                "INSERT OR IGNORE INTO files (name, lines, damaged, wrong) VALUES (?, 0, 0, '')", (name,)
+            )
+            asked = "SELECT file, lines, wrong FROM files WHERE name = ?"
+            file, lines, wrong = self._base.execute(asked, (name,)).fetchone()
+        read = _Progress(start, -1, lines, 0, wrong)
+        batch = list[tuple[Any, ...]]()
         for at, line in whole_lines(path, start):
-            end = at + len(line)
+            read.end, read.lines = at + len(line), read.lines + 1
             row = parse(line)
             if row is None:
-                damaged += 1
+                read.damage()
             else:
                 batch.append((file, at, *cells(row)))
             if len(batch) >= _BATCH:
-                self._add(path, file, batch, end, -1, damaged)
-                batch, damaged = [], 0
-        # what is half-written is read later
-        self._add(path, file, batch, end, stamp[1] if end == stamp[0] else -1, damaged)
+                self._add(path, file, batch, read)
+                batch, read.damaged = [], 0
+        read.stamp = stamp[1] if read.end == stamp[0] else -1  # what is half-written is read later
+        self._add(path, file, batch, read)
 
-    def _add(self, path: Path, file: int, batch: list[tuple[Any, ...]], end: int, stamp: int, damaged: int) -> None:
+    def _add(self, path: Path, file: int, batch: list[tuple[Any, ...]], read: _Progress) -> None:
         """Add rows, and note how far their file has been read."""
         way = "REPLACE" if path.name == TOKENS else "IGNORE"  # a row with tokens stands for the same row without
         marks = ", ".join("?" * (2 + len(COLUMNS)))
@@ -141,11 +189,12 @@ class RolloutIndex:
                 f"INSERT OR {way} INTO rollouts (file, start, {', '.join(COLUMNS)}) VALUES ({marks})", batch
             )
             self._base.execute(
-                "UPDATE files SET size = ?, stamp = ?, tail = ?, damaged = damaged + ? WHERE file = ?",
-                (end, stamp, _tail(path, end), damaged, file),
+                "UPDATE files SET size = ?, stamp = ?, tail = ?, lines = ?, damaged = damaged + ?, wrong = ? "
+                "WHERE file = ?",
+                (read.end, read.stamp, _tail(path, read.end), read.lines, read.damaged, read.wrong, file),
             )
+            self._forget_facts()
             self._base.commit()
-            self._facts = None
 
     def find(self, query: Mapping[str, str], *, limit: int = 100, offset: int = 0) -> dict[str, Any]:
         """Return ``total`` and the ``rows`` of a query, without their tokens.
@@ -201,37 +250,74 @@ class RolloutIndex:
             found = self._base.execute(f"SELECT {', '.join(names)} FROM rollouts {where} ORDER BY iteration").fetchall()
         return iter(found)
 
+    def sample(self, most: int) -> int:
+        """Return how many rows a question may read, so that it reads :data:`SAMPLE_BYTES` of recorded JSON at most."""
+        facts = self.facts()
+        return max(1, min(most, SAMPLE_BYTES * max(1, facts["rollouts"]) // max(1, facts["bytes"])))
+
     def facts(self) -> dict[str, Any]:
-        """Return the numbers of rows, of damaged lines, the sources, and the range of iterations."""
+        """Return numbers of rows, bytes and damaged lines, places of those, sources, first and last iteration."""
         with self._lock:
+            if self._facts is None and (kept := self._base.execute("SELECT facts FROM facts").fetchone()) is not None:
+                self._facts = json.loads(kept[0])
             if self._facts is None:
                 ask = self._base.execute
                 count, first, last = ask("SELECT count(*), min(iteration), max(iteration) FROM rollouts").fetchone()
-                damaged = ask("SELECT coalesce(sum(damaged), 0) FROM files").fetchone()[0]
+                damaged, size = ask("SELECT coalesce(sum(damaged), 0), coalesce(sum(size), 0) FROM files").fetchone()
+                wrong = ask("SELECT name, wrong FROM files WHERE wrong != '' ORDER BY name LIMIT 5").fetchall()
                 tokens = ask("SELECT 1 FROM rollouts WHERE update_ IS NOT NULL LIMIT 1").fetchone()
                 sources = [row[0] for row in ask(_SOURCES).fetchall() if row[0]]
                 self._facts = {
                     "rollouts": count, "first": first, "last": last, "damaged": damaged, "tokens": tokens is not None,
-                    "sources": sources,
+                    "sources": sources, "bytes": size, "wrong": [f"{name}: line {lines}" for name, lines in wrong],
                 }  # fmt: skip
             return dict(self._facts)
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    """Open or create the file, readable by this user only.
+@dataclass(slots=True)
+class _Progress:
+    """How far a file has been read: position, time stamp, lines, damaged ones of this batch, and the first numbers."""
+
+    end: int
+    stamp: int
+    lines: int
+    damaged: int
+    wrong: str
+
+    def damage(self) -> None:
+        self.damaged += 1
+        if self.wrong.count(",") < _NAMED_LINES - 1:
+            self.wrong += f"{', ' if self.wrong else ''}{self.lines}"
+
+
+def _is_own(path: Path) -> bool:
+    """True if there is no such file, or a plain file of this user with no other name: no link to something else."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_uid == os.geteuid()
+
+
+def _connect(path: Path | None) -> sqlite3.Connection:
+    """Open or create the file, readable by this user only; None: a temporary one without a name.
 
     Raises:
         sqlite3.DatabaseError: it is damaged, of another version, or cannot be written.
     """
-    with contextlib.suppress(OSError):
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    base = sqlite3.connect(path, timeout=60, check_same_thread=False)
+    if path is not None:
+        with contextlib.suppress(OSError):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600))
+    base = sqlite3.connect("" if path is None else path, timeout=60, check_same_thread=False)
     try:
         base.executescript("PRAGMA synchronous = OFF; PRAGMA journal_mode = MEMORY; PRAGMA cache_size = -32000;")
         version = base.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            base.executescript(f"{_TABLES} PRAGMA user_version = {_VERSION};")
-        elif version != _VERSION:
+        if version == 0 and base.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
+            marks = f"PRAGMA application_id = {_APPLICATION}; PRAGMA user_version = {_VERSION};"
+            base.executescript(f"BEGIN; {_TABLES} {marks} COMMIT;")
+        elif (base.execute("PRAGMA application_id").fetchone()[0], version) != (_APPLICATION, _VERSION):
             raise sqlite3.DatabaseError("another version")
         base.execute("UPDATE files SET size = size WHERE 0")
         base.commit()
@@ -239,6 +325,13 @@ def _connect(path: Path) -> sqlite3.Connection:
         base.close()
         raise
     return base
+
+
+def _unwritable(error: sqlite3.Error) -> InfrastructureError:
+    return InfrastructureError(
+        f"the index of recorded responses cannot be written: {error}.\n"
+        f"  fix: make room in the run folder, or in {tempfile.gettempdir()} (or name another folder with TMPDIR)"
+    )
 
 
 def _where(query: Mapping[str, str]) -> tuple[str, list[Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -58,13 +59,20 @@ def write_page(runs: Sequence[RunData], out: Path) -> None:
         html = html.replace(old, new)
     unfinished = temp_path(out)
     try:
-        unfinished.write_text(html, encoding="utf-8")
-        unfinished.chmod(0o600)  # prompts and answers
+        unfinished.unlink(missing_ok=True)  # of a killed one; it would keep its mode
+        with open(unfinished, "w", encoding="utf-8", opener=_private) as file:  # prompts and answers
+            file.write(html)
         unfinished.replace(out)
     except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
         raise UserError(
             "--output", f"{out} cannot be written: {error.strerror or error}", fix="choose a file"
         ) from error
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_EXCL, 0o600)
 
 
 def _hash(text: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gspo_lightning.core.errors import is_finite
 from gspo_lightning.core.parsing import load_json
 from gspo_lightning.report.tokens import TOKENS
 
@@ -19,7 +20,7 @@ COLUMNS = (
 
 def record_files(folder: Path) -> list[Path]:
     """Return the files of a run that hold responses: all that were recorded, then those with tokens."""
-    found = sorted(folder.glob("rollouts/*.jsonl"))
+    found = sorted(file for file in folder.glob("rollouts/*.jsonl") if file.is_file())
     return [*found, *([folder / TOKENS] if (folder / TOKENS).is_file() else [])]
 
 
@@ -34,7 +35,7 @@ def parse(line: bytes) -> dict[str, Any] | None:
     if "prompt_id" not in row:
         row = _of_recording(row)
     known = isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str)
-    return row if known and isinstance(row.get("iteration"), int) else None
+    return row if known and _whole(row.get("iteration")) is not None else None
 
 
 def _of_recording(row: dict[str, Any]) -> dict[str, Any]:
@@ -111,5 +112,4 @@ def _whole(value: Any) -> int | None:
 def _real(value: Any) -> float | None:
     if type(value) is float and math.isfinite(value):
         return value
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if known else None
+    return float(value) if isinstance(value, int | float) and is_finite(value) else None

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from gspo_lightning.core.errors import InfrastructureError, first_line
 from gspo_lightning.core.metric_table.table import lookup
-from gspo_lightning.report.answers import read_answers, thumbnail_file
+from gspo_lightning.report.answers import ANSWERS, read_answers, thumbnail_file, whole_and_damaged
 from gspo_lightning.report.read import read_run
 from gspo_lightning.report.resumes import read_resumes
 from gspo_lightning.report.run import Run, Series
@@ -48,13 +49,23 @@ class RunData:
         self._lock, self._run = threading.RLock(), read_run(folder, command="gspo view")
         self._stamp = _stamp(folder)
         self.index = RolloutIndex(folder)
+        self.trouble = ""
+        """Why recorded responses cannot be shown; empty if they can."""
         self.indexed = False
         """True once all recorded responses that were there at the start are in the index."""
 
     def refresh(self) -> None:
-        """Read recorded responses that are new."""
-        self.index.refresh()
-        self.indexed = True
+        """Read recorded responses that are new.
+
+        Raises:
+            InfrastructureError: their index cannot be written.
+        """
+        try:
+            self.index.refresh()
+        except InfrastructureError as error:
+            self.trouble = first_line(error)
+            raise
+        self.trouble, self.indexed = "", True
 
     @property
     def run(self) -> Run:
@@ -72,7 +83,14 @@ class RunData:
             list(run.problems) if run.finished or self._damaged(run) else [p for p in run.problems if "cut" not in p]
         )
         if facts["damaged"]:
-            problems.append(f"{facts['damaged']} damaged lines of recorded responses were left out")
+            where = "; ".join(facts["wrong"])
+            problems.append(f"{facts['damaged']} damaged lines of recorded responses were left out ({where})")
+        answers, wrong = whole_and_damaged(self.folder)
+        if wrong:
+            lines = ", ".join(map(str, wrong[:5]))
+            problems.append(f"{len(wrong)} damaged lines of held-out answers were left out ({ANSWERS}: line {lines})")
+        if self.trouble:
+            problems.append(self.trouble)
         return clean(
             {
                 "number": self.number, "folder": str(self.folder), "label": self.label,
@@ -80,11 +98,11 @@ class RunData:
                 "finished": run.finished, "updates": run.updates, "headline": headline(run), "problems": problems,
                 "verdicts": [[v.topic, v.word, v.sentence] for v in verdicts(run)],
                 "alarms": run.alarms, "facts": facts, "indexed": self.indexed,
-                "hints": [hint.plain() for hint in hints(run, self.index, read_answers(self.folder))],
+                "hints": [hint.plain() for hint in hints(run, self.index, answers)],
                 "tags": {tag: _meaning(tag) for tag in sorted(run.scalars) if not tag.startswith("cold_start/")},
                 "held_out_tag": run.held_out_tag, "config": dict(flat(run.config)), "events": self._events(run),
                 "versions": run.summary.get("versions", {}),
-                "machine": run.summary.get("machine", {})
+                "machine": (machine if isinstance(machine := run.summary.get("machine"), dict) else {})
                 | {k: run.summary[k] for k in ("seconds", "peak_memory_mb") if k in run.summary},
                 "kind": hashlib.blake2b(run.kind.encode(), digest_size=8).hexdigest() if run.kind else "",
                 "stamp": list(_stamp(self.folder)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import json
 import logging
@@ -14,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.errors import GSPOError, UserError
 from gspo_lightning.report.view.page import ASSETS, asset
 from gspo_lightning.report.view.run_data import RunData
 
@@ -68,8 +69,11 @@ class ViewServer:
             )
         self.runs, self.host, self.port, self.token = list(runs), host, port, token
         self._cookie = secrets.token_urlsafe(24)
+        folders = "\0".join(str(run.folder.resolve()) for run in self.runs)
+        self._cookie_name = f"{_COOKIE}_{hashlib.blake2b(folders.encode(), digest_size=6).hexdigest()}"
         self._runner: web.AppRunner | None = None
         self._task: asyncio.Task[None] | None = None
+        self._looked = asyncio.Event()
 
     async def start(self) -> str:
         """Listen, and read recorded responses in the background; return the address of the page.
@@ -113,11 +117,17 @@ class ViewServer:
             run.index.close()
 
     async def _follow(self) -> None:
-        """Keep the indexes up to date."""
+        """Keep the indexes up to date, from the first look at the page on: until it is drawn, nothing else is read."""
+        said = set[str]()
+        await self._looked.wait()
         while True:
             for run in self.runs:
                 try:
                     await asyncio.to_thread(run.refresh)
+                except GSPOError as error:
+                    if str(error) not in said:
+                        log.warning("%s: %s", run.folder, error)
+                    said.add(str(error))
                 except Exception:
                     log.exception("%s cannot be read", run.folder)
             await asyncio.sleep(REFRESH_S)
@@ -131,14 +141,18 @@ class ViewServer:
             response = web.Response(status=error.status, text=error.reason)
         response.headers.update(HEADERS)
         if self.token and response.status == 200 and request.path == "/":
-            response.set_cookie(_COOKIE, self._cookie, httponly=True, samesite="Strict")
+            response.set_cookie(self._name(), self._cookie, httponly=True, samesite="Strict")
         return response
+
+    def _name(self) -> str:
+        """Return the cookie's name: browsers keep one of a name for all ports, so runs and port are part of it."""
+        return f"{self._cookie_name}_{self.port}"
 
     def _refusal(self, request: web.Request) -> web.Response | None:
         host = request.host.rsplit(":", 1)[0].strip("[]")
         if not self.token:  # a page of elsewhere whose name was made to point here
             return None if is_loopback(host) else web.Response(status=403, text="this page is for this machine only")
-        given, cookie = request.query.get("token", ""), request.cookies.get(_COOKIE, "")
+        given, cookie = request.query.get("token", ""), request.cookies.get(self._name(), "")
         known = hmac.compare_digest(given.encode(), self.token.encode())
         if known or hmac.compare_digest(cookie.encode(), self._cookie.encode()):
             return None
@@ -154,7 +168,10 @@ class ViewServer:
         return web.Response(text=asset(name), content_type=ASSETS[name])
 
     async def _runs(self, _: web.Request) -> web.Response:
-        return _json(await asyncio.to_thread(lambda: [run.overview() for run in self.runs]))
+        try:
+            return _json(await asyncio.to_thread(lambda: [run.overview() for run in self.runs]))
+        finally:
+            self._looked.set()
 
     def _run(self, request: web.Request) -> RunData:
         number = int(request.match_info["run"])
