@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,10 +19,11 @@ from benchmarks.models import word_tokenizer
 from benchmarks.ours import Ours, recorded
 from gspo_lightning.loop.metrics.sums import MetricSums
 from gspo_lightning.policy.attention.flex import FlexPlan, kernel
-from gspo_lightning.policy.logprobs import token_logprobs
+from gspo_lightning.policy.kernels.fused import kernels_for
+from gspo_lightning.policy.logprobs import DEFINITION, token_logprobs
 from gspo_lightning.policy.policy import CHUNK_LOGITS
 
-__all__ = ["measure_compiled", "measure_head", "measure_masks"]
+__all__ = ["measure_compiled", "measure_head", "measure_logprobs", "measure_masks"]
 
 REPEATS = 5
 
@@ -91,14 +92,48 @@ def _liger(bench: Bench, head: nn.Linear, hidden: Tensor, targets: Tensor) -> di
     return found
 
 
+def measure_logprobs(bench: Bench) -> dict[str, Any]:
+    """Seconds of log-probabilities and of their gradient, by the kernels and by their definition, on bf16 logits.
+
+    ``gap`` is the largest difference, in nats and relative to the largest gradient.
+    """
+    rows, vocabulary = (8, 500) if bench.toy else (1766, 151_936)
+    with bench.device:
+        logits = (4 * torch.randn(rows, vocabulary)).bfloat16()
+        targets, weights = torch.randint(vocabulary, (rows,)), torch.randn(2, rows)
+    kernels = kernels_for(logits, DEFINITION)
+    found: dict[str, Any] = {"kernels": kernels is not None, "bytes": logits.numel() * logits.element_size()}
+    measured: list[list[Tensor]] = []
+    forms = {"definition": DEFINITION} | ({"kernels": (kernels.measure, kernels.differentiate)} if kernels else {})
+    for name, (measure, differentiate) in forms.items():
+        with bench.device:
+            values, gradient = [torch.empty(rows) for _ in range(3)], torch.empty_like(logits)
+
+        def forward(form: Any = measure, out: Sequence[Tensor] = values) -> None:
+            form(logits, targets, 0.8, *out)
+
+        def backward(form: Any = differentiate, out: Sequence[Tensor] = values, into: Tensor = gradient) -> None:
+            form(into, logits, targets, 0.8, out[2], out[1], *weights)
+
+        found[f"{name}, forward s"] = _seconds(bench, forward)
+        found[f"{name}, backward s"] = _seconds(bench, backward)
+        measured.append([*values, gradient])
+    if kernels is not None:
+        gaps = [float((a.float() - b.float()).abs().max() / (b.float().abs().max() if b.dim() > 1 else 1.0))
+                for a, b in zip(*measured, strict=True)]  # fmt: skip
+        found["gap"] = dict(zip(("log-probability", "entropy", "log Z", "gradient"), gaps, strict=True))
+        found["ok"] = max(gaps[:3]) < 1e-3 and gaps[3] < 0.02
+    return found
+
+
 def measure_compiled(bench: Bench) -> dict[str, Any]:
-    """Forward and backward of a mini-batch with norms and MLPs, and then with whole layers, through ``torch.compile``.
+    """Forward and backward of a mini-batch: eager, norms and MLPs compiled, layers compiled, and Liger's kernels.
 
     ``gap`` is the relative difference of the gradient.
     """
-    shape, work = bench.shape("1.7b"), bench.work("equal")
+    shape, work = bench.shape("1.7b"), bench.work("skewed")
     tokenizer, groups, found = word_tokenizer(shape.vocabulary), frozen_groups(work, shape.vocabulary), dict[str, Any]()
-    ours = Ours(bench.model(shape), tokenizer, work, context=bench.autocast)
+    ours = Ours(bench.model(shape), tokenizer, work, max_tokens=8192, context=bench.autocast)
     ours.policy.train()
     batch = recorded(ours.pack(groups))[0]
     model = ours.policy.model
@@ -118,12 +153,22 @@ def measure_compiled(bench: Bench) -> dict[str, Any]:
         for layer in model.get_submodule("model.layers").children():
             layer.compile(dynamic=True)
 
+    def liger() -> None:
+        for module in model.modules():
+            module._compiled_call_impl = None
+        patches: Any = importlib.import_module("liger_kernel.transformers")
+        patches.apply_liger_kernel_to_qwen3(
+            rope=True, rms_norm=True, swiglu=True, cross_entropy=False, fused_linear_cross_entropy=False, model=model
+        )
+
     plain: list[Tensor] = []
     forms: dict[str, Callable[[], None]] = {"eager": lambda: None, "norms and MLPs": norms_and_mlps, "layers": layers}
+    if not bench.toy and importlib.util.find_spec("liger_kernel") is not None:
+        forms["liger"] = liger  # the last one: it replaces classes
     for name, change in forms.items():
-        change()
         started = time.perf_counter()
         try:
+            change()
             step()
             bench.sync()
             found[f"{name}, first s"] = time.perf_counter() - started

@@ -6,7 +6,6 @@ import copy
 import functools
 import gc
 import itertools
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,34 +16,25 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.clock import TOTAL, Phases
+from benchmarks.clock import Phases
 from benchmarks.memory import frozen_groups, peak_memory, plain_loss, reset_peak
 from benchmarks.models import MODELS, Shape, build_model, word_tokenizer
 from benchmarks.ours import Ours, recorded
 from benchmarks.parity import GRADIENT, LOSS, compare_gradients, gradient_of, perturb
 from benchmarks.peers.trl import TRL, as_batch, trl_version
-from benchmarks.step import micro_batch_sizes
-from benchmarks.workloads import MINI_BATCHES, Workload
-from gspo_lightning.commands.plan.devices import Device
-from gspo_lightning.commands.plan.job import Job
-from gspo_lightning.commands.plan.memory import TRAINING, Memory, memory_of
+from benchmarks.workloads import Workload
 from gspo_lightning.core.types import Rollout
 from gspo_lightning.loop.metrics.sums import MetricSums
 from gspo_lightning.objectives import GSPO
 from gspo_lightning.policy.adapters.lora import LoRA, add_adapters
 from gspo_lightning.policy.attention import check_attention
-from gspo_lightning.policy.load.model_settings import ModelSettings
-from gspo_lightning.policy.packing.deal import deal_rows
 
 __all__ = [
     "Bench",
     "check_kernels",
     "check_noise",
     "check_parity",
-    "filled",
     "measure_memory",
-    "measure_step",
-    "planned",
 ]
 
 QWEN3: dict[str, Shape] = {
@@ -277,107 +267,3 @@ def measure_memory(bench: Bench, model: str) -> dict[str, Any]:
             trl.accumulate(batch, rows)
         del trl
     return found
-
-
-def measure_step(bench: Bench, model: str, workload: str, lora: LoRA | None = None) -> dict[str, Any]:
-    """Whole steps in bf16-mixed, wall seconds by phase, beside TRL with transformers' ``generate``.
-
-    Adapters and mixtures are trained without the peer, which makes and computes them another way.
-    """
-    shape, work = bench.shape(model), bench.work(workload)
-    found: dict[str, Any] = {"rows": work.rows, "response_tokens": work.response_tokens}
-    found["ours"] = _our_step(bench, shape, work, lora)
-    gc.collect()
-    if not bench.peer or lora or shape.experts:
-        return found
-    if trl_version() is None:
-        return found | {"trl": "absent"}
-    found["trl"] = _trl_step(bench, shape, work)
-    return found | {"ratio": found["trl"]["step_s"] / found["ours"]["step_s"]}
-
-
-def _our_step(bench: Bench, shape: Shape, work: Workload, lora: LoRA | None) -> dict[str, Any]:
-    """The second of two steps; the token budget is halved where memory does not suffice."""
-    tokenizer, model = word_tokenizer(shape.vocabulary), bench.model(shape, lora)
-    for max_tokens in (16384, 8192, 4096):
-        mine: dict[str, Any] = {"max_tokens": max_tokens}
-        ours = Ours(model, tokenizer, work, max_tokens=max_tokens, context=bench.autocast, sync=bench.sync)
-        try:
-            mine["first_step_s"] = ours.step().wall[TOTAL]
-            with bench.peak(mine, "peak_mib", extra=False):
-                second = ours.step()
-        except torch.OutOfMemoryError:
-            ours.optimizer.zero_grad(set_to_none=True)
-            continue
-        mine["packed"] = ours.policy.packed
-        mine["planned_mib"] = planned(shape, work, max_tokens, ours.policy.packed, lora).peak / 2**20
-        lengths = planned(shape, filled(work), max_tokens, ours.policy.packed, lora)
-        mine["planned_for_these_lengths_mib"] = lengths.total(TRAINING) / 2**20
-        return mine | _seconds(second, work)
-    raise torch.OutOfMemoryError(f"{work.rows} rows do not fit, not even {max_tokens} tokens at a time")
-
-
-def filled(work: Workload) -> Workload:
-    """A workload of equal rows whose mini-batches have as many tokens as the largest of this one.
-
-    A plan assumes full lengths: its peak is a bound. Packed rows take what their tokens take, whatever their lengths.
-    """
-    dealt = deal_rows(frozen_groups(work, 1000), mini_batches=work.mini_batches)
-    response = max(-(-sum(len(r.token_ids) for r in rows) // len(rows)) for rows in dealt)
-    prompt = -(-sum(work.prompt_lengths) // work.prompts)
-    return replace(work, prompt_tokens=(prompt, prompt), median=response, longest=response, sigma=0.0)
-
-
-def planned(shape: Shape, work: Workload, budget: int, packed: bool, lora: LoRA | None = None) -> Memory:
-    """What ``gspo plan`` counts for steps in bf16-mixed, without the context of the device."""
-    with tempfile.TemporaryDirectory() as folder:
-        with torch.device("meta"):
-            build_model(shape).config.save_pretrained(folder)
-        job = Job(
-            model=ModelSettings(folder, lora=lora), optimizer="torch.optim.AdamW", precision="bf16-mixed",
-            strategy="single", shards_weights=True, cpu_offload=False, world=1, nodes=1,
-            old_policy="CachedLogProbs", reference=False,
-            prompts=work.prompts, group_size=work.group_size, minibatches=MINI_BATCHES, epochs=1, budget=budget,
-            max_prompt=work.prompt_tokens[1], max_response=int(work.lengths.max()), iterations=1, packed=packed,
-            source="GroupedSampler", max_rows=512,
-        )  # fmt: skip
-        memory = memory_of(job, Device("of any size", 1 << 60, 1.0, 1.0))
-    memory.items.pop("context, libraries, fragments")
-    return memory
-
-
-def _trl_step(bench: Bench, shape: Shape, work: Workload) -> dict[str, Any]:
-    """One rollout and the fastest training on it over three micro-batch sizes."""
-    tokenizer = word_tokenizer(shape.vocabulary)
-    trl = TRL(bench.model(shape), tokenizer, work, cpu=bench.toy, bf16=True, sync=bench.sync)
-    tried: dict[int, Any] = {}
-    best: tuple[Phases, float] | None = None
-    batch = trl.rollout()
-    rollout = trl.phases
-    for rows in micro_batch_sizes(work):
-        trl.set_micro_batch(rows)
-        peak: dict[str, float] = {}
-        try:
-            with bench.peak(peak, "mib", extra=False):
-                train = trl.train(batch)
-        except torch.OutOfMemoryError:
-            tried[rows] = "out of memory"
-            trl.trainer.optimizer.zero_grad()
-            continue
-        tried[rows] = train.wall[TOTAL]
-        if best is None or train.wall[TOTAL] < best[0].wall[TOTAL]:
-            best = train, peak["mib"]
-    if best is None:
-        raise torch.OutOfMemoryError(f"TRL: none of {micro_batch_sizes(work)} rows at a time fits")
-    for name, seconds in best[0].wall.items():
-        rollout.wall[name] = rollout.wall.get(name, 0.0) + seconds
-    return {"train_s_by_micro_batch": tried, "peak_mib": best[1]} | _seconds(rollout, work)
-
-
-def _seconds(phases: Phases, work: Workload) -> dict[str, Any]:
-    wall = phases.wall
-    return {
-        "step_s": wall[TOTAL],
-        "phases_s": {k: v for k, v in wall.items() if k != TOTAL},
-        "generated_tokens_per_s": work.response_tokens / wall["generate"],
-    }

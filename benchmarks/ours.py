@@ -155,12 +155,16 @@ class Ours:
                 groups = self.generate()
             for rollout in (r for g in groups for r in g):
                 rollout.reward = reward(rollout.token_ids.tolist())
-            batches = self.pack(groups)
-            with phases("old"):
-                batches = self.prepare(batches)
-            self._updates(batches, phases, first_is_on_policy=True)
+            self.train_on_policy(groups, phases)
         check_lengths(groups, self.workload.lengths)
         return phases
+
+    def train_on_policy(self, groups: Groups, phases: Phases) -> None:
+        """Old log-probabilities and four updates on groups that the present weights are taken to have sampled."""
+        batches = self.pack(groups)
+        with phases("old"):
+            batches = self.prepare(batches)
+        self._updates(batches, phases, first_is_on_policy=True)
 
     def train(self, groups: Groups) -> Phases:
         """Four updates on given rollouts, whose ``logprobs`` are taken as the old ones."""
