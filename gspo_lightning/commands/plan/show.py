@@ -10,7 +10,7 @@ from gspo_lightning.commands.plan.devices import GIB, Device
 from gspo_lightning.commands.plan.job import Job
 from gspo_lightning.commands.plan.memory import Memory, checkpoint_bytes
 from gspo_lightning.commands.plan.models import counts_of
-from gspo_lightning.commands.plan.time import ASSUMPTIONS, DECODING, SAMPLED, faster_with_experts, phases_of
+from gspo_lightning.commands.plan.time import ASSUMPTIONS, DECODING, HOPED, SAMPLED, faster_with_experts, phases_of
 from gspo_lightning.commands.plan.vision import Tower, tower_of
 from gspo_lightning.commands.plan.work import equation, work_of
 from gspo_lightning.core.escape import terminal
@@ -163,6 +163,7 @@ def _disk(job: Job) -> Iterator[str]:
 def _work(job: Job, device: Device) -> Iterator[str]:
     work, found = work_of(job), phases_of(job, device)
     seconds = sum(phase.seconds for phase in found)
+    quick = sum(phase.seconds for phase in phases_of(job, device, HOPED))
     decoding = sum(phase.seconds for phase in found if phase.name in SAMPLED) / seconds
     yield ""
     yield (f"tokens per iteration, at most: {work.prompt_tokens:,} of prompts, {work.response_tokens:,} of responses")
@@ -181,27 +182,46 @@ def _work(job: Job, device: Device) -> Iterator[str]:
             f"{work.vision_flops:.2g} over the rollout batch in each pass of training and of old log-probabilities"
         )
     yield (
-        f"time, at most: {_time(seconds)} an iteration, {_time(seconds * job.iterations)} for {job.iterations:,}; "
-        f"{decoding:.0%} of it sampling{where} (an estimate: gspo plan --time shows its parts)"
+        f"time, at full lengths: {_between(quick, seconds)} an iteration, "
+        f"{_between(quick * job.iterations, seconds * job.iterations)} for {job.iterations:,}; "
+        f"{decoding:.0%} of it sampling{where} (an estimate, no bound: {_basis(device)}; "
+        "gspo plan --time shows its parts)"
     )
     if (faster := faster_with_experts(job, device)) is not None:
         yield f"with --config ep, which leaves experts on their ranks: {_time(faster)} an iteration"
 
 
+def _between(quick: float, slow: float) -> str:
+    """Return a range of times, or one where both ends look the same."""
+    ends = [_time(quick), _time(slow)]
+    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
+
+
+def _basis(device: Device) -> str:
+    """Return what an estimate of time is made from."""
+    if device.cpu:
+        return "from the speed of matrix products on this CPU"
+    return "the longer time at the pace of one step measured on an H100, the shorter one at a pace no run has shown"
+
+
 def _phases(job: Job, device: Device) -> Table:
     found = phases_of(job, device)
     together = sum(phase.seconds for phase in found)
+    quick = phases_of(job, device, HOPED)
     table = Table(title="time of one iteration, if every response has its greatest length", title_justify="left")
     table.add_column("phase")
-    for name in ("time", "share", "tokens/s per device"):
+    for name in ("at best", "time", "share", "tokens/s per device"):
         table.add_column(name, justify="right")
     table.add_column("waits for")
-    for phase in found:
+    for best, phase in zip(quick, found, strict=True):
         rate = f"{phase.rate(job.world):,.0f}" if phase.tokens else "-"
-        table.add_row(phase.name, _time(phase.seconds), f"{phase.seconds / together:.0%}", rate, phase.bound)
+        table.add_row(
+            phase.name, _time(best.seconds), _time(phase.seconds), f"{phase.seconds / together:.0%}", rate, phase.bound
+        )
     table.add_section()
     tokens = sum(phase.tokens for phase in found if phase.name == DECODING)
-    table.add_row("together", _time(together), "", f"{tokens / together / job.world:,.0f} sampled", "")
+    at_best = _time(sum(phase.seconds for phase in quick))
+    table.add_row("together", at_best, _time(together), "", f"{tokens / together / job.world:,.0f} sampled", "")
     return table
 
 
@@ -226,4 +246,4 @@ def _time(seconds: float) -> str:
     for size, unit in ((3600.0, "h"), (60.0, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}" if seconds < 20 * size else f"{seconds / size:,.0f} {unit}"
-    return f"{seconds:.2g} s"
+    return f"{seconds:.2g} s" if seconds < 99.5 else f"{seconds:.0f} s"

@@ -16,16 +16,16 @@ PREFILL, DECODING, FORWARD_BACKWARD = "prompts (prefill)", "decoding", "forward 
 SAMPLED = (PREFILL, DECODING)
 """Phases of sampling."""
 
-EFFICIENCY = 0.35
-"""Share of a device's peak FLOP/s that matrix products reach over a pass of training or prefill."""
 CPU_EFFICIENCY = 0.6
 """The same share of a CPU, whose peak is measured."""
+DECODED = 0.35
+"""Share of a card's peak that matrix products reach in prefill and decoding, in bfloat16 without gradients."""
 READING = 0.6
 """Share of a device's bandwidth that decoding reaches."""
-LAUNCHES = {"GroupedSampler": 0.5e-3, "TransformersGenerate": 0.8e-3}
-"""Minimum seconds per decoder layer and decoding step, for Python and kernel launches."""
 GRAPH = 0.05e-3
 """Minimum seconds per decoder layer and decoding step of a server, which replays CUDA graphs."""
+ON_A_CPU = 0.5e-3
+"""Minimum seconds per decoder layer and decoding step in this process, on a CPU."""
 SERVED_MEMORY = 0.9
 """Share of a device's memory that a server fills with weights and KV cache."""
 ACROSS = 50e9
@@ -33,11 +33,34 @@ ACROSS = 50e9
 LINK_SHARE = 0.7
 """Share of a link's rate that collectives reach."""
 
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast a card works, where data sheets do not say."""
+
+    efficiency: float
+    """Share of the peak FLOP/s that matrix products reach over a forward pass or a pass of training."""
+    launches: dict[str, float]
+    """Minimum seconds per decoder layer and decoding step in this process, by source, for Python and launches."""
+
+
+MEASURED = Pace(0.19, {"GroupedSampler": 0.82e-3, "TransformersGenerate": 0.82e-3})
+"""Pace of the one step that was measured on a GPU: Qwen3-1.7B, 64 rows, H100, steps launched kernel by kernel.
+
+Decoding 1,024 tokens in 28 layers took 23.5 s, and 31,400 tokens forward and backward 1.74 s of 989 TFLOP/s
+(docs/first_gpu_hour.md). That launches of ``TransformersGenerate`` take as long is an assumption.
+"""
+HOPED = Pace(0.35, {"GroupedSampler": GRAPH, "TransformersGenerate": 0.82e-3})
+"""Pace of well-tuned training, and of decoding by CUDA graphs as fast as a server's. No run has shown it."""
+
 ASSUMPTIONS = (
-    f"matrix products reach {EFFICIENCY:.0%} of a card's peak, {CPU_EFFICIENCY:.0%} of the rate measured on this CPU, "
-    f"and decoding reaches {READING:.0%} of the bandwidth",
-    f"a decoding step costs at least {LAUNCHES['GroupedSampler'] * 1e3:g} ms a layer in this process, "
-    f"{GRAPH * 1e3:g} ms in a server with CUDA graphs",
+    f"matrix products reach {MEASURED.efficiency:.0%} of a card's peak, as measured on an H100, in the shorter time "
+    f"{HOPED.efficiency:.0%}, and {DECODED:.0%} in prefill and decoding; {CPU_EFFICIENCY:.0%} of the rate measured on "
+    f"this CPU; decoding reaches {READING:.0%} of the bandwidth",
+    f"a decoding step in this process costs at least {MEASURED.launches['GroupedSampler'] * 1e3:g} ms a layer, as "
+    f"measured without CUDA graphs, in the shorter time {GRAPH * 1e3:g} ms, as in a server with CUDA graphs",
+    "the longer time is calibrated by one step on one card (Qwen3-1.7B, 64 rows, H100); other models, cards and row "
+    "counts may be slower, and more than a few rows at a time are (docs/memory.md)",
     "the sampler in this process decodes one wave after another, each with as many responses as free memory has room "
     "for; layers with a sliding window read no more than it, and recurrent states are read and written at every step",
     "every prompt and every response has its greatest length; with shorter ones all phases shrink in proportion, "
@@ -68,52 +91,52 @@ class Phase:
         return self.tokens / self.seconds / devices if self.seconds else 0.0
 
 
-def phases_of(job: Job, device: Device) -> list[Phase]:
-    """Return the phases of one iteration, in order."""
+def phases_of(job: Job, device: Device, pace: Pace = MEASURED) -> list[Phase]:
+    """Return the phases of one iteration, in order, at a pace."""
     work = work_of(job)
-    found = [*_sampling(job, device, work)]
+    found = [*_sampling(job, device, work, pace)]
     if (handed := _handing_over(job, device)) is not None:
         found.insert(0, handed)
     passes, counts = work.response_tokens + work.trained_prompt_tokens, counts_of(job.model)
     if work.old_flops:
         old = passes - int(passes * job.still_old)
-        found.append(_forward("old log-probabilities", job, device, work.old_flops, old, counts))
+        found.append(_forward("old log-probabilities", job, device, pace, work.old_flops, old, counts))
     if work.reference_flops:
-        found.append(_forward("reference", job, device, work.reference_flops, passes, counts))
+        found.append(_forward("reference", job, device, pace, work.reference_flops, passes, counts))
     if work.teacher_flops:
-        found.append(_teacher(job, device, work, passes))
+        found.append(_teacher(job, device, pace, work, passes))
     if work.value_flops:
         critic = job.of_critic or job
         found.append(
-            _forward("critic's values", critic, device, work.value_flops, passes, backbone_counts(critic.model))
+            _forward("critic's values", critic, device, pace, work.value_flops, passes, backbone_counts(critic.model))
         )
-        found += _critic(job, device, work, passes * job.critic_epochs)
-    trained = _training(FORWARD_BACKWARD, job, device, work.training_flops, passes * job.epochs, counts)
+        found += _critic(job, device, pace, work, passes * job.critic_epochs)
+    trained = _training(FORWARD_BACKWARD, job, device, pace, work.training_flops, passes * job.epochs, counts)
     return [*found, trained, _optimizer("optimizer", job, device, counts)]
 
 
-def _teacher(job: Job, device: Device, work: Work, tokens: int) -> Phase:
+def _teacher(job: Job, device: Device, pace: Pace, work: Work, tokens: int) -> Phase:
     if job.teacher_served:
-        seconds = work.teacher_flops / (device.flops * job.world * EFFICIENCY)
+        seconds = work.teacher_flops / (device.flops * job.world * pace.efficiency)
         return Phase("teacher (server)", seconds, job.prompts * job.group_size * job.longest, "compute")
     teacher = job.of_teacher
     assert teacher is not None
     passes = job.epochs if job.teacher_exact else 1
     counts = counts_of(teacher.model)
-    return _forward("teacher", teacher, device, work.teacher_flops, tokens * passes, counts, passes)
+    return _forward("teacher", teacher, device, pace, work.teacher_flops, tokens * passes, counts, passes)
 
 
-def _critic(job: Job, device: Device, work: Work, tokens: int) -> list[Phase]:
+def _critic(job: Job, device: Device, pace: Pace, work: Work, tokens: int) -> list[Phase]:
     """Return the critic's updates; for a head alone, communication and the optimizer step are negligible."""
     name = "critic's updates"
     if (critic := job.of_critic) is None:
-        return [Phase(name, work.critic_flops / _speed(job, device), tokens, "compute")]
+        return [Phase(name, work.critic_flops / _speed(job, device, pace.efficiency), tokens, "compute")]
     counts = backbone_counts(critic.model)
-    trained = _training(name, critic, device, work.critic_flops, tokens, counts)
+    trained = _training(name, critic, device, pace, work.critic_flops, tokens, counts)
     return [trained, _optimizer("critic's optimizer", critic, device, counts)]
 
 
-def decoding_seconds(job: Job, device: Device, rows: int, tokens: int) -> tuple[float, str]:
+def decoding_seconds(job: Job, device: Device, rows: int, tokens: int, pace: Pace = MEASURED) -> tuple[float, str]:
     """Return the seconds to decode ``rows`` responses of ``tokens`` tokens on one device, and the bottleneck.
 
     The slowest of three costs counts in each step: reading all weights and the cache, compute, and launches. In
@@ -124,17 +147,18 @@ def decoding_seconds(job: Job, device: Device, rows: int, tokens: int) -> tuple[
         device: one device.
         rows: number of responses on this device.
         tokens: tokens per response.
+        pace: of a card.
     """
     found = kv_cache_size(config_of(job.model), job.compute_bytes)
     room = min(rows, memory_of(job, device).rows if job.in_process else _served(job, device, found))
     waves = [float(room)] * (rows // room) + [float(rows % room)] * bool(rows % room)
     if not job.in_process:
         waves = [rows / len(waves)] * len(waves)
-    steps = [_step(job, device, found, wave, tokens) for wave in waves]
+    steps = [_step(job, device, found, wave, tokens, pace) for wave in waves]
     return tokens * sum(seconds for seconds, _ in steps), steps[0][1]
 
 
-def _step(job: Job, device: Device, found: KVCacheSize, rows: float, tokens: int) -> tuple[float, str]:
+def _step(job: Job, device: Device, found: KVCacheSize, rows: float, tokens: int, pace: Pace) -> tuple[float, str]:
     """Return the seconds of a decoding step of ``rows`` responses, and the bottleneck."""
     counts, layers = counts_of(job.model), int(config_of(job.model).get_text_config().num_hidden_layers)
     shared = found.row(job.max_prompt) if job.waves_fit and job.packed else 0  # read once per group
@@ -142,8 +166,8 @@ def _step(job: Job, device: Device, found: KVCacheSize, rows: float, tokens: int
     weights = (counts.total - counts.vision) * job.compute_bytes  # a step of many rows uses every expert
     costs = {
         "bandwidth": (weights + cache) / (device.bandwidth * READING),
-        "compute": rows * 2.0 * counts.active / (_speed(job, device) / job.world),
-        "launches": LAUNCHES.get(job.source, GRAPH) * layers,
+        "compute": rows * 2.0 * counts.active / (_speed(job, device, DECODED) / job.world),
+        "launches": layers * (ON_A_CPU if device.cpu else pace.launches.get(job.source, GRAPH)),
     }
     if job.lockstep and job.in_process:  # every layer is gathered again in each step
         costs["communication"] = counts.total * job.compute_bytes * (job.shards - 1) / job.shards / _link(job, device)
@@ -174,17 +198,17 @@ def _served(job: Job, device: Device, found: KVCacheSize) -> int:
     return max(1, int(free / max(own, 1.0)))
 
 
-def _speed(job: Job, device: Device) -> float:
-    """Return the FLOP per second of all devices."""
+def _speed(job: Job, device: Device, share: float) -> float:
+    """Return the FLOP per second of all devices that reach a share of their peak."""
     if device.cpu:
         return device.flops * job.world * CPU_EFFICIENCY
-    return device.flops * (1.0 if job.compute_bytes == 2 else 0.25) * job.world * EFFICIENCY
+    return device.flops * (1.0 if job.compute_bytes == 2 else 0.25) * job.world * share
 
 
-def _sampling(job: Job, device: Device, work: Work) -> tuple[Phase, Phase]:
+def _sampling(job: Job, device: Device, work: Work, pace: Pace) -> tuple[Phase, Phase]:
     rows = max(1, job.prompts // job.world) * job.group_size
-    prefill = (work.prompt_tokens * work.token_flops + work.prefill_flops) / _speed(job, device)
-    seconds, bound = decoding_seconds(job, device, rows, job.max_response)
+    prefill = (work.prompt_tokens * work.token_flops + work.prefill_flops) / _speed(job, device, DECODED)
+    seconds, bound = decoding_seconds(job, device, rows, job.max_response, pace)
     return (
         Phase(PREFILL, prefill, work.prompt_tokens, "compute"),
         Phase(DECODING, seconds, work.response_tokens, bound),
@@ -204,14 +228,16 @@ def _handing_over(job: Job, device: Device) -> Phase | None:
     return Phase("weights to the sampler", sent / _link(job, device), 0, "communication")
 
 
-def _forward(name: str, job: Job, device: Device, flops: float, tokens: int, counts: Counts, passes: int = 1) -> Phase:
+def _forward(
+    name: str, job: Job, device: Device, pace: Pace, flops: float, tokens: int, counts: Counts, passes: int = 1
+) -> Phase:
     """Return the phase of forward passes over a rollout batch; shards are gathered once per micro-batch."""
     sent = 0.0
     if job.strategy == "fsdp":
         gathers, inside = passes * job.minibatches * job.passes, (job.shards - 1) / job.shards
         sent = _gathered(job, counts) * job.compute_bytes * inside * gathers
         sent += 2 * _exchanged(job, counts, tokens)
-    return _longer(name, flops / _speed(job, device), sent / _link(job, device), tokens)
+    return _longer(name, flops / _speed(job, device, pace.efficiency), sent / _link(job, device), tokens)
 
 
 def _gathered(job: Job, counts: Counts) -> int:
@@ -228,14 +254,14 @@ def _exchanged(job: Job, counts: Counts, tokens: int) -> float:
     return tokens / job.world * row * counts.expert_layers * (job.shards - 1) / job.shards
 
 
-def faster_with_experts(job: Job, device: Device) -> float | None:
+def faster_with_experts(job: Job, device: Device, pace: Pace = MEASURED) -> float | None:
     """Return the seconds of an iteration with expert parallelism, if a run could have it and would be faster."""
     alone = job.replicas == job.context == 1 and not job.cpu_offload and not job.lockstep and not job.expert_parallel
     experts = getattr(config_of(job.model).get_text_config(), "num_experts", 0) or 0
     if job.strategy != "fsdp" or not alone or not counts_of(job.model).experts or experts % job.world:
         return None
     now, then = (
-        sum(phase.seconds for phase in phases_of(one, device))
+        sum(phase.seconds for phase in phases_of(one, device, pace))
         for one in (job, dataclasses.replace(job, expert_parallel=True))
     )
     return then if then < 0.99 * now else None
@@ -245,14 +271,14 @@ def _longer(name: str, compute: float, wait: float, tokens: int) -> Phase:
     return Phase(name, max(compute, wait), tokens, "compute" if compute >= wait else "communication")
 
 
-def _training(name: str, job: Job, device: Device, flops: float, tokens: int, counts: Counts) -> Phase:
+def _training(name: str, job: Job, device: Device, pace: Pace, flops: float, tokens: int, counts: Counts) -> Phase:
     updates, others = job.minibatches * job.epochs, (job.world - 1) / job.world
     sent = 2.0 * counts.trainable * 4 * others * updates if job.world > 1 else 0.0  # an all-reduce of gradients
     if job.strategy == "fsdp":  # two all-gathers and one reduce-scatter per micro-batch
         inside = (job.shards - 1) / job.shards
         sent = _gathered(job, counts) * (2 * job.compute_bytes + 4) * inside * updates * job.passes
         sent += (6 if job.checkpointing else 4) * _exchanged(job, counts, tokens)  # there and back in every pass
-    return _longer(name, flops / _speed(job, device), sent / _link(job, device), tokens)
+    return _longer(name, flops / _speed(job, device, pace.efficiency), sent / _link(job, device), tokens)
 
 
 def _optimizer(name: str, job: Job, device: Device, counts: Counts) -> Phase:
