@@ -18,6 +18,7 @@ from contextvars import ContextVar
 from typing import Any, cast
 
 import torch
+import torch._dynamo
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import pad
@@ -128,8 +129,11 @@ def compiled(**options: Any) -> Callable[..., Any]:
     Args:
         options: more arguments of ``torch.compile``.
     """
-    if "recompile_limit" in inspect.signature(torch.compile).parameters:  # PyTorch 2.13; before, 8 for the process
+    if "recompile_limit" in inspect.signature(torch.compile).parameters:  # PyTorch 2.13
         options = {"recompile_limit": LIMIT, "isolate_recompiles": True, **options}
+    else:  # the process has one limit, 8 by default: a policy, a critic and a teacher reach that
+        limits: Any = torch._dynamo.config
+        limits.recompile_limit = max(LIMIT, limits.recompile_limit)
     return torch.compile(_with_options, dynamic=True, fullgraph=True, **options)
 
 

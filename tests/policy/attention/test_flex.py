@@ -6,13 +6,15 @@ Gradients and compiled kernels exist on CUDA only; there ``check_attention`` com
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_mask
 
-from gspo_lightning.policy.attention import UnsupportedAttentionError, check_attention, plans
+from gspo_lightning.policy.attention import UnsupportedAttentionError, check_attention, flex, plans
 from gspo_lightning.policy.attention.flex import BLOCK, FlexPlan
 from gspo_lightning.policy.attention.plans import PrefixPlan, dense_attention
 
@@ -142,3 +144,15 @@ def test_a_kernel_that_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 def test_other_devices_have_no_kernel() -> None:
     with pytest.raises(UnsupportedAttentionError, match="'mps', which has no kernel for it yet"):
         plans.attention_plan([(0, 2)], [], 2, torch.device("mps"))
+
+
+def test_a_pytorch_without_the_argument_gets_the_limit_for_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch 2.11 has no ``recompile_limit`` in ``torch.compile``: eight kernels would be an error."""
+
+    def compile_of_2_11(model: Callable[..., Any], *, fullgraph: bool, dynamic: bool) -> Callable[..., Any]:
+        return model
+
+    monkeypatch.setattr(torch, "compile", compile_of_2_11)
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    flex.compiled()
+    assert torch._dynamo.config.recompile_limit == flex.LIMIT
