@@ -346,9 +346,9 @@ def simulated() -> Iterator[Counts]:
             mock.patch.dict(CARRIERS, {NAME: _Carried}),
             mock.patch.dict(PINNED, {NAME: lambda size: _pin(size)}),
             _no_inference_mode(),
-            _Dispatch(),
+            _Dispatch(),  # type: ignore[no-untyped-call]
             _Functions(),
-        ):  # type: ignore[no-untyped-call]
+        ):
             yield COUNTS
     finally:
         _inside = False

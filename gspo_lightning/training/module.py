@@ -32,7 +32,7 @@ from gspo_lightning.loop.update.dump import make_dump
 from gspo_lightning.loop.update.loss import LossTerms
 from gspo_lightning.loop.update.loss_scale import Scale, overflows, scaler_of
 from gspo_lightning.loop.update.micro_batches import all_but_last_backward, backward_here
-from gspo_lightning.loop.update.nonfinite import NonFiniteGuard, OnNonFinite, check_weights
+from gspo_lightning.loop.update.nonfinite import NonFiniteGuard, OnNonFinite, check_weights, finite_by_norms
 from gspo_lightning.loop.update.router_loss import changed_routes
 from gspo_lightning.loop.update.schedules import lr_factor, step_plateaus
 from gspo_lightning.loop.update.update import Update
@@ -357,20 +357,20 @@ class GSPOModule(PolicyModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by the norm over all ranks, or element by element; Lightning clips parameters that are not sharded."""
-        if gradient_clip_val and is_sharded(self.policy):
+        """Clip by the norm over all ranks that was measured before, or element by element."""
+        if gradient_clip_val:
             norm = self._update.gradient_norm
             clip_gradients(self.policy.parameters(), norm, float(gradient_clip_val), gradient_clip_algorithm)
-        elif gradient_clip_val:
-            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Make the optimizer step; only then count the mini-batch as trained on, and log the update."""
         super().optimizer_step(*args, **kwargs)
         update, step = self._update, self.global_step + 1  # Lightning counts the step after this hook
         update.restore_rates(self.policy_optimizer)
-        check_weights(self.policy, f"after update {step}")
-        update.values |= self.update_metrics.after_step(self.policy)
+        changes = self.update_metrics.after_step(self.policy)
+        if not finite_by_norms(changes):  # otherwise every weight that was trained is finite, without another pass
+            check_weights(self.policy, f"after update {step}")
+        update.values |= changes
         self.data.loader.mark_trained()
         over = self.data.loader.spent
         if self.policy.routing is not None and over:

@@ -81,6 +81,19 @@ class NonFiniteGuard:
         )
 
 
+def finite_by_norms(measured: Mapping[str, float]) -> bool:
+    """True if norms of all parts of the trained weights were measured and are finite: then so are the weights.
+
+    Args:
+        measured: tag -> value; the norms are under ``weights/...``.
+
+    >>> finite_by_norms({"weights/mlp": 3.0}), finite_by_norms({"weights/mlp": math.inf}), finite_by_norms({})
+    (True, False, False)
+    """
+    norms = [value for tag, value in measured.items() if tag.startswith("weights/")]
+    return bool(norms) and all(math.isfinite(norm) for norm in norms)
+
+
 def check_weights(policy: Policy, after: str) -> None:
     """Check that the weights are finite.
 

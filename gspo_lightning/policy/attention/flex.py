@@ -176,14 +176,18 @@ def _block_mask(
         return [chosen.sum(1), chosen.int().argsort(dim=1, descending=True, stable=True)]
 
     planned = [own, last, first, end, common, *numbered(listed & ~full), *numbered(full)]
-    starts, lasts, firsts, ends, commons, *chosen = to_device([x.int() for x in planned], device)
+    starts, lasts, firsts, ends, commons, *listed_blocks = to_device([x.int() for x in planned], device)
+    counts, blocks_seen, full_counts, blocks_full = (x[None, None] for x in listed_blocks)
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         within = (key <= lasts[query]) & (key >= starts[query])
         return within | ((key >= firsts[query]) & (key < ends[query])) | (key < commons[query])
 
     mask: BlockMask = BlockMask.from_kv_blocks(
-        *(x[None, None] for x in chosen),
+        counts,
+        blocks_seen,
+        full_counts,
+        blocks_full,
         BLOCK_SIZE=BLOCK,
         mask_mod=sees,
         seq_lengths=(len(own), len(own)),

@@ -1,7 +1,7 @@
 """Triton kernels for log-probabilities and entropies: logits are read once, and their gradient replaces them.
 
-The definition is :func:`gspo_lightning.policy.logprobs.logprobs_from_logits`. There every block of logits passes
-through memory a dozen times, with as many launches. Here a program reads a row of any dtype once, in float32, with a
+The definition is in :mod:`gspo_lightning.policy.logprobs`. There every block of logits passes through
+memory a dozen times, with as many launches. Here a program reads a row of any dtype once, in float32, with a
 running maximum (Milakov and Gimelshein, arXiv 1805.02867), and a second kernel turns it into its gradient in place.
 
 Triton may be missing: only :func:`gspo_lightning.policy.kernels.fused.kernels_for` imports this module.
@@ -19,7 +19,7 @@ WIDTH = 4096
 WARPS = 8
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _measure(
     logits: tl.tensor,
     targets: tl.tensor,
@@ -63,7 +63,7 @@ def _measure(
     tl.store(log_z + row, highest * scale + shift)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _differentiate(
     gradient: tl.tensor,
     logits: tl.tensor,

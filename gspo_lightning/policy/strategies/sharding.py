@@ -58,7 +58,9 @@ def _counts(tensor: Tensor) -> bool:
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, limit: float, algorithm: str | None = None) -> None:
-    """Clip gradients in place, every rank its shards; Lightning clips plain ones only.
+    """Clip gradients in place, every rank its shards, by a norm that is known: PyTorch's own would read them again.
+
+    A norm within the limit writes nothing. The factor is that of ``torch.nn.utils.clip_grad_norm_``, to the bit.
 
     Args:
         parameters: with gradients.
@@ -70,8 +72,8 @@ def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, limit: float
     if algorithm == GradClipAlgorithmType.VALUE:  # a str enum: str() is not its value
         for gradient in gradients:
             gradient.clamp_(-limit, limit)
-    elif gradients and limit / (norm + 1e-6) < 1.0:
-        torch._foreach_mul_(gradients, limit / (norm + 1e-6))
+    elif gradients and (factor := float(limit / (torch.tensor(norm, dtype=torch.float32) + 1e-6))) < 1.0:
+        torch._foreach_mul_(gradients, factor)
 
 
 @contextlib.contextmanager

@@ -246,11 +246,9 @@ class RewardModule(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by the norm over all ranks; Lightning clips plain parameters."""
-        if gradient_clip_val and self._sharded:
+        """Clip by the norm over all ranks that was measured before, or element by element."""
+        if gradient_clip_val:
             clip_gradients(self.model.parameters(), self._norm, float(gradient_clip_val), gradient_clip_algorithm)
-        elif gradient_clip_val:
-            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Take one step, then log its measurements over all micro-batches and ranks."""
