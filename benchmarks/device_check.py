@@ -60,8 +60,13 @@ def main(argv: Sequence[str] = ()) -> int:
         if wrong := difference(job):
             failed.append(name)
         tell(f"{name}: {wrong or 'the tokens, log-probabilities, gradients and weights of the CPU'}")
+    with_peft = importlib.util.find_spec("peft") is not None
     steps, micro_batch = per_step(), per_micro_batch()
-    tell(f"a decode step: {steps.syncs:g} syncs, {steps.launches:g} kernels a layer")
+    adapted = per_step(adapters=True) if with_peft else steps
+    tell(
+        f"a decode step: {steps.syncs:g} syncs, {steps.launches:g} kernels a layer, {adapted.launches:g} with "
+        f"adapters, {steps.outside:.2f} beside the recorded step"
+    )
     tell(f"a micro-batch, old log-probabilities and update: {micro_batch:g} syncs")
     pageable = waits_before_the_model()
     tell(f"a micro-batch of 16,384 tokens, before the model: {pageable.total():g} syncs")
@@ -80,6 +85,8 @@ def main(argv: Sequence[str] = ()) -> int:
         "syncs_per_micro_batch": micro_batch,
         "copy_syncs_per_large_micro_batch": pageable.total(),
         "launches_per_layer_and_step": steps.launches,
+        "launches_per_layer_and_step_with_adapters": adapted.launches,
+        "launches_outside_graph_per_step": round(steps.outside, 3),
         "loaded_bytes_per_rank_ratio": traffic.loaded,
         "gathered_bytes_per_rank_ratio": traffic.gathered,
         "critic_syncs_per_micro_batch": critic,

@@ -309,7 +309,7 @@ class _Carried:
     def __init__(self, value: Tensor) -> None:
         if (here := _MODULE.current_device()) != value.device.index:
             raise RuntimeError(f"{value.device} is worked on while {NAME}:{here} is current, at {package_line()}")
-        self._value, self._launched = _inner(value), COUNTS.launches.total()
+        self._value, self._launched = _inner(value).clone(), COUNTS.launches.total()
         COUNTS.copy("to the host", waits=False)
 
     def read(self) -> int:

@@ -16,6 +16,7 @@ from benchmarks.simulated.attention import simulated_attention
 from benchmarks.simulated.beside import Asks, Beside, Found
 from benchmarks.simulated.counts import Counts
 from benchmarks.simulated.device import COUNTS, move, simulated
+from benchmarks.simulated.spans import simulated_graphs, simulated_spans
 from benchmarks.workloads import Workload, reward
 from gspo_lightning.core.types import MiniBatch, Rollout
 from gspo_lightning.loop.metrics.sums import MetricSums
@@ -93,7 +94,7 @@ class Outcome:
 @contextlib.contextmanager
 def simulated_device() -> Iterator[Counts]:
     """The device with its attention; yields what it counts."""
-    with simulated() as counts, simulated_attention():
+    with simulated() as counts, simulated_attention(), simulated_spans():
         yield counts
 
 
@@ -117,10 +118,10 @@ def _optimizer(policy: Policy) -> torch.optim.AdamW:
     return torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-2, eps=1e-2)
 
 
-def sampled(job: Job) -> Counts:
-    """What the device counts while a job samples."""
+def sampled(job: Job, *, graphs: bool = False) -> Counts:
+    """What the device counts while a job samples, with or without recorded steps."""
     ours = job.build()
-    with simulated_device() as counts:
+    with simulated_device() as counts, simulated_graphs() if graphs else contextlib.nullcontext():
         move(ours.policy)
         ours.generate()
         return counts.taken()

@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
+
+import torch
+
+
+class Kept(Protocol):
+    """Memory of a device that stays between rollouts."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held."""
+
+    busy: bool
+    """True while a rollout uses it."""
 
 
 @dataclass(slots=True)
@@ -20,8 +33,27 @@ class Decoding:
     fast_decoder: bool | None = None
     """True if ``shared`` works without the model's modules (:mod:`gspo_lightning.rollouts.sampler.fast_decoder`)."""
     graphs: bool | None = None
-    """True if steps of ``shared`` work as CUDA graphs (:mod:`gspo_lightning.rollouts.sampler.step_graphs`)."""
+    """True if steps were recorded and gave the same when replayed, False if they gave something else."""
+    failed_graphs: int = 0
+    """Recordings that failed; the next rollout tries again."""
+    device_decoder: bool | None = None
+    """True if an accelerator decodes as the modules do (:mod:`gspo_lightning.rollouts.sampler.device_decoder`)."""
+    compiled: bool | None = None
+    """False if PyTorch's compiler failed on what a decode step computes between its products."""
+    fallback: str | None = None
+    """Why an accelerator decodes another way, told once."""
+    kept: Kept | None = None
+    """Decoder of the run, with its copy of the weights."""
+    rounding: dict[torch.dtype, float] = field(default_factory=dict)
+    """Largest mean difference of two decoders' log-probabilities (nats) by rounding alone, by dtype of products."""
     cast: frozenset[str] | None = None
     """Parameters that only autocast reads, after a cast (:mod:`gspo_lightning.policy.numerics.autocast_weights`)."""
     verified: set[str] = field(default_factory=set)
     """Kinds of sources that were compared with the training forward."""
+
+    def release(self) -> bool:
+        """Free the decoder of the run, which the next rollout makes anew; True if there was one nobody uses."""
+        if self.kept is None or self.kept.busy:
+            return False
+        self.kept = None
+        return True

@@ -311,6 +311,7 @@ class GSPOModule(PolicyModule):
         check_accumulation(self.trainer)
         memory, terms, strategy = self.data.memory, self.terms(), self.trainer.strategy
         memory.packed, memory.sharded = self.policy.packed, is_sharded(self.policy)
+        memory.release = self.policy.decoding.release
         without_sync, scale = partial(no_backward_sync, strategy, self.policy), Scale(scaler_of(self.trainer))
         comparable = memory.packed and not memory.sharded and scale.scaler is None
 

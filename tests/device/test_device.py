@@ -12,8 +12,9 @@ from tests.runs.processes import run_module
 
 KEYS = [
     "kernels_compiled", "eager_attention", "weight_casts_per_step", "syncs_per_step", "syncs_per_micro_batch",
-    "copy_syncs_per_large_micro_batch", "launches_per_layer_and_step", "loaded_bytes_per_rank_ratio",
-    "gathered_bytes_per_rank_ratio", "critic_syncs_per_micro_batch", "teacher_syncs_per_micro_batch",
+    "copy_syncs_per_large_micro_batch", "launches_per_layer_and_step", "launches_per_layer_and_step_with_adapters",
+    "launches_outside_graph_per_step", "loaded_bytes_per_rank_ratio", "gathered_bytes_per_rank_ratio",
+    "critic_syncs_per_micro_batch", "teacher_syncs_per_micro_batch",
 ]  # fmt: skip
 
 
@@ -74,7 +75,8 @@ def test_the_last_line_has_every_number(counted: dict[str, float]) -> None:
 
 @pytest.mark.parametrize(("name", "most"), [
     ("kernels_compiled", 3), ("eager_attention", 0), ("weight_casts_per_step", 0), ("syncs_per_step", 0),
-    ("syncs_per_micro_batch", 1), ("copy_syncs_per_large_micro_batch", 0), ("launches_per_layer_and_step", 40),
+    ("syncs_per_micro_batch", 1), ("copy_syncs_per_large_micro_batch", 0), ("launches_per_layer_and_step", 16),
+    ("launches_per_layer_and_step_with_adapters", 16), ("launches_outside_graph_per_step", 0.5),
     ("loaded_bytes_per_rank_ratio", 0.25), ("gathered_bytes_per_rank_ratio", 0.1875),
     ("critic_syncs_per_micro_batch", 2), ("teacher_syncs_per_micro_batch", 1),
 ])  # fmt: skip

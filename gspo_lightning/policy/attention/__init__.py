@@ -10,7 +10,7 @@ from gspo_lightning.policy.attention.interface import (
     with_plan,
 )
 from gspo_lightning.policy.attention.layout import PackedLayout
-from gspo_lightning.policy.attention.padded_kv_cache import capacity
+from gspo_lightning.policy.attention.padded_kv_cache import capacity, reserved
 from gspo_lightning.policy.attention.paged_cache import PagedCache
 from gspo_lightning.policy.attention.pages import PagedPlan
 from gspo_lightning.policy.attention.plans import attention_plan, check_attention
@@ -27,6 +27,7 @@ __all__ = [
     "check_attention",
     "closed_up",
     "layers_attended",
+    "reserved",
     "uncompiled",
     "windows",
     "with_plan",

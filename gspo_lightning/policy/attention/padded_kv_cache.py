@@ -23,6 +23,17 @@ def capacity(tokens: int) -> int:
     return -(-(tokens + tokens // 8) // FIRST) * FIRST
 
 
+def reserved(tokens: int, page: int) -> int:
+    """Return the places that :meth:`PaddedKVCache.reserve` makes for ``tokens``: small pages while a row is short.
+
+    >>> [reserved(tokens, 128) for tokens in (14, 100, 128, 300)]
+    [32, 128, 256, 384]
+    """
+    needed = tokens + tokens // 8
+    unit = min(page, FIRST) if needed < page else page
+    return -(-needed // unit) * unit
+
+
 @dataclass(slots=True)
 class _Layer:
     """KV of a layer: [P, K, p, d] of the prompts, [R, K, t, d] of the responses; ``rows`` counts the allocated rows."""
@@ -136,8 +147,7 @@ class PaddedKVCache:
 
     def reserve(self, page: int) -> None:
         """Make room for an eighth more tokens than there are, in whole pages."""
-        needed = self.steps + 1 - self._oldest
-        self._reserved = -(-(needed + needed // 8) // page) * page
+        self._reserved = reserved(self.steps + 1 - self._oldest, page)
         for layer in self.layers.values():
             self._widen(layer, self._reserved)
         self._now = torch.full((), self.steps, device=self.device)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gspo_lightning.policy.attention.interface import Plan
 from gspo_lightning.policy.attention.plans import attention_plan
-from gspo_lightning.policy.attention.spans import Attend, Span, attend_spans
+from gspo_lightning.policy.attention.spans import Attend, Join, Span, joined
 
 SPARE = 8
 """A store that is too small grows by an eighth more than it needs: growing invalidates recorded steps."""
@@ -88,10 +88,11 @@ class SpanCache:
         device: of keys and values.
         most: rows at the same time.
         attend: attends over one span.
+        join: joins two spans.
     """
 
-    def __init__(self, device: torch.device, most: int, attend: Attend) -> None:
-        self.device, self.attend_span, self.longest = device, attend, 0
+    def __init__(self, device: torch.device, most: int, attend: Attend, join: Join = joined) -> None:
+        self.device, self.attend_span, self.join, self.longest = device, attend, join, 0
         self.stores: dict[int, Tensor] = {}
         """Layer -> keys and values [T, 2, K, d]."""
         self.version = 0
@@ -204,7 +205,8 @@ class SpanCache:
             Span(self._starts[i, : self.active + 1], self._lengths[i, : self.active], self._bounds[i]) for i in (0, 1)
         )
         queries = self._multiples(qkv.shape[1])[: self.active + 1]
-        return attend_spans(self.attend_span, qkv, store, own, prompt, queries, scaling)
+        own_out, own_lse = self.attend_span(qkv, store, own, queries, scaling)
+        return self.join(own_out, own_lse, *self.attend_span(qkv, store, prompt, queries, scaling))
 
     def _store(self, layer: int, key: Tensor) -> Tensor:
         """Return the store of a layer, made or grown to all places."""

@@ -41,6 +41,8 @@ class Span:
     longest: int
 
 
+Join = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""See :func:`joined`."""
 Attend = Callable[[Tensor, Tensor, Span, Tensor, float], tuple[Tensor, Tensor]]
 """``(qkv [R, n + 2, K, d], store [T, 2, K, d], span, queries [R + 1], scaling)`` -> ``out`` [R, n, K, d] and
 log-sum-exp [R, n, K]. A row of length 0 gets zeros, and an infinite log-sum-exp of either sign."""
@@ -60,7 +62,7 @@ def attend_by_definition(
     scores = scores.masked_fill(unseen, -torch.inf)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.clamp(min=torch.finfo(wide).min).unsqueeze(-1)).exp()
-    return torch.einsum("rnkl,rlkd->rnkd", weights, values).to(qkv.dtype), lse
+    return torch.einsum("rnkl,rlkd->rnkd", weights, values).to(qkv.dtype).contiguous(), lse
 
 
 def attend_by_flash(qkv: Tensor, store: Tensor, span: Span, queries: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
@@ -96,11 +98,3 @@ def joined(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> Tensor
     """
     share = torch.sigmoid(other_lse - lse).to(out.dtype)
     return torch.lerp(out, other, share.unsqueeze(-1))
-
-
-def attend_spans(
-    attend: Attend, qkv: Tensor, store: Tensor, own: Span, prompt: Span, queries: Tensor, scaling: float
-) -> Tensor:
-    """Attend over the own span, which is never empty, and the prompt's; returns [R, n, K, d]."""
-    out, lse = attend(qkv, store, own, queries, scaling)
-    return joined(out, lse, *attend(qkv, store, prompt, queries, scaling))

@@ -32,12 +32,18 @@ def few_tokens(model: PreTrainedModel, count: int) -> Tensor:
 
 
 @contextlib.contextmanager
-def nudged(model: PreTrainedModel) -> Iterator[None]:
-    """Move every element of the input embeddings by one unit in its last place, up or down, inside the context."""
+def nudged(model: PreTrainedModel, eps: float | None = None) -> Iterator[None]:
+    """Move every element of the input embeddings by one unit in its last place, up or down, inside the context.
+
+    Args:
+        model: its input embeddings are moved.
+        eps: the unit, relative to 1; that of the embeddings' dtype by default. Under autocast products round more.
+    """
 
     def nudge(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         signs = 1.0 - 2.0 * (torch.arange(output.shape[-1], device=output.device) * 5 % 7 % 2)
-        return (output * (1.0 + torch.finfo(output.dtype).eps * signs)).to(output.dtype)
+        unit = torch.finfo(output.dtype).eps if eps is None else eps
+        return (output * (1.0 + unit * signs)).to(output.dtype)
 
     handle = model.get_input_embeddings().register_forward_hook(nudge)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 FILE = "memory.json"
+ALLOCATING = threading.RLock()
+"""Held while an update allocates, and while decode steps are recorded: during a recording PyTorch's allocator cannot
+give cached blocks back to the device, so an update in another thread would run out of memory that there is."""
 
 
 class MemoryLimit:
@@ -37,6 +41,8 @@ class MemoryLimit:
         self.budget = configured
         self.folder: Path | None = None
         """Run folder, which keeps the budget for a resume."""
+        self.release: Callable[[], bool] | None = None
+        """Frees memory that is only kept for speed; True if there was some. Tried before the budget is halved."""
 
     def resume(self, folder: Path) -> None:
         """Restore the budget that an earlier part of this run came down to, unless the config has changed since."""
@@ -79,11 +85,14 @@ class MemoryLimit:
         while True:
             failed, result = "", None
             try:
-                result = work(pieces)
+                with ALLOCATING:
+                    result = work(pieces)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 failed = first_line(error)[:200]
+            if failed and rank_and_world()[1] == 1 and self._relieved():
+                continue
             if failed and self.sharded:  # other ranks wait in a gather, so ranks can no longer agree
                 self._smaller(pieces, parts, update, failed)
             # outside the except clause: the exception holds the tensors of the attempt
@@ -91,6 +100,15 @@ class MemoryLimit:
                 assert result is not None
                 return result
             pieces = self._smaller(pieces, parts, update, failed)
+
+    def _relieved(self) -> bool:
+        """Free what is kept for speed; True if that was anything."""
+        if self.release is None or not self.release():
+            return False
+        log.info("freed what sampling keeps between rollouts, since an update is out of memory")
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return True
 
     def _smaller(
         self, pieces: Sequence[MicroBatch], parts: Sequence[MicroBatch], update: str, why: str

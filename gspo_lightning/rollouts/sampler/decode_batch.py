@@ -72,10 +72,11 @@ class AsyncHostCopy:
         return self._carrier is not None
 
     def count(self, alive: Tensor) -> int | None:
-        """Count a bool [rows] tensor, now or :data:`LAG` calls ago; None if there were fewer calls."""
+        """Return a number of living rows, or that of a bool [rows] tensor: now or :data:`LAG` calls ago, or None."""
+        living = alive.sum() if alive.dim() else alive
         if self._carrier is None:
-            return int(alive.sum())
-        self._waiting.append(self._carrier(alive.sum()))
+            return int(living)
+        self._waiting.append(self._carrier(living))
         return self._waiting.popleft().read() if len(self._waiting) > LAG else None
 
     def forget(self) -> None:
@@ -127,8 +128,9 @@ class DecodeBatch:
         if isinstance(self.decoder, RecordingDecoder):
             self.decoder.joining = blocks
         fresh = self.decoder.add(
-            [block.context for block in blocks], [len(b.slots) for b in blocks], [block.media for block in blocks]
-        )
+            [block.context for block in blocks], [len(b.slots) for b in blocks], [block.media for block in blocks],
+            [self.buffer.beginnings[slot].token_budget - block.step for block in blocks for slot in block.slots],
+        )  # fmt: skip
         logits = torch.cat([self._logits, fresh]) if len(self) else fresh
         rows = self.rows + Rows.of(self.buffer.beginnings, slots, steps, self.policy.device)
         self._logits, self.rows, self.slots = logits, rows, torch.cat([self.slots, torch.tensor(slots)])

@@ -8,6 +8,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -19,19 +20,19 @@ from gspo_lightning.core.errors import first_line
 from gspo_lightning.core.pictures import Media, blocks_of
 from gspo_lightning.policy.attention import GroupCache, PagedCache, with_plan
 from gspo_lightning.policy.attention.kv_cache_size import kv_cache_size
+from gspo_lightning.policy.kernels.rounding import FLOOR, OPERATIONS, nudged
 from gspo_lightning.policy.numerics.autocast_weights import compute_dtype
 from gspo_lightning.policy.packing.rows import common_prefix
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.sampler.fast_decoder import DirectDecoderLayers, FastDecoderLayers, fast_decoder_layers
+from gspo_lightning.rollouts.sampler.memory import Growth
 from gspo_lightning.rollouts.sampler.preallocated_cache import preallocated_cache
 from gspo_lightning.rollouts.sampler.step_graphs import StepGraphs
 
 log = logging.getLogger(__name__)
 
-TOLERANCE = 1e-4
-"""Tolerated mean difference of log-probabilities (nats) between two decoders in float32, from rounding alone."""
-ROUNDED = 0.1
-"""The same tolerance if products are rounded to half precision."""
+TF32 = 2.0**-10
+"""Unit in the last place of products in float32 that CUDA rounds to TF32."""
 
 
 class Decoder(ABC):
@@ -39,15 +40,26 @@ class Decoder(ABC):
 
     may_grow: bool
     """True if contexts may join while rows are being decoded."""
+    growth: Growth = "pages"
+    """How rows get places."""
+    free_bytes = 0
+    """Bytes of keys and values that are held already and belong to no row."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
 
     @abstractmethod
-    def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int], media: Sequence[Media] = ()) -> Tensor:
+    def add(
+        self,
+        contexts: Sequence[Sequence[int]],
+        rows: Sequence[int],
+        media: Sequence[Media] = (),
+        room: Sequence[int] = (),
+    ) -> Tensor:
         """Prefill P contexts, each once for ``rows`` [P] new rows; return their next-token logits [sum(rows), V].
 
-        ``media`` are the pictures of each context; none by default.
+        ``media`` are the pictures of each context; none by default. ``room`` [sum(rows)] are the tokens that each row
+        may get; a decoder whose rows grow does not ask.
         """
 
     @abstractmethod
@@ -89,10 +101,18 @@ class SharedDecoder(Decoder):
             self.fast_layers = _fast_layers(policy) if by == "auto" else None
         self.graphs = None
         if by == "auto" and isinstance(self.cache, GroupCache):
-            self.graphs = StepGraphs.of(policy, self.cache, tolerance(policy))
+            self.graphs = StepGraphs.of(policy, self.cache, partial(rounding, policy))
+        if self.graphs is not None:
+            self.growth = "graph pages"
 
     @override
-    def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int], media: Sequence[Media] = ()) -> Tensor:
+    def add(
+        self,
+        contexts: Sequence[Sequence[int]],
+        rows: Sequence[int],
+        media: Sequence[Media] = (),
+        room: Sequence[int] = (),
+    ) -> Tensor:
         with self._inference():
             return self._add(contexts, rows, media)
 
@@ -119,7 +139,7 @@ class SharedDecoder(Decoder):
                 vision_inputs.positions[:, owner, positions][:, None],
             )
             inputs = vision_inputs.inputs(self.policy.model.get_input_embeddings(), packed[None], places, table)
-        return _for_rows(self.policy.head(self._forward(packed, positions, inputs)[last]), rows)
+        return for_rows(self.policy.head(self._forward(packed, positions, inputs)[last]), rows)
 
     @override
     def keep(self, rows: Tensor) -> None:
@@ -173,25 +193,46 @@ def _fast_layers(policy: Policy) -> FastDecoderLayers | DirectDecoderLayers | No
 
 def _check(policy: Policy, fast_layers: FastDecoderLayers | DirectDecoderLayers) -> None:
     """Compare two steps of three rows with those of the policy's own modules."""
-    vocabulary = policy.model.config.get_text_config().vocab_size
-    contexts = [[t % vocabulary for t in ids] for ids in ([3, 11, 5, 7, 2], [13, 4, 6])]
-    found = []
-    for way in (None, fast_layers):
-        decoder = SharedDecoder(policy, "model")
-        decoder.fast_layers = way
-        logits, positions = decoder.add(contexts, [2, 1]), torch.tensor([5, 5, 3]).to(policy.device)
-        for step in range(2):
-            logits = decoder.step((torch.tensor([8, 9, 10]) % vocabulary).to(policy.device), positions + step)
-        found.append(logits.log_softmax(-1))
-    difference = float((found[0] - found[1]).abs().mean())
-    if not difference <= tolerance(policy):
+    decoder = SharedDecoder(policy, "model")
+    decoder.fast_layers = fast_layers
+    difference = gap_of_steps(two_steps(policy, decoder), two_steps(policy, SharedDecoder(policy, "model")))
+    if not difference <= rounding(policy):
         raise ValueError(f"without them log-probabilities are off by {difference:.2g} nats")
 
 
-def tolerance(policy: Policy) -> float:
-    """Return the tolerated mean difference in nats: small if products are in float32 and not rounded to TF32."""
-    rounds = policy.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
-    return TOLERANCE if compute_dtype(policy) == torch.float32 and not rounds else ROUNDED
+def two_steps(policy: Policy, decoder: Decoder) -> list[Tensor]:
+    """Return log-probabilities [3, V] after each of two steps of three rows, with different tokens."""
+    vocabulary = policy.model.config.get_text_config().vocab_size
+    contexts = [[t % vocabulary for t in ids] for ids in ([3, 11, 5, 7, 2], [13, 4, 6])]
+    decoder.add(contexts, [2, 1], room=[4, 4, 4])
+    positions, found = torch.tensor([5, 5, 3]).to(policy.device), []
+    for step, ids in enumerate(([8, 9, 10], [12, 8, 3])):
+        tokens = (torch.tensor(ids) % vocabulary).to(policy.device)
+        found.append(decoder.step(tokens, positions + step).log_softmax(-1))
+    return found
+
+
+def gap_of_steps(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
+    """Return the largest mean difference (nats) of two lists of log-probabilities; infinite if one is NaN."""
+    gaps = [float((a.float() - b.float()).abs().mean()) for a, b in zip(one, other, strict=True)]
+    return max(gap if gap == gap else float("inf") for gap in gaps)
+
+
+def rounding(policy: Policy) -> float:
+    """Return the largest mean difference of log-probabilities (nats) of two decoders that rounding alone explains.
+
+    Measured on the model itself, in the dtype of its products, by a move of its embeddings by one unit in the last
+    place (:mod:`gspo_lightning.policy.kernels.rounding`); once per run and dtype.
+    """
+    dtype, known = compute_dtype(policy), policy.decoding.rounding
+    if dtype not in known:
+        rounds = policy.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
+        eps = max(torch.finfo(dtype).eps, TF32 if rounds else 0.0)
+        plain = two_steps(policy, SharedDecoder(policy, "model"))
+        with nudged(policy.model, eps):
+            moved = two_steps(policy, SharedDecoder(policy, "model"))
+        known[dtype] = FLOOR.get(dtype, 1e-5) + OPERATIONS * gap_of_steps(plain, moved)
+    return known[dtype]
 
 
 class PaddedDecoder(Decoder):
@@ -205,7 +246,13 @@ class PaddedDecoder(Decoder):
         self._recurrent = "cache_params" in known
         """True if the whole cache is recurrent state (Mamba), which is passed by another name and takes no mask."""
 
-    def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int], media: Sequence[Media] = ()) -> Tensor:
+    def add(
+        self,
+        contexts: Sequence[Sequence[int]],
+        rows: Sequence[int],
+        media: Sequence[Media] = (),
+        room: Sequence[int] = (),
+    ) -> Tensor:
         """Add rows, which replace all earlier ones."""
         device = self.policy.device
         width = max(len(context) for context in contexts)
@@ -226,9 +273,9 @@ class PaddedDecoder(Decoder):
             )
             seen = vision_inputs.attention(self.policy.backbone.config, inputs, seen, vision_inputs.places, self.cache)
         hidden = self._forward(inputs, seen)
-        self._select(_for_rows(torch.arange(len(contexts), device=device), rows))
-        self.mask = _for_rows(mask, rows)
-        return _for_rows(self.policy.head(hidden), rows)
+        self._select(for_rows(torch.arange(len(contexts), device=device), rows))
+        self.mask = for_rows(mask, rows)
+        return for_rows(self.policy.head(hidden), rows)
 
     def new_cache(self) -> DynamicCache:
         """Return an empty cache with the model's kinds of layers."""
@@ -259,7 +306,7 @@ class PaddedDecoder(Decoder):
         return hidden
 
 
-def _for_rows(x: Tensor, rows: Sequence[int]) -> Tensor:
+def for_rows(x: Tensor, rows: Sequence[int]) -> Tensor:
     """Repeat entries of [P, ...] to [sum(rows), ...], each once for each of its rows."""
     order = torch.arange(len(rows)).repeat_interleave(torch.tensor(rows))  # on the host: on the device it would sync
     return x.index_select(0, order.to(x.device, non_blocking=True))

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from transformers import PretrainedConfig
 
 from gspo_lightning.core.distributed import rank_and_world
-from gspo_lightning.policy.attention import capacity
+from gspo_lightning.policy.attention import capacity, reserved
 from gspo_lightning.policy.attention.kv_cache_size import kv_cache_size
 from gspo_lightning.policy.attention.pages import PAGE
 from gspo_lightning.policy.numerics.autocast_weights import compute_dtype
 from gspo_lightning.policy.policy import Policy
 
+GRAPH_PAGE = 128
+"""Places of a row under CUDA graphs are a multiple of it, unless there are fewer: a new recording, which takes as long
+as an ordinary step, is needed as rarely."""
+Growth = Literal["pages", "graph pages", "whole"]
+"""How rows get places: in pages, in pages of recorded steps, or all they may need at once."""
 SHARES = {"cuda": 0.85, "cpu": 0.7}
 """Share of free memory for rows, by device type. The rest is for prefills and for other users of the device."""
 LOGITS = 4
@@ -66,19 +71,28 @@ class Costs:
         shares: True if rows share the keys and values of their prompt.
         widest: tokens of the longest context; contexts that are not shared are padded to it.
         spare: tokens that a row may hold beside its own, if contexts are shared by whole pages.
+        growth: how rows get places.
     """
 
-    def __init__(self, config: PretrainedConfig, itemsize: int, shares: bool, widest: int, spare: int = 0) -> None:
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        itemsize: int,
+        shares: bool,
+        widest: int,
+        spare: int = 0,
+        growth: Growth = "pages",
+    ) -> None:
         self._row = kv_cache_size(config, itemsize)
-        self._shares, self._widest, self._spare = shares, widest, spare
+        self._shares, self._widest, self._spare, self._growth = shares, widest, spare, growth
         self._token = self._row.token + self._row.largest_layer  # two copies of a layer exist while it grows
         self._logits = 4 * LOGITS * int(config.get_text_config().vocab_size)
 
     @classmethod
-    def of(cls, policy: Policy, shares: bool, widest: int) -> Self:
+    def of(cls, policy: Policy, shares: bool, widest: int, growth: Growth = "pages") -> Self:
         """Return the costs of a policy in its current compute dtype."""
         spare = 2 * PAGE if policy.batch_invariant else 0  # the first and the last page of a response
-        return cls(policy.model.config, compute_dtype(policy).itemsize, shares, widest, spare)
+        return cls(policy.model.config, compute_dtype(policy).itemsize, shares, widest, spare, growth)
 
     @property
     def token(self) -> int:
@@ -91,9 +105,12 @@ class Costs:
 
     def row(self, tokens: int) -> int:
         """Bytes of one row that may still get ``tokens`` tokens."""
-        own = (
-            self._token * capacity(tokens + self._spare)
-            if self._shares
-            else self._row.row(self._widest + tokens + tokens // 8)
-        )
-        return own + self._logits
+        if not self._shares:
+            return self._row.row(self._widest + tokens + tokens // 8) + self._logits
+        return self._token * self.places(tokens + self._spare) + self._logits
+
+    def places(self, tokens: int) -> int:
+        """Return the places of a row that may get ``tokens`` tokens, one of them perhaps after its end."""
+        if self._growth == "whole":
+            return tokens + 1
+        return max(capacity(tokens), reserved(tokens, GRAPH_PAGE) if self._growth == "graph pages" else 0)

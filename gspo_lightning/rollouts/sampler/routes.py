@@ -74,9 +74,15 @@ class RecordingDecoder(Decoder):
         """Blocks of the next :meth:`add`."""
 
     @override
-    def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int], media: Sequence[Media] = ()) -> Tensor:
+    def add(
+        self,
+        contexts: Sequence[Sequence[int]],
+        rows: Sequence[int],
+        media: Sequence[Media] = (),
+        room: Sequence[int] = (),
+    ) -> Tensor:
         with record_routers(self.policy.routing) as recording, routed():
-            logits = self.inner.add(contexts, rows, media)
+            logits = self.inner.add(contexts, rows, media, room)
         assert recording is not None
         chosen, widths = recording.stacked(), [len(ids) for ids in contexts]
         if chosen.shape[0] == sum(widths):  # packed

@@ -8,7 +8,9 @@ models.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from typing import get_args
 
@@ -26,6 +28,8 @@ from gspo_lightning.rollouts.sampler.admission_queue import AdmissionQueue
 from gspo_lightning.rollouts.sampler.decode_batch import DecodeBatch
 from gspo_lightning.rollouts.sampler.decoding import DecodeBy, Decoder, decoder_for
 from gspo_lightning.rollouts.sampler.decoding_rows import ResponseBuffer
+from gspo_lightning.rollouts.sampler.device_batch import DeviceBatch
+from gspo_lightning.rollouts.sampler.device_decoder import KEPT_ROWS, DeviceDecoder, device_decoder
 from gspo_lightning.rollouts.sampler.memory import Costs, budget
 from gspo_lightning.rollouts.sampler.routes import RecordingDecoder, RouteBook
 from gspo_lightning.rollouts.source import Enough, Progress, ResponsePrefix, RolloutSource
@@ -58,6 +62,8 @@ class GroupedSampler(RolloutSource):
         self.max_rows, self.compact_at, self.decode = max_rows, compact_at, decode
         self._busiest = self._too_many = 0
         self._fitting: int | None = None
+        self._steps = Counter[str]()
+        """Decode steps of an accelerator since the last :meth:`measured`, by kind."""
 
     @override
     def generate(
@@ -100,8 +106,8 @@ class GroupedSampler(RolloutSource):
                 progress(entered - len(busy), len(beginnings))
             return False
 
-        with in_compute_dtype(policy) as cast:
-            self._decode(cast, buffer, [group_size] * len(prompts), sampling, draws, left, book)
+        with self._weights(policy, beginnings, [group_size], sampling, book) as (cast, device):
+            self._decode(cast, buffer, [group_size] * len(prompts), sampling, draws, left, book, device)
         return [groups[p] for p in range(len(prompts))]
 
     def extend(
@@ -134,12 +140,40 @@ class GroupedSampler(RolloutSource):
         def left(entered: int, busy: set[int]) -> bool:
             return enough is not None and enough([i for i in range(entered) if i not in busy])
 
-        with in_compute_dtype(policy) as cast:
-            self._decode(cast, buffer, blocks, sampling, draws, left, book)
+        with self._weights(policy, beginnings, blocks, sampling, book) as (cast, device):
+            self._decode(cast, buffer, blocks, sampling, draws, left, book, device)
         pieces = buffer.rollouts(range(len(beginnings)), version, policy)
         if book is not None:
             book.fill(dict(enumerate(pieces)))
         return pieces
+
+    @contextmanager
+    def _weights(
+        self,
+        policy: Policy,
+        beginnings: Sequence[ResponsePrefix],
+        blocks: Sequence[int],
+        sampling: SamplingParams,
+        book: RouteBook | None,
+    ) -> Iterator[tuple[Policy, DeviceDecoder | None]]:
+        """Yield the policy to sample from, in the compute dtype, and an accelerator's decoder of it, if it has one."""
+        plain = book is None and not sampling.stop_strings and not any(b.prompt.media for b in beginnings)
+        if self.decode == "auto" and plain and beginnings:
+            most = max(min(self.max_rows, len(beginnings)), KEPT_ROWS, *blocks)
+            with device_decoder(policy, most) as decoder:
+                if decoder is not None:
+                    before = dict(decoder.counts)
+                    yield policy, decoder
+                    self._steps.update({name: count - before[name] for name, count in decoder.counts.items()})
+                    return
+        with in_compute_dtype(policy) as cast:
+            yield cast, None
+
+    def measured(self) -> dict[str, float]:
+        """Return the share of an accelerator's decode steps that were CUDA graphs."""
+        steps, self._steps = self._steps, Counter[str]()
+        total = steps["graph"] + steps["ordinary"]
+        return {"sampler/graph_steps": steps["graph"] / total} if total else {}
 
     @override
     def local(self) -> GroupedSampler:
@@ -168,6 +202,7 @@ class GroupedSampler(RolloutSource):
         draws: Draws,
         left: Callable[[int, set[int]], bool],
         book: RouteBook | None = None,
+        device: DeviceDecoder | None = None,
     ) -> None:
         """Decode all responses. After an out-of-memory error, rows keep their tokens and continue, fewer at a time.
 
@@ -180,15 +215,20 @@ class GroupedSampler(RolloutSource):
             left: called after rows have left the batch, with the number of rows that ever entered and the slots of
                 incomplete ones; True ends the call.
             book: records the experts of a mixture.
+            device: decoder of an accelerator.
         """
         queue, ran_out = AdmissionQueue(buffer.beginnings, blocks, self.max_rows, self.compact_at), False
         while len(queue):
             queue.fitting = self._fitting
-            decoder = self._decoder(policy)
-            costs = Costs.of(policy, decoder.may_grow, queue.widest)
-            batch = DecodeBatch(
-                decoder if book is None else RecordingDecoder(decoder, book, policy),
-                buffer, sampling, draws, self.compact_at,
+            decoder = device or self._decoder(policy)
+            costs = Costs.of(policy, decoder.may_grow, queue.widest, decoder.growth)
+            batch = (
+                DeviceBatch(device, buffer, sampling, draws, self.compact_at)
+                if device is not None
+                else DecodeBatch(
+                    decoder if book is None else RecordingDecoder(decoder, book, policy),
+                    buffer, sampling, draws, self.compact_at,
+                )
             )  # fmt: skip
             over, why = self._run(batch, queue, costs, left)
             if over:
@@ -196,6 +236,8 @@ class GroupedSampler(RolloutSource):
             ran_out = True
             queue.back(unfinished := batch.unfinished())
             del decoder, batch  # releases their memory
+            if device is not None:
+                device.release()
             self._fit(len(unfinished), why)
             if left(queue.entered, queue.put_back):
                 break
@@ -237,6 +279,8 @@ class GroupedSampler(RolloutSource):
     ) -> tuple[bool, str]:
         """Decode until all rows are complete, ``left`` ends it or memory runs out; return (over, error message)."""
         bytes_left, may_join = budget(batch.policy.device), True
+        if bytes_left is not None:
+            bytes_left += batch.decoder.free_bytes
         while may_join or len(batch):
             try:
                 batch.step()

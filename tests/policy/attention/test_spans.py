@@ -12,7 +12,6 @@ from gspo_lightning.policy.attention.spans import (
     FLASH_ARGUMENTS,
     Span,
     attend_by_definition,
-    attend_spans,
     joined,
     why_no_flash,
 )
@@ -34,7 +33,8 @@ def test_two_spans_joined_are_softmax_attention_over_all_their_keys(shared: int,
     own = Span(torch.tensor([40, 3, 20, 11, 50, 0]).int(), torch.tensor([7, 1, 9, 4, 10]).int(), 12)
     prompt = Span(torch.tensor([30, 12, 30, 12, 0, 0]).int(), torch.tensor([10, 6, 10, 6, 2]).int(), 10)
     queries = torch.arange(rows + 1).int() * (shared + 2)
-    out = attend_spans(attend_by_definition, qkv, store, own, prompt, queries, 0.3)
+    parts = [attend_by_definition(qkv, store, span, queries, 0.3) for span in (own, prompt)]
+    out = joined(*parts[0], *parts[1])
     for r in range(rows):
         places = [
             place

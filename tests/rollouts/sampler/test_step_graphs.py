@@ -22,7 +22,7 @@ from gspo_lightning.core.types import Prompt, SamplingParams
 from gspo_lightning.policy.adapters.lora import LoRA, add_adapters
 from gspo_lightning.policy.attention import cache as group_cache
 from gspo_lightning.rollouts import Draws, GroupedSampler
-from gspo_lightning.rollouts.sampler import step_graphs
+from gspo_lightning.rollouts.sampler import recording, step_graphs
 from gspo_lightning.rollouts.sampler.decoding import SharedDecoder
 from tests.rollouts.sampler.test_fast_decoder import FAMILIES, answers, build
 
@@ -32,7 +32,8 @@ class Recorded(TorchDispatchMode):
 
     replays = 0
 
-    def __init__(self, function: Callable[[], Tensor]) -> None:
+    def __init__(self, function: Callable[[], Tensor], device: torch.device) -> None:
+        assert device.type == "cpu"
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[tuple[Any, Any, Any, Any]] = []
         with self:
@@ -55,8 +56,8 @@ class Recorded(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(step_graphs.CAPTURES, "cpu", Recorded)
-    monkeypatch.setattr(step_graphs, "PAGE", 8)
+    monkeypatch.setitem(recording.CAPTURES, "cpu", Recorded)
+    monkeypatch.setattr(step_graphs, "GRAPH_PAGE", 8)
     monkeypatch.setattr(Recorded, "replays", 0)
     return
 
@@ -142,25 +143,56 @@ def test_a_step_that_asks_the_host_is_not_replayed(monkeypatch: pytest.MonkeyPat
     policy = build(FAMILIES["llama"]())
     monkeypatch.setattr(policy, "finish_logits", lambda x: x * float(x.abs().max() > -1))
     answers(SharedDecoder(policy))
-    assert policy.decoding.graphs is False
+    assert (policy.decoding.graphs, policy.decoding.failed_graphs) == (None, 1)
+    monkeypatch.undo()
+    monkeypatch.setitem(recording.CAPTURES, "cpu", Recorded)
+    answers(SharedDecoder(policy))  # the next rollout tries again
+    assert policy.decoding.graphs is True
 
 
-def test_out_of_memory_while_recording_is_answered_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_while_recording_leaves_rows_as_many_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """During a recording PyTorch's allocator cannot use what it has cached, so that the memory may well be there."""
     policy, fails = build(FAMILIES["llama"]()), iter([True])
 
     class Full(Recorded):
-        def __init__(self, function: Callable[[], Tensor]) -> None:
+        def __init__(self, function: Callable[[], Tensor], device: torch.device) -> None:
             if next(fails, False):
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            super().__init__(function)
+            super().__init__(function, device)
 
-    monkeypatch.setitem(step_graphs.CAPTURES, "cpu", Full)
-    groups = GroupedSampler().generate(
-        policy, [Prompt(0, "", [3, 4])], group_size=4, sampling=SamplingParams(20),
-        draws=Draws.of(0, Purpose.TRAIN_SAMPLING, 1),
-    )  # fmt: skip
-    assert [len(r.token_ids) for r in groups[0]] == [20] * 4
-    assert policy.decoding.graphs is True  # of the second try, with fewer rows
+    monkeypatch.setitem(recording.CAPTURES, "cpu", Full)
+    for graphs in (None, True):
+        with caplog.at_level(logging.WARNING):
+            groups = GroupedSampler().generate(
+                policy, [Prompt(0, "", [3, 4])], group_size=4, sampling=SamplingParams(20),
+                draws=Draws.of(0, Purpose.TRAIN_SAMPLING, 1),
+            )  # fmt: skip
+        assert [len(r.token_ids) for r in groups[0]] == [20] * 4
+        assert policy.decoding.graphs is graphs
+    assert "responses go on from their tokens" not in caplog.text
+    assert policy.decoding.failed_graphs == 1
+
+
+def test_a_recording_that_does_nothing_is_found_by_its_second_replay(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on the stream of another device: its result is that of the recording, whatever is fed."""
+
+    class Empty(Recorded):
+        def replay(self) -> None:
+            type(self).replays += 1
+
+    expected = [x.clone() for x in answers(SharedDecoder(build_without(monkeypatch, "llama")))]
+    monkeypatch.setitem(recording.CAPTURES, "cpu", Empty)
+    policy = build(FAMILIES["llama"]())
+    with caplog.at_level(logging.WARNING):
+        found = answers(SharedDecoder(policy))
+    assert policy.decoding.graphs is False
+    assert "without CUDA graphs: log-probabilities of a replayed step are off by" in caplog.text
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_hooks_and_the_reference_way_are_not_replayed() -> None:
@@ -185,14 +217,14 @@ def test_a_decoder_is_freed_with_its_last_name() -> None:
     class Forgetful(Recorded):
         """As a CUDA graph, it keeps nothing of Python."""
 
-        def __init__(self, function: Callable[[], Tensor]) -> None:
-            super().__init__(function)
+        def __init__(self, function: Callable[[], Tensor], device: torch.device) -> None:
+            super().__init__(function, device)
             self.calls = []
 
     policy = build(FAMILIES["llama"]())
     policy.decoding.graphs = True
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(step_graphs.CAPTURES, "cpu", Forgetful)
+        patch.setitem(recording.CAPTURES, "cpu", Forgetful)
         decoder = SharedDecoder(policy)
         answers(decoder)
     there = weakref.ref(decoder.cache)

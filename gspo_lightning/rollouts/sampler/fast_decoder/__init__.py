@@ -1,8 +1,8 @@
 """Decode step without modules: the same numbers with fewer small operations.
 
-The rest of the package uses three names: ``fast_decoder_layers`` (a decode step, or None for an unsupported policy),
-``DecoderTwin``, an accelerator's copy of the weights, and ``LARGEST_COPY``, the limit in bytes of weights copied on a
-CPU, for memory planning.
+The rest of the package uses these names: ``fast_decoder_layers`` (a decode step, or None for an unsupported policy),
+``DecoderTwin``, an accelerator's copy of the weights, with its ``Pieces``, which may be compiled, and ``LARGEST_COPY``,
+the limit in bytes of weights copied on a CPU, for memory planning.
 """
 
 from __future__ import annotations
@@ -10,9 +10,19 @@ from __future__ import annotations
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.sampler.fast_decoder.direct import DirectDecoderLayers
 from gspo_lightning.rollouts.sampler.fast_decoder.layers import LARGEST_COPY, FastDecoderLayers
+from gspo_lightning.rollouts.sampler.fast_decoder.pieces import Pieces, can_compile, compiled_pieces
 from gspo_lightning.rollouts.sampler.fast_decoder.twin import DecoderTwin
 
-__all__ = ["LARGEST_COPY", "DecoderTwin", "DirectDecoderLayers", "FastDecoderLayers", "fast_decoder_layers"]
+__all__ = [
+    "LARGEST_COPY",
+    "DecoderTwin",
+    "DirectDecoderLayers",
+    "FastDecoderLayers",
+    "Pieces",
+    "can_compile",
+    "compiled_pieces",
+    "fast_decoder_layers",
+]
 
 
 def fast_decoder_layers(policy: Policy) -> FastDecoderLayers | DirectDecoderLayers | None:

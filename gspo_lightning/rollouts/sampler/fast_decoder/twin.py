@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, rms_norm
+from torch.nn.functional import linear
 
 from gspo_lightning.policy.adapters.lora import is_plain_linear, merged_weight
 from gspo_lightning.policy.attention import windows
@@ -23,6 +23,7 @@ from gspo_lightning.policy.attention.span_cache import SpanCache
 from gspo_lightning.policy.kernels.thread_state import without_autocast
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.sampler.fast_decoder.layers import linears, passed_over
+from gspo_lightning.rollouts.sampler.fast_decoder.pieces import Pieces
 
 HOST = "cpu"
 """Device type on which :class:`FastDecoderLayers` is faster."""
@@ -36,9 +37,6 @@ class _Norm:
     weight: Tensor
     eps: float
 
-    def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        return rms_norm(x, self.weight.shape, self.weight, self.eps).to(dtype)
-
 
 @dataclass(slots=True)
 class _Product:
@@ -51,7 +49,7 @@ class _Product:
 
 @dataclass(slots=True)
 class _Layer:
-    """One layer; ``scale`` [n * K + K, d] is that of the query and key norms, if it has them."""
+    """One layer; ``scale`` [(n + 2) * K, d] is that of the query and key norms, if it has them."""
 
     index: int
     norms: tuple[_Norm, _Norm]
@@ -71,12 +69,13 @@ class DecoderTwin:
     Args:
         policy: a supported one (:meth:`why_not`); the weights of policies of the same shape can be filled in later.
         dtype: of the products.
+        pieces: what is computed between the products.
     """
 
-    def __init__(self, policy: Policy, dtype: torch.dtype) -> None:
+    def __init__(self, policy: Policy, dtype: torch.dtype, pieces: Pieces | None = None) -> None:
         backbone: Any = policy.backbone
         attention = backbone.layers[0].self_attn
-        self.dtype, self.size = dtype, int(attention.head_dim)
+        self.dtype, self.size, self.pieces = dtype, int(attention.head_dim), pieces or Pieces()
         self.heads = attention.k_proj.out_features // self.size
         self.shared = attention.q_proj.out_features // attention.k_proj.out_features
         self._pairs: list[tuple[Tensor, Callable[[Policy], Tensor]]] = []
@@ -146,23 +145,24 @@ class DecoderTwin:
         angles = positions.unsqueeze(1) * self.inv_freq
         cos, sin = (f().mul_(self.rope_scaling).unsqueeze(1) for f in (angles.cos, angles.sin))
         cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
-        for layer in self.layers:
-            qkv = self._qkv(layer, layer.norms[0](x, self.dtype), cos, sin)
+        pieces, norms = self.pieces, [norm for layer in self.layers for norm in layer.norms] + [self.norm]
+        h = pieces.normed(x, norms[0].weight, norms[0].eps, self.dtype)
+        for i, layer in enumerate(self.layers):
+            qkv = self._qkv(layer, h, cos, sin)
             attended = self._prefill(layer, qkv, cache) if prefill else cache.decode(layer.index, qkv, layer.scaling)
-            x = x + layer.out(attended.reshape(len(x), -1))
-            gate, up = layer.gate_up(layer.norms[1](x, self.dtype)).chunk(2, dim=-1)
-            x = x + layer.down(layer.act(gate) * up)
-        return self.norm(x, self.dtype)
+            after = layer.norms[1]
+            x, h = pieces.added(x, layer.out(attended.reshape(len(x), -1)), after.weight, after.eps, self.dtype)
+            after = norms[2 * i + 2]
+            x, h = pieces.added(
+                x, layer.down(pieces.gated(layer.gate_up(h), layer.act)), after.weight, after.eps, self.dtype
+            )
+        return h
 
     def _qkv(self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return rotated queries and keys, and values, [M, n + 2, K, d]."""
-        flat = layer.qkv(x).view(len(x), -1, self.size)
-        turned = flat[:, : (self.shared + 1) * self.heads]
-        qk = turned
-        if layer.scale is not None:
-            qk = rms_norm(qk, qk.shape[-1:], None, layer.scale_eps) * layer.scale
-        torch.addcmul(qk * cos, qk.roll(self.size // 2, -1), sin, out=turned)
-        return flat.view(len(x), self.shared + 2, self.heads, self.size)
+        qkv, count = layer.qkv(x).view(len(x), -1, self.size), (self.shared + 1) * self.heads
+        qkv = self.pieces.turned(qkv, count, cos, sin, layer.scale, layer.scale_eps)
+        return qkv.view(len(x), self.shared + 2, self.heads, self.size)
 
     def _prefill(self, layer: _Layer, qkv: Tensor, cache: SpanCache) -> Tensor:
         query = qkv[:, :-2].transpose(1, 2).flatten(1, 2)  # the order of the model
@@ -228,8 +228,8 @@ class DecoderTwin:
         )  # fmt: skip
 
     def _scales(self, attention: Any) -> Tensor:
-        heads = self.shared * self.heads, self.heads
-        norms = attention.q_norm.weight, attention.k_norm.weight
+        heads = self.shared * self.heads, self.heads, self.heads
+        norms = attention.q_norm.weight, attention.k_norm.weight, attention.k_norm.weight  # values have none
         return torch.cat([weight.expand(n, -1) for weight, n in zip(norms, heads, strict=True)])
 
 
