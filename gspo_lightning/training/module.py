@@ -310,8 +310,7 @@ class GSPOModule(PolicyModule):
         self._update = update = Update(batch, self.on_policy(batch), time.perf_counter())
         check_accumulation(self.trainer)
         memory, terms, strategy = self.data.memory, self.terms(), self.trainer.strategy
-        memory.packed, memory.sharded = self.policy.packed, is_sharded(self.policy)
-        memory.release = self.policy.decoding.release
+        memory.about(self.policy.packed, is_sharded(self.policy), self.policy.decoding.release)
         without_sync, scale = partial(no_backward_sync, strategy, self.policy), Scale(scaler_of(self.trainer))
         comparable = memory.packed and not memory.sharded and scale.scaler is None
 

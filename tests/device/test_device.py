@@ -58,6 +58,13 @@ def test_a_thread_that_stays_on_the_first_device_is_seen(threaded: dict[str, Any
     assert threaded["left where it began"].startswith(said)
 
 
+def test_a_step_is_recorded_on_the_device_of_its_tensors(threaded: dict[str, Any]) -> None:
+    """On CUDA the recording would be empty, and every later step would return the first one's logits."""
+    assert threaded["recorded by a new thread"] == "recorded"
+    assert threaded["recorded where it began"] == "simulated:1 is recorded while simulated:0 is current"
+    assert threaded["there, recorded"] == threaded["here"]
+
+
 @pytest.mark.parametrize("what", [
     "dense", "mixture", "Routing Replay R2", "Routing Replay R3", "critic", "teacher", "teacher's distributions",
     "adapters",

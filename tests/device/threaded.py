@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -12,7 +13,8 @@ from unittest import mock
 
 import torch
 
-from benchmarks.simulated.device import backend, move, within_thread
+from benchmarks.simulated.device import Simulated, backend, move, within_thread
+from benchmarks.simulated.spans import simulated_graphs
 from benchmarks.simulated.work import Job, simulated_device
 from benchmarks.workloads import Workload
 from gspo_lightning.core.randomness import Purpose
@@ -23,6 +25,7 @@ from gspo_lightning.loop.experience.prefetcher import Job as Work
 from gspo_lightning.loop.experience.prefetcher import RolloutPrefetcher
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import GroupedSampler
+from gspo_lightning.rollouts.sampler import recording
 
 JOB = Job(work=Workload(2, 4, (4, 8), 5, 10))
 SAMPLING = SamplingParams(10)
@@ -68,6 +71,25 @@ def on_the_second() -> list[list[int]] | str:
             return str(error)
 
 
+def recorded_by_a_new_thread() -> str:
+    """What comes of a recording of tensors of the second device, by a thread whose current device is the first."""
+    found = []
+
+    def work(x: Simulated) -> None:
+        try:
+            with within_thread():
+                recording.record(lambda: x + 1, x.device).replay()
+            found.append("recorded")
+        except RuntimeError as error:
+            found.append(str(error))
+
+    with simulated_device(), simulated_graphs():
+        thread = threading.Thread(target=work, args=(Simulated(torch.zeros(2), 1),))
+        thread.start()
+        thread.join()
+    return found[0]
+
+
 def main() -> None:
     """Print what was found as one JSON object."""
     warnings.simplefilter("ignore")
@@ -77,6 +99,11 @@ def main() -> None:
     found: dict[str, Any] = {"here": tokens(ours.policy, ours.prompts), "there": on_the_second()}
     with mock.patch.object(generate_and_score, "on_device", return_value=nullcontext()):
         found["left where it began"] = on_the_second()
+    found["recorded by a new thread"] = recorded_by_a_new_thread()
+    with mock.patch.object(recording, "on_device", return_value=nullcontext()):
+        found["recorded where it began"] = recorded_by_a_new_thread()
+    with simulated_graphs():
+        found["there, recorded"] = on_the_second()
     json.dump(found, sys.stdout)
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig
 
+from gspo_lightning.commands.plan.decoding import growth_of, keeps_decoder, kv_bytes
 from gspo_lightning.commands.plan.devices import Device
 from gspo_lightning.commands.plan.job import Job, padded_batch
 from gspo_lightning.commands.plan.models import Counts, backbone_counts, config_of, counts_of, gathered_layer
@@ -16,8 +16,6 @@ from gspo_lightning.commands.plan.step import Step, StepMemory, measure_phases
 from gspo_lightning.commands.plan.vision import tower_of
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.loop.update.optimizers import FUSED
-from gspo_lightning.policy.attention import capacity
-from gspo_lightning.policy.attention.kv_cache_size import kv_cache_size
 from gspo_lightning.rollouts.sampler.fast_decoder import LARGEST_COPY
 from gspo_lightning.rollouts.sampler.memory import LOGITS, SHARES, Costs
 
@@ -247,7 +245,9 @@ def _served(memory: Memory, job: Job, counts: Counts, device: Device) -> None:
 
 def _sampling(memory: Memory, job: Job, counts: Counts, device: Device) -> None:
     """Add the memory of a batch of responses, which fills what the other items leave free."""
-    if job.autocast and job.strategy != "fsdp":  # gathered weights are cast already
+    if keeps_decoder(job, device):
+        memory.add("weights, decoding copy", counts.products * job.compute_bytes)  # stays while training
+    elif job.autocast and job.strategy != "fsdp":  # gathered weights are cast already
         memory.add("weights in bfloat16 (autocast)", counts.products * job.compute_bytes, SAMPLING)
     copies = counts.total * job.compute_bytes
     plain = job.lora is None or job.lora.base != "4bit"
@@ -269,7 +269,7 @@ def _wave(job: Job, device: Device, rows: int) -> dict[str, int]:
     logits = 4 * LOGITS * rows * int(config.vocab_size)
     prefill = step_memory(job, device, prefilled=prompts)  # its weights are cast already: counted as such, or gathered
     found = {
-        "keys and values": kv_bytes(job, config, rows),
+        "keys and values": kv_bytes(job, config, rows, growth_of(job, device)),
         "logits and temporaries": max(logits, prefill.total() - prefill.copies),
     }
     if (tower := tower_of(job)) is not None:
@@ -291,21 +291,13 @@ def wave_rows(job: Job, device: Device, free: int) -> int:
     most = min(mine, max(group, job.max_rows // group * group))  # only whole groups join
     if not job.waves_fit:
         return most
-    costs = Costs(config_of(job.model), job.compute_bytes, job.packed, job.max_prompt)
+    growth = growth_of(job, device)
+    costs = Costs(config_of(job.model), job.compute_bytes, job.packed, job.max_prompt, growth=growth)
     context, row = costs.context(job.max_prompt), costs.row(job.max_response)
     budget = int(free * SHARES["cpu" if device.cpu else "cuda"])
     whole = budget // (context + group * row)
     fit = whole * group if whole >= 1 else (budget - context) // row
     return max(1, min(most, fit))
-
-
-def kv_bytes(job: Job, config: PretrainedConfig, rows: int) -> int:
-    """Return the KV-cache bytes of ``rows`` responses and their prompts, including the copy while a layer grows."""
-    found = kv_cache_size(config, job.compute_bytes)
-    if not job.packed:
-        return rows * (found.row(job.longest) + found.largest_layer * job.longest)
-    prompts = -(-rows // job.group_size) * job.max_prompt
-    return (found.token + found.largest_layer) * (prompts + rows * capacity(job.max_response))
 
 
 def fullest_step(job: Job, device: Device, shards: int = 1) -> StepMemory:

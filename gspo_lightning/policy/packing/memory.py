@@ -44,6 +44,10 @@ class MemoryLimit:
         self.release: Callable[[], bool] | None = None
         """Frees memory that is only kept for speed; True if there was some. Tried before the budget is halved."""
 
+    def about(self, packed: bool, sharded: bool, release: Callable[[], bool]) -> None:
+        """Learn about the policy: whether it is packed and sharded, and what frees memory that it keeps for speed."""
+        self.packed, self.sharded, self.release = packed, sharded, release
+
     def resume(self, folder: Path) -> None:
         """Restore the budget that an earlier part of this run came down to, unless the config has changed since."""
         try:

@@ -18,6 +18,7 @@ from benchmarks.tracked import CASES as TRACKED
 from benchmarks.tracked import TrackedCase, planned, tracked
 from gspo_lightning.cli import main
 from gspo_lightning.commands.plan import memory
+from gspo_lightning.commands.plan.decoding import kv_bytes
 from gspo_lightning.commands.plan.devices import CARDS, GIB, Device, device_of
 from gspo_lightning.commands.plan.job import Job, padded_batch
 from gspo_lightning.commands.plan.memory import (
@@ -27,7 +28,6 @@ from gspo_lightning.commands.plan.memory import (
     TEACHER,
     TRAINING,
     fullest_step,
-    kv_bytes,
     memory_of,
     optimizer_bytes,
     step_memory,
@@ -41,6 +41,7 @@ from gspo_lightning.policy.load.model_settings import ModelSettings
 from tests.runs.runs import QUICKSTART
 
 CPU = Device("CPU", 1 << 40, cpu=True)
+CARD = Device("card", 1 << 36)
 
 
 @pytest.fixture(scope="module")
@@ -327,6 +328,21 @@ def test_activations_of_a_layer_by_hand() -> None:
     assert head < found.temporaries < 1.3 * head  # hidden states and their gradients beside it
     measured = 16 * counts.total - 4 * counts.total + found.copies + found.temporaries + found.activations * 9129 / 8432
     assert measured / 2**20 == pytest.approx(58_242, rel=0.02)
+
+
+def test_the_decoder_that_a_gpu_keeps_is_counted_in_every_phase(job: Job) -> None:
+    """The copy of the weights stays while training; a row of 100 tokens has 101 places, and not 128."""
+    mixed = dataclasses.replace(job, packed=True, precision="bf16-mixed", max_response=100)
+    size = 2 * counts_of(job.model).products
+    for kind in (mixed, mixed.with_model(lora=LoRA())):
+        found = memory_of(kind, CARD)
+        copy = found.items["weights, decoding copy"]
+        assert copy.keys() == set(found.phases)
+        assert copy[TRAINING] == pytest.approx(size, rel=0.1)
+        assert SAMPLING not in found.items.get("weights in bfloat16 (autocast)", {})
+    assert kv_bytes(mixed, config_of(job.model), 32, "whole") < kv_bytes(mixed, config_of(job.model), 32)
+    for other in (dataclasses.replace(mixed, strategy="fsdp", world=4), dataclasses.replace(mixed, packed=False)):
+        assert "weights, decoding copy" not in memory_of(other, CARD).items
 
 
 def test_cast_weights_are_counted_once_while_sampling(folder: Path, job: Job) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
+from transformers import PretrainedConfig
 
 from gspo_lightning.policy.adapters.lora import is_plain_linear, merged_weight
 from gspo_lightning.policy.attention import windows
@@ -27,7 +28,8 @@ from gspo_lightning.rollouts.sampler.fast_decoder.pieces import Pieces
 
 HOST = "cpu"
 """Device type on which :class:`FastDecoderLayers` is faster."""
-DENSE = {f"{family}DecoderLayer" for family in ("Llama", "Mistral", "Qwen2", "Qwen3")}
+FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
+DENSE = {f"{family}DecoderLayer" for family in FAMILIES}
 ROPES = {"default", "linear", "llama3", "yarn"}
 """Rotary embeddings whose frequencies do not depend on the length of a row."""
 
@@ -61,6 +63,12 @@ class _Layer:
     gate_up: _Product
     down: _Product
     act: Callable[[Tensor], Tensor]
+
+
+def may_be_copied(config: PretrainedConfig) -> bool:
+    """True if models of a config are copied on an accelerator, as far as a config says."""
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    return config.model_type in {family.lower() for family in FAMILIES} and window is None
 
 
 class DecoderTwin:
