@@ -9,8 +9,8 @@ import itertools
 import json
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -30,13 +30,19 @@ from gspo_lightning.loop.metrics import ratios
 from gspo_lightning.loop.old_policy.frozen import FrozenPolicy
 from gspo_lightning.policy.attention import flex
 from gspo_lightning.policy.attention.padded_kv_cache import PaddedKVCache
-from gspo_lightning.rollouts.sampler import decode_batch, decoding
-from gspo_lightning.rollouts.sampler.decoding import SharedDecoder
+from gspo_lightning.policy.attention.span_cache import SpanCache
+from gspo_lightning.rollouts.sampler import decode_batch, decoding, device_decoder
+from gspo_lightning.rollouts.sampler.device_decoder import DeviceDecoder
 
 
-def stays_here() -> AbstractContextManager[Any]:
+@contextmanager
+def stays_here() -> Iterator[None]:
     """Indices that are planned on the host never get to the device."""
-    return mock.patch.object(PaddedKVCache, "_there", lambda self, x: x)
+    with (
+        mock.patch.object(PaddedKVCache, "_there", lambda self, x: x),
+        mock.patch.object(SpanCache, "_there", lambda self, x: x),
+    ):
+        yield
 
 
 def asks_every_token() -> AbstractContextManager[Any]:
@@ -53,13 +59,15 @@ def selects() -> AbstractContextManager[Any]:
     return mock.patch.object(ratios, "tally", tally)
 
 
-def makes_there() -> AbstractContextManager[Any]:
+@contextmanager
+def makes_there() -> Iterator[None]:
     """A list becomes a tensor on the device in one call, which waits."""
 
     def for_rows(x: Tensor, rows: list[int]) -> Tensor:
         return x.repeat_interleave(torch.tensor(rows, device=x.device), dim=0)
 
-    return mock.patch.object(decoding, "_for_rows", for_rows)
+    with mock.patch.object(decoding, "for_rows", for_rows), mock.patch.object(device_decoder, "for_rows", for_rows):
+        yield
 
 
 def copies_pageable_memory() -> AbstractContextManager[Any]:
@@ -110,13 +118,13 @@ def _said(function: Callable[[], Any]) -> Any:
 def _between_compactions() -> list[int]:
     """Syncs between two compactions, the joins between them included."""
     seen: list[int] = []
-    real = SharedDecoder.keep
+    real = DeviceDecoder.keep
 
-    def keep(self: SharedDecoder, rows: Tensor) -> None:
+    def keep(self: DeviceDecoder, rows: Tensor) -> None:
         seen.append(COUNTS.syncs.total())
         real(self, rows)
 
-    with mock.patch.object(SharedDecoder, "keep", keep):
+    with mock.patch.object(DeviceDecoder, "keep", keep):
         sampled(Job(max_rows=8))
     return [after - before for before, after in itertools.pairwise(seen)]
 

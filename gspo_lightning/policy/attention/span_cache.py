@@ -14,8 +14,8 @@ from gspo_lightning.policy.attention.interface import Plan
 from gspo_lightning.policy.attention.plans import attention_plan
 from gspo_lightning.policy.attention.spans import Attend, Join, Span, joined
 
-SPARE = 8
-"""A store that is too small grows by an eighth more than it needs: growing invalidates recorded steps."""
+SPARE = 32
+"""A store that is too small grows by a 32nd more than it needs: growing invalidates recorded steps."""
 
 
 class Places:
@@ -232,8 +232,9 @@ class SpanCache:
             raise ValueError(f"{count} rows in a cache of at most {most}")
         table = torch.zeros(4, most + 1, dtype=torch.int64)
         table[3] = -1
-        for i, row in enumerate(self._rows):
-            table[:, i] = torch.tensor([row.start, row.prompt.start, row.prompt.width, row.start - 1])
+        if count:
+            spans = [(row.start, row.prompt.start, row.prompt.width, row.start - 1) for row in self._rows]
+            table[:, :count] = torch.tensor(spans).T
         there = self._there(table)
         self._starts.copy_(there[:2])
         self._lengths[1].copy_(there[2, :most])

@@ -125,7 +125,8 @@ class DeviceDecoder(Decoder):
         """Return why a policy is not decoded this way, or None."""
         if policy.device.type not in ATTENDS:
             return f"a device of type {policy.device.type}"
-        if policy.batch_invariant or not policy.packed or policy.routing is not None:
+        shares = policy.packed and policy.decoding.way in (None, "shared")
+        if policy.batch_invariant or not shares or policy.routing is not None:
             return "batch-invariant, padded or routed forward passes"
         if (reason := DecoderTwin.why_not(policy)) is not None:
             return reason
