@@ -60,7 +60,7 @@ def bucket(rows: int) -> int:
 
 @dataclass(slots=True)
 class StepState:
-    """What a step reads and writes, at addresses that stay; rows behind the present ones are idle."""
+    """State of a decode step, at addresses that stay; rows behind the present ones are idle."""
 
     token: Tensor  # [most] fed next
     position: Tensor  # [most] of that token

@@ -1,4 +1,4 @@
-"""What a decode step computes between its products; each piece is one kernel if PyTorch's compiler makes it.
+"""Functions between the products of a decode step; each is one kernel if PyTorch's compiler makes it.
 
 Shapes: R rows, K key-value heads, n query heads for each, d numbers per head, D of the residual stream.
 """
