@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.types import Message, SystemPrompt
 from gspo_lightning.data.prompts.encode import encode_prompt, unknown_token
+from gspo_lightning.data.prompts.id_cache import IdCache
 from gspo_lightning.data.prompts.messages import placeholder_calls, plain_messages, variants
 from gspo_lightning.data.prompts.prompt_set import Completion
 from gspo_lightning.data.prompts.specials import leading, render
@@ -30,6 +31,8 @@ _PROBE: dict[str, Any] = {
         "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "A text."}}},
     },
 }
+KEPT_BYTES = 16 << 20
+"""Bytes of the token ids that are kept of messages between turns; about 4,000 answers of a tool with 1,000 tokens."""
 _Tools = Sequence[Mapping[str, Any]]
 
 
@@ -57,7 +60,7 @@ class Dialogue:
         self.template_kwargs = dict(chat_template_kwargs or {})
         image_processor = image_processor_of(tokenizer)
         self._unsaid = frozenset(() if image_processor is None else image_processor.unsaid)
-        self._ids: dict[str, list[int]] = {}  # environments repeat themselves, and tokenizers are slow to call
+        self._ids = IdCache(KEPT_BYTES)  # environments repeat themselves, and tokenizers are slow to call
 
     def opening(self, messages: Sequence[Message], columns: Mapping[str, Any] | None = None) -> list[int]:
         """Return the token ids of a prompt given as messages.
@@ -151,9 +154,7 @@ class Dialogue:
         return frozenset((*self.tokenizer.all_special_ids, *added))
 
     def _tokens(self, text: str) -> list[int]:
-        if text not in self._ids:
-            self._ids[text] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return self._ids[text]
+        return self._ids.get(text, lambda: self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _after_turn(
         self, messages: list[dict[str, Any]], last: int, tools: _Tools, calls: _Tools

@@ -13,11 +13,12 @@ from gspo_lightning.core.thinking import context_opens_thought, decode_response
 from gspo_lightning.core.turn import Turn
 from gspo_lightning.core.types import Message, SystemPrompt
 from gspo_lightning.data.prompts.dialogue import Dialogue
+from gspo_lightning.data.prompts.id_cache import IdCache
 from gspo_lightning.data.prompts.tool_calls import parse_turn
 from gspo_lightning.rollouts.gateway.trace import canonical
 
-_KEPT = 4096
-"""Openings that are kept: all rollouts of a group begin alike."""
+KEPT_BYTES = 64 << 20
+"""Bytes of the token ids of openings that are kept: all rollouts of a group begin alike."""
 
 
 class PolicyCodec:
@@ -37,7 +38,7 @@ class PolicyCodec:
     ) -> None:
         self.tokenizer = copy.deepcopy(tokenizer)
         self.dialogue = Dialogue(self.tokenizer, system_prompt, chat_template_kwargs)
-        self._openings: dict[str, list[int]] = {}
+        self._openings = IdCache(KEPT_BYTES)
 
     @cached_property
     def longest_token(self) -> int:
@@ -49,12 +50,9 @@ class PolicyCodec:
         if messages[0]["role"] == "prompt":
             ids: list[int] = self.tokenizer(str(messages[0]["content"]))["input_ids"]
             return ids
-        key = canonical([messages, tools])
-        if key not in self._openings:
-            if len(self._openings) >= _KEPT:
-                self._openings.clear()
-            self._openings[key] = self.dialogue.opening(messages, {"tools": list(tools)})
-        return self._openings[key]
+        return self._openings.get(
+            canonical([messages, tools]), lambda: self.dialogue.opening(messages, {"tools": list(tools)})
+        )
 
     def reply(
         self, messages: Sequence[Message], last: int, tools: Sequence[Message], calls: Sequence[Message]
