@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gspo_lightning.core.escape import whole_values
+
 if TYPE_CHECKING:
     import aiohttp
 
@@ -56,7 +58,7 @@ class Body:
         return self.data.decode(errors="replace")
 
     def json(self) -> Any:
-        """Return the parsed JSON; None for an empty body.
+        """Return the parsed JSON, halves of characters escaped; None for an empty body.
 
         Raises:
             BodyError: it is not JSON, nested too deeply, or declared in a character set other than UTF-8.
@@ -68,7 +70,8 @@ class Body:
         if _deeper(self.data, DEEPEST):
             raise BodyError(f"the reply is nested more than {DEEPEST} levels deep, or its brackets do not match")
         try:
-            return json.loads(self.text)
+            found = json.loads(self.text)
+            return whole_values(found) if b"\\u" in self.data else found
         except ValueError as error:
             raise BodyError(f"it gave no JSON: {self.text[:100]!r}") from error
 

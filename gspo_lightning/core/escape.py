@@ -11,7 +11,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -31,6 +31,36 @@ def visible(text: object) -> str:
     [/INST] \u202eleft
     """
     return _CONTROL.sub(lambda m: m[0].encode("unicode_escape").decode(), str(text).replace("\r\n", "\n"))
+
+
+def whole(text: str) -> str:
+    r"""Escape each half of a character (a lone surrogate), which no tokenizer, file or socket takes.
+
+    Decoded tokens have none. They come from JSON (``"\\ud83d"``) that a policy, a client or a server wrote, and are
+    escaped wherever such JSON is read; the tokens of a policy stay as they are.
+
+    >>> whole("6\ud83d7 \U0001f600")
+    '6\\ud83d7 😀'
+    """
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def whole_values(value: Any) -> Any:
+    r"""Return JSON values with :func:`whole` texts and names.
+
+    Raises:
+        RecursionError: they are nested in some hundred levels.
+
+    >>> whole_values({"a\ud83d": ["\ude00", 1, None]})
+    {'a\\ud83d': ['\\ude00', 1, None]}
+    """
+    if isinstance(value, str):
+        return whole(value)
+    if isinstance(value, Mapping):
+        return {whole_values(name): whole_values(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(whole_values, value)) if type(value) in (list, tuple) else value
+    return value
 
 
 # terminals -------------------------------------------------------------------------------------------------------

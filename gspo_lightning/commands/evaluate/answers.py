@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gspo_lightning.core.errors import UserError, did_you_mean
+from gspo_lightning.core.escape import whole
 from gspo_lightning.core.parsing import load_json
 from gspo_lightning.data.corpus.lines import numbered
 from gspo_lightning.training.suites.problems import Problem
@@ -127,7 +128,8 @@ def read_completions(path: Path, suite: str, problems: Collection[str], *, sever
                 raise UserError(where, "'truncated' must be true or false, and 'tokens' a number")
             if not isinstance(thinking, bool):
                 raise UserError(where, "'unfinished_thought' must be true or false")
-            yield Answer(identifier, sample, record["completion"], tokens, truncated, unfinished_thought=thinking)
+            said = whole(record["completion"])
+            yield Answer(identifier, sample, said, tokens, truncated, unfinished_thought=thinking)
 
 
 def _object(line: bytes, where: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from gspo_lightning.core.escape import whole_values
 from gspo_lightning.core.parsing import load_json
 from gspo_lightning.core.types import Message
 from gspo_lightning.rewards.chat import answer_text
@@ -100,8 +101,8 @@ def _object(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        found = load_json(arguments or "{}")
-    except ValueError:
+        found = whole_values(load_json(arguments or "{}"))
+    except (ValueError, RecursionError):
         return arguments
     return found if isinstance(found, dict) else arguments
 

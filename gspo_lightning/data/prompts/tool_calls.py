@@ -14,6 +14,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_parsing import parse_response
 
+from gspo_lightning.core.escape import whole_values
 from gspo_lightning.core.thinking import CLOSING, OPENING
 from gspo_lightning.core.turn import ToolCall as ToolCall
 from gspo_lightning.core.turn import Turn as Turn
@@ -120,7 +121,8 @@ def parse_turn(
     """Return the parts of a turn; never fails.
 
     A turn with a call that cannot be read has no calls, and its text stays content, as in vLLM. A turn that ends inside
-    its thought is reasoning only, as with vLLM's reasoning parsers.
+    its thought is reasoning only, as with vLLM's reasoning parsers. Half a character in the JSON of a call becomes its
+    escape (:func:`~gspo_lightning.core.escape.whole`).
 
     Args:
         tokenizer: its chat template, or its ``response_template``, decides the format of calls.
@@ -137,7 +139,7 @@ def parse_turn(
         return Turn(said, malformed=1)
     spec = own or (_FORMATS[name][1] if name and (tools or name == "gpt_oss") else _PLAIN)
     try:
-        found = parse_response(said, spec, prefix="", tools=[dict(tool) for tool in tools] or None)
+        found = whole_values(parse_response(said, spec, prefix="", tools=[dict(tool) for tool in tools] or None))
     except (ValueError, LookupError, TypeError, RecursionError):
         return Turn(said, malformed=1)
     calls = [_call(c) for c in _flat(found.get("tool_calls"))] if tools else []

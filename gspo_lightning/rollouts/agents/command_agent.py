@@ -19,6 +19,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.escape import whole
 from gspo_lightning.core.parsing import load_json
 from gspo_lightning.core.variables import check_variables, read_variables, without_secrets
 from gspo_lightning.rewards.sandbox import Isolation, Kind, Limits, choose
@@ -126,7 +127,7 @@ class CommandAgent(Agent):
         elif address.socket:
             fix = "leave AgentRollouts.socket empty, or install bubblewrap"
             raise UserError("AgentRollouts.socket", f"is a file, which an agent cannot reach with {kind}", fix=fix)
-        told = json.dumps(record, default=str, ensure_ascii=False)
+        told = whole(json.dumps(record, default=str, ensure_ascii=False))
         ended = await self._in_thread(self._isolation, self.command.words, address.environment(), told, socket, port)
         stdout, stderr = (without_secrets(text, self.environment) for text in (ended.stdout, ended.stderr))
         return _reward(replace(ended, stdout=stdout, stderr=stderr), self.limits)

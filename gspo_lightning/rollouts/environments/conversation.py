@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsFloat, SupportsIndex
 
 from gspo_lightning.core.errors import InfrastructureError, PluginError, UserError, defined, place_of
+from gspo_lightning.core.escape import whole_values
 from gspo_lightning.core.turn import Turn
 from gspo_lightning.core.types import Message, Prompt
 from gspo_lightning.rewards.chat import answer_text
@@ -125,7 +126,7 @@ def _messages(value: object, where: str) -> list[Message]:
         silent = content is None and not (isinstance(message, Mapping) and message.get("tool_calls"))
         if not isinstance(role, str) or silent or answer_text(content) is None:
             raise PluginError.returned(where, f"the message {_show(message)}", rule)
-    return [dict(message) for message in value]
+    return [whole_values(message) for message in value]  # a tool may answer with half a character
 
 
 def _step(value: object, where: str) -> Step:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.escape import whole_values
 from gspo_lightning.core.parsing import load_json
 from gspo_lightning.core.turn import Turn
 from gspo_lightning.core.types import Message, Prompt
@@ -143,7 +144,9 @@ class ToolUse(Environment):
         if name not in self.tools:
             return self._wrong(f"not a call of {' or '.join(self.tools)}")
         try:
-            return await self.tools[name].answer(arguments)
+            return await self.tools[name].answer(whole_values(arguments))
+        except RecursionError:
+            return self._wrong("its arguments are nested too deeply")
         except ToolError as error:
             return self._wrong(str(error))
 

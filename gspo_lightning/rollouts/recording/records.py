@@ -82,7 +82,8 @@ def write_records(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write one row per line; atomically, and readable by this user only."""
     with atomic_file(path, private=True) as file:
         for row in rows:
-            file.write((json.dumps(row, ensure_ascii=False, default=str) + "\n").encode())
+            line = json.dumps(row, ensure_ascii=False, default=str) + "\n"
+            file.write(line.encode("utf-8", "backslashreplace"))  # half a character of a record's columns stays JSON
 
 
 def write_rollouts(folder: Path, iteration: int, rollouts: Sequence[Rollout], sampling: SamplingParams) -> None:
