@@ -189,6 +189,7 @@ CLIENTS_OF_HTTP = {
     "data/prompts/pictures/reading.py": "pictures by address, tested above",
     "rollouts/agents/http_agent.py": "services that run an agent; tests/rollouts/agents",
     "rollouts/environments/open_env.py": "an uncompressed WebSocket, whose messages have a limit; tests/real_agents",
+    "rollouts/gateway/replies.py": "answers of that server",
     "rollouts/gateway/server.py": "a server; it sends no request",
     "report/view/server.py": "a server; it sends no request",
 }

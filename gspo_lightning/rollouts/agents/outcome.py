@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from gspo_lightning.core.escape import whole
 from gspo_lightning.core.types import FinishReason, Message, Prompt, Rollout
 from gspo_lightning.rollouts.agents.codec import PolicyCodec
 from gspo_lightning.rollouts.gateway.session import Session
@@ -92,7 +93,7 @@ class Finished:
             turn_ends=tuple(place for place, _ in turns),
             turn_rewards=tuple(earned) if paid else (),
             malformed_calls=self.session.malformed_calls,
-            lost=f"{self.failure}: {self.why}" if self.lost else "",
+            lost=whole(f"{self.failure}: {self.why}") if self.lost else "",
             versions=torch.tensor(versions, dtype=torch.int64) if {*versions} != {version} else None,
             routes=torch.cat(routes) if len(routes) == len(rows) else None,
             row_ends=tuple(ends),
@@ -141,6 +142,7 @@ class Tally:
             self._sums["sampled"] += sampled
             self._sums["trained"] += 0 if one.lost else sum(sum(row.mask) for row in one.rows)
             self._tool_s += sum(_waited(turn) for turn in trace.turns)
+            self._sums["unheard"] += sum(not (turn.heard or turn.children) for turn in trace.turns)
             self._sums["retries"] += counts["retries"]
             self._sums["ignored"] += sum(n for name, n in counts.items() if name.startswith("ignored/"))
             self._sums[f"failures/{one.failure}"] += bool(one.failure)
@@ -153,7 +155,7 @@ class Tally:
         count = sums["rollouts"]
         if not count:
             return {}
-        names = ["turns", "rows", "retries", "ignored", *(f"failures/{name}" for name in CLASSES)]
+        names = ["turns", "rows", "unheard", "retries", "ignored", *(f"failures/{name}" for name in CLASSES)]
         found = {f"agents/{name}": sums[name] / count for name in names}
         found |= {f"agents/forks/{name}": sums[f"roots/{name}"] / count for name in REASONS if name != "first"}
         found["agents/trained_share"] = sums["trained"] / max(sums["sampled"], 1)

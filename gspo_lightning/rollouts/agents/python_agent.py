@@ -13,12 +13,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.errors import InfrastructureError, UserError, first_line
 from gspo_lightning.core.registry import plugin_files, see_folder
 from gspo_lightning.rewards.workers.interpreter import module_command
 from gspo_lightning.rollouts.agents.agent import Agent, Outcome
 from gspo_lightning.rollouts.gateway.address import Address
 from gspo_lightning.rollouts.gateway.agent_worker import LINE_BYTES
+from gspo_lightning.rollouts.gateway.bounds import LOOP_BYTES
 
 _START_S, _END_S = 60.0, 5.0
 
@@ -173,23 +174,29 @@ class _Worker:
                 await asyncio.wait_for(process.wait(), _END_S)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, 9)
+            process._transport.close()  # type: ignore[attr-defined]  # or it waits for the end of an output nobody reads
             await process.wait()
-            process._transport.close()  # type: ignore[attr-defined]
 
     def _say(self, message: Mapping[str, Any]) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(message, default=str).encode() + b"\n")
+        line = json.dumps(message, default=str).encode() + b"\n"
+        if len(line) > LINE_BYTES:
+            raise AgentError(f"the record has {len(line)} bytes as JSON, of at most {LINE_BYTES}")
+        self._process.stdin.write(line)
 
     async def _listen(self, process: Process) -> None:
         assert process.stdout is not None
+        why = "the agent's process died"
         try:
             while line := await process.stdout.readline():
-                self._settle(json.loads(line))
+                self._settle(json.loads(line) if len(line) <= LOOP_BYTES else await asyncio.to_thread(json.loads, line))
+        except ValueError as error:
+            why = f"the agent's process wrote no answer: {first_line(error)}"
         finally:
             for future in self._waiting.values():
                 if not future.done():
-                    future.set_exception(AgentError("the agent's process died"))
+                    future.set_exception(AgentError(why))
 
     def _settle(self, answer: Mapping[str, Any]) -> None:
         future = self._waiting.get(answer["id"])

@@ -29,13 +29,19 @@ from gspo_lightning.rewards.workers.worker import die_with_parent, take_over_pip
 from gspo_lightning.rollouts.gateway.address import Address
 
 LINE_BYTES = 64 << 20
-"""Longest line."""
+"""Longest line: a record with its messages, or what an agent returned."""
+_WORDS = 10_000
+"""Characters of an exception's message that are passed on."""
 _ORPHANED = signal.SIGRTMAX
 """Signal of the kernel when the trainer is gone; nothing else uses it."""
 _THREADS = 256
 """Plain functions that run at the same time."""
 _AT_END: list[Callable[[], None]] = []
 """Called before this process kills its group: what an agent has started may have left the group."""
+
+
+class AnswerTooLongError(ValueError):
+    """Error of an agent whose answer is too long to be passed on."""
 
 
 def main() -> int:
@@ -52,7 +58,10 @@ async def _serve(pipe: Any, out: Any) -> int:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
 
     def say(**message: Any) -> None:
-        view = memoryview(json.dumps(message, default=str).encode() + b"\n")
+        line = json.dumps(message, default=str).encode() + b"\n"
+        if len(line) > LINE_BYTES:
+            raise AnswerTooLongError(f"the answer has {len(line)} bytes as JSON, of at most {LINE_BYTES}")
+        view = memoryview(line)
         while view:
             view = view[out.write(view) :]
 
@@ -63,7 +72,7 @@ async def _serve(pipe: Any, out: Any) -> int:
     try:
         function = _function(setup)
     except BaseException as error:
-        say(broken=f"{type(error).__name__}: {error}")
+        say(broken=f"{type(error).__name__}: {error}"[:_WORDS])
         return 1
     say(ready=True)
     running: dict[int, asyncio.Task[None]] = {}
@@ -109,10 +118,11 @@ async def _one(function: Callable[..., Any], task: Mapping[str, Any], say: Calla
             value = await asyncio.to_thread(function, task["record"], address)
         say(id=task["id"], value=value)
     except InfrastructureError as error:
-        say(id=task["id"], error=str(error), kind="environment")
+        say(id=task["id"], error=str(error)[:_WORDS], kind="environment")
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         at = place_of(error)
-        say(id=task["id"], error=f"{type(error).__name__}: {error}" + (f" ({at})" if at else ""), kind="agent")
+        said = f"{type(error).__name__}: {error}"[:_WORDS] + (f" ({at})" if at else "")
+        say(id=task["id"], error=said, kind="agent")
 
 
 def _function(setup: Mapping[str, Any]) -> Callable[..., Any]:

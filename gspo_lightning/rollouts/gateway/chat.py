@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from gspo_lightning.rollouts.gateway.session import RefusalError, Request, Served, invalid
+from gspo_lightning.rollouts.gateway.bounds import MOST_STOPS, SETTING_CHARACTERS, STOP_CHARACTERS, load, weight
+from gspo_lightning.rollouts.gateway.exchange import RefusalError, Request, Served, invalid
 from gspo_lightning.rollouts.gateway.trace import Message, text_of
 
 SAMPLING = (
@@ -35,7 +35,7 @@ def read(body: Mapping[str, Any]) -> Request:
         bool(tools) and body.get("tool_choice") != "none",
         requested(body),
         ignored(body),
-        body,
+        echoed(body),
     )
 
 
@@ -47,7 +47,7 @@ def read_completion(body: Mapping[str, Any]) -> Request:
     said = [{"role": "prompt", "content": prompt}]
     return Request(
         said, (), limit(body.get("max_tokens")), stops(body.get("stop")), bool(body.get("stream")), False,
-        requested(body), ignored(body), body,
+        requested(body), ignored(body), echoed(body),
     )  # fmt: skip
 
 
@@ -97,13 +97,13 @@ def tokens(served: Served) -> dict[str, Any]:
     found: dict[str, Any] = {"policy_version": served.piece.version}
     if served.piece.versions:
         found["token_versions"] = list(served.piece.versions)
-    return {"prompt_token_ids": list(served.context), **found} if served.request.body.get("return_token_ids") else found
+    return {"prompt_token_ids": list(served.context), **found} if served.echoed.get("return_token_ids") else found
 
 
 def logprobs(served: Served) -> dict[str, Any] | None:
     """Return the log-probabilities of a turn in OpenAI's shape, if they were asked for."""
-    body = served.request.body
-    if not (body.get("logprobs") or body.get("return_token_ids")) or served.piece.logprobs is None:
+    asked = served.echoed
+    if not (asked.get("logprobs") or asked.get("return_token_ids")) or served.piece.logprobs is None:
         return None
     pairs = zip(served.piece.token_ids, served.piece.logprobs, strict=True)
     return {
@@ -183,17 +183,31 @@ def stops(value: Any) -> tuple[str, ...]:
     """Return stop texts, given as a text or a list.
 
     Raises:
-        RefusalError: one is empty, or no text.
+        RefusalError: one is empty, too long or no text, or there are too many.
     """
     found = (value,) if isinstance(value, str) else tuple(value or ()) if isinstance(value, list | None) else (None,)
     if not all(isinstance(stop, str) and stop for stop in found):
         raise invalid(f"stop must be texts that are not empty, got {_shown(value)}")
+    if len(found) > MOST_STOPS or any(len(stop) > STOP_CHARACTERS for stop in found):
+        raise invalid(f"stop may have {MOST_STOPS} texts of {STOP_CHARACTERS} characters")
     return found
 
 
 def requested(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the client asked for about sampling."""
-    return {name: body[name] for name in SAMPLING if body.get(name) is not None}
+    """Return what the client asked for about sampling; what is too long to record is named only."""
+    found = {name: body[name] for name in SAMPLING if body.get(name) is not None}
+    return {name: value if weight(value) <= SETTING_CHARACTERS else "too long" for name, value in found.items()}
+
+
+def echoed(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the answer's shape depends on."""
+    options = body.get("stream_options")
+    usage = isinstance(options, Mapping) and bool(options.get("include_usage"))
+    return {
+        "return_token_ids": bool(body.get("return_token_ids")),
+        "logprobs": bool(body.get("logprobs")),
+        "include_usage": usage,
+    }
 
 
 def ignored(body: Mapping[str, Any]) -> tuple[str, ...]:
@@ -217,7 +231,7 @@ def ignored(body: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _answer(served: Served, kind: str, said: Mapping[str, Any]) -> dict[str, Any]:
     choice = {"index": 0, **said, "finish_reason": served.finish, "logprobs": logprobs(served)}
-    if served.request.body.get("return_token_ids"):
+    if served.echoed.get("return_token_ids"):
         choice["token_ids"] = list(served.piece.token_ids)
     return {
         "id": served.name, "object": kind, "created": int(time.time()), "model": served.model, "choices": [choice],
@@ -233,8 +247,7 @@ def _chunks(served: Served, whole: Mapping[str, Any], kind: str, said: Sequence[
     last = {key: value for key, value in whole["choices"][0].items() if key not in ("message", "text")}
     last |= dict[str, Any](text="") if kind == "text_completion" else dict[str, Any](delta={})
     yield None, {**common, **tokens(served), "choices": [last]}
-    options = served.request.body.get("stream_options")
-    if isinstance(options, Mapping) and options.get("include_usage"):
+    if served.echoed.get("include_usage"):
         yield None, {**common, "choices": [], "usage": whole["usage"]}
 
 
@@ -245,10 +258,12 @@ def _call(value: Any) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         with contextlib.suppress(ValueError, RecursionError):  # a text that a template writes as it is
-            arguments = json.loads(arguments or "{}")
+            arguments = load(arguments or "{}")
     return {**value, "type": "function", "function": {**function, "arguments": arguments}}
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, str | list | Mapping) and weight(value) > SETTING_CHARACTERS:
+        return f"a {type(value).__name__} of {weight(value)} characters"
     found = repr(value)
     return found if len(found) <= 80 else f"{found[:77]}..."

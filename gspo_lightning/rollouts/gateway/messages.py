@@ -8,11 +8,17 @@ from typing import Any
 
 from gspo_lightning.rollouts.gateway import chat
 from gspo_lightning.rollouts.gateway.chat import Event
-from gspo_lightning.rollouts.gateway.session import RefusalError, Request, Served, invalid
+from gspo_lightning.rollouts.gateway.exchange import RefusalError, Request, Served, invalid
 from gspo_lightning.rollouts.gateway.trace import Message
 
 _FINISH = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-_KINDS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 500: "api_error"}
+_KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+}
 
 
 def read(body: Mapping[str, Any]) -> Request:
@@ -31,7 +37,7 @@ def read(body: Mapping[str, Any]) -> Request:
     forced = () if kind in (None, "auto", "none") else ("tool_choice",)
     return Request(
         said, tools, chat.limit(body.get("max_tokens")), chat.stops(body.get("stop_sequences")),
-        bool(body.get("stream")), bool(tools) and kind != "none", chat.requested(body), forced, body,
+        bool(body.get("stream")), bool(tools) and kind != "none", chat.requested(body), forced, chat.echoed(body),
     )  # fmt: skip
 
 
@@ -46,7 +52,7 @@ def answer(served: Served) -> dict[str, Any]:
         function = call["function"]
         arguments = json.loads(function["arguments"])
         blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments})
-    extra = {"token_ids": list(served.piece.token_ids)} if served.request.body.get("return_token_ids") else {}
+    extra = {"token_ids": list(served.piece.token_ids)} if served.echoed.get("return_token_ids") else {}
     return {
         "id": served.name, "type": "message", "role": "assistant", "model": served.model, "content": blocks,
         "stop_reason": _FINISH[served.finish], "stop_sequence": None, "usage": _usage(served), **extra,

@@ -8,7 +8,7 @@ from typing import Any
 
 from gspo_lightning.rollouts.gateway import chat
 from gspo_lightning.rollouts.gateway.chat import Event
-from gspo_lightning.rollouts.gateway.session import Request, Served, invalid
+from gspo_lightning.rollouts.gateway.exchange import Request, Served, invalid
 from gspo_lightning.rollouts.gateway.trace import Message
 
 
@@ -35,8 +35,17 @@ def read(body: Mapping[str, Any], before: Sequence[Message] = ()) -> Request:
     return Request(
         [*system, *rest, *_messages(items)], tools, chat.limit(body.get("max_output_tokens")), (),
         bool(body.get("stream")), bool(tools) and body.get("tool_choice") != "none", chat.requested(body),
-        chat.ignored({**body, "response_format": shape}), body,
+        chat.ignored({**body, "response_format": shape}), echoed(body),
     )  # fmt: skip
+
+
+def echoed(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the answer repeats, and what its shape depends on."""
+    repeated = {
+        "instructions": chat.text(body.get("instructions")) or None,
+        "previous_response_id": body.get("previous_response_id"),
+    }
+    return {**chat.echoed(body), **repeated, "tools": body.get("tools") or []}
 
 
 def answer(served: Served) -> dict[str, Any]:
@@ -53,7 +62,7 @@ def answer(served: Served) -> dict[str, Any]:
     for call in served.calls:
         function = {"call_id": call["id"], **call["function"], "status": "completed"}
         items.append({"type": "function_call", "id": f"fc_{call['id']}", **function})
-    cut, body = served.finish == "length", served.request.body
+    cut, body = served.finish == "length", served.echoed
     asked, said = len(served.context), len(served.piece.token_ids)
     details = {
         "input_tokens_details": {"cached_tokens": served.cached},

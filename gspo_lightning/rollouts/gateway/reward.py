@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gspo_lightning.core.errors import is_finite
+from gspo_lightning.core.escape import whole
+
+MOST_PARTS, PART_CHARACTERS = 256, 200
+"""Parts of a reward, each of which is a metric, and characters of a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,9 @@ def read_reward(told: Mapping[str, Any]) -> Told:
         raise ValueError(f"parts is {_shown(parts)}, which is no object of numbers")
     if not isinstance(turns, Sequence | None) or isinstance(turns, str):
         raise ValueError(f"turns is {_shown(turns)}, which is no list of numbers")
-    values = {str(name): _number(f"parts.{name}", value) for name, value in (parts or {}).items()}
+    if parts is not None and (len(parts) > MOST_PARTS or any(len(str(name)) > PART_CHARACTERS for name in parts)):
+        raise ValueError(f"parts may have {MOST_PARTS} numbers, with names of {PART_CHARACTERS} characters")
+    values = {whole(str(name)): _number(f"parts.{name}", value) for name, value in (parts or {}).items()}
     paid = tuple(_number(f"turns[{i}]", value) for i, value in enumerate(turns or ()))
     return Told(None if reward is None else _number("reward", reward), values, paid)
 

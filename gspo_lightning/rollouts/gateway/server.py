@@ -3,50 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
 import hmac
 import json
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
+from aiohttp import ClientConnectionError, web
 
-from gspo_lightning.rollouts.gateway import chat, messages, responses
+from gspo_lightning.rollouts.gateway import messages
 from gspo_lightning.rollouts.gateway.address import Address
+from gspo_lightning.rollouts.gateway.bounds import BODY_BYTES, REWARD_BYTES, aside
+from gspo_lightning.rollouts.gateway.dialects import (
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    RESPONSES,
+    Dialect,
+    read_object,
+    read_request,
+)
+from gspo_lightning.rollouts.gateway.exchange import RefusalError, gone, invalid
+from gspo_lightning.rollouts.gateway.replies import json_answer, send_answer, send_stream
 from gspo_lightning.rollouts.gateway.reward import Told, read_reward
-from gspo_lightning.rollouts.gateway.session import RefusalError, Request, Served, Session, gone, invalid
+from gspo_lightning.rollouts.gateway.session import Session
 from gspo_lightning.rollouts.gateway.trace import Node
 
-KEEP_ALIVE_S = 3.0
-"""Seconds between two comments in a stream that has nothing to say yet."""
 _CLOSED = 4096
 """Number of closed sessions whose requests are still told so."""
 _FINAL = {"x-should-retry": "false"}
 """Header by which the SDKs of OpenAI and Anthropic do not repeat a request."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """Functions of one dialect; ``done`` ends its streams."""
-
-    read: Callable[[Mapping[str, Any]], Request]
-    answer: Callable[[Served], Mapping[str, Any]]
-    events: Callable[[Served], Iterator[chat.Event]]
-    error: Callable[[RefusalError], Mapping[str, Any]] = chat.error
-    done: bytes = b""
-
-
-CHAT = Dialect(chat.read, chat.answer, chat.events, done=b"data: [DONE]\n\n")
-COMPLETIONS = Dialect(chat.read_completion, chat.answer_completion, chat.events_completion, done=b"data: [DONE]\n\n")
-MESSAGES = Dialect(messages.read, messages.answer, messages.events, messages.error)
-RESPONSES = Dialect(responses.read, responses.answer, responses.events)
+Inside = Callable[[web.Request, "Dialect", Session], Awaitable[web.StreamResponse]]
+"""Handler of a request of a session."""
 
 
 class Gateway:
@@ -55,7 +48,7 @@ class Gateway:
     Args:
         new_session: makes a session by its name; called for ``POST /sessions`` too.
         socket: path of a socket file to listen on, instead of 127.0.0.1.
-        body_limit: largest request in bytes.
+        body_limit: largest request in bytes, and all open ones of a session together.
         strict: refuse what is ignored otherwise (a forced tool, a response format).
     """
 
@@ -64,7 +57,7 @@ class Gateway:
         new_session: Callable[[str], Session],
         *,
         socket: str = "",
-        body_limit: int = 16 << 20,
+        body_limit: int = BODY_BYTES,
         strict: bool = False,
     ) -> None:
         self.new_session, self.socket, self.body_limit, self.strict = new_session, socket, body_limit, strict
@@ -77,18 +70,18 @@ class Gateway:
 
     async def start(self) -> None:
         """Listen."""
-        app = web.Application(client_max_size=self.body_limit)
+        app = web.Application()
         for path, dialect in (("chat/completions", CHAT), ("completions", COMPLETIONS), ("messages", MESSAGES),
                               ("responses", RESPONSES)):  # fmt: skip
-            app.router.add_post(f"/s/{{sid}}/v1/{path}", self._guarded(self._turn, dialect))
-        app.router.add_post("/s/{sid}/v1/messages/count_tokens", self._guarded(self._count, MESSAGES))
-        app.router.add_get("/s/{sid}/v1/models", self._guarded(self._models, CHAT))
-        app.router.add_get("/s/{sid}/v1/models/{model}", self._guarded(self._models, CHAT))
+            app.router.add_post(f"/s/{{sid}}/v1/{path}", self._inside(self._turn, dialect))
+        app.router.add_post("/s/{sid}/v1/messages/count_tokens", self._inside(self._count, MESSAGES))
+        app.router.add_get("/s/{sid}/v1/models", self._inside(self._models))
+        app.router.add_get("/s/{sid}/v1/models/{model}", self._inside(self._models))
         app.router.add_post("/sessions", self._guarded(self._open, CHAT))
         for under in ("/sessions/{sid}", "/s/{sid}/v1"):
-            app.router.add_post(f"{under}/reward", self._guarded(self._reward, CHAT))
-            app.router.add_post(f"{under}/finish", self._guarded(self._finish, CHAT))
-        app.router.add_get("/sessions/{sid}/trace", self._guarded(self._trace, CHAT))
+            app.router.add_post(f"{under}/reward", self._inside(self._reward, admin=True))
+            app.router.add_post(f"{under}/finish", self._inside(self._finish, admin=True))
+        app.router.add_get("/sessions/{sid}/trace", self._inside(self._trace, admin=True))
         app.router.add_route("*", "/{rest:.*}", self._guarded(self._unknown, CHAT))
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await self._runner.setup()
@@ -127,6 +120,7 @@ class Gateway:
         """Refuse further requests of a session, and forget it when many others have closed."""
         session.close()
         session.settled = True
+        session.forget()
         self._closed.append(session.name)
         for name in self._closed[:-_CLOSED]:
             self._sessions.pop(name, None)
@@ -145,16 +139,26 @@ class Gateway:
                 return await handler(request, dialect)
             except RefusalError as refusal:
                 found = refusal
-            except web.HTTPRequestEntityTooLarge:
-                found = RefusalError(413, "invalid_request_error", f"a request may have {self.body_limit} bytes")
-            except ConnectionError:  # the client has gone: nobody reads an answer
+            except (ConnectionError, ClientConnectionError):  # the client has gone: nobody reads an answer
                 return web.Response(status=499)
             except Exception as error:
                 found = RefusalError(500, "server_error", f"the gateway failed: {type(error).__name__}")
             self.counts[f"status/{found.status}"] += 1
-            return _json(shape(found), found.status, {} if found.again else _FINAL)
+            answer = json_answer(shape(found), found.status, {} if found.again else _FINAL)
+            found.__traceback__ = found.__cause__ = found.__context__ = None  # their frames hold the body
+            return answer
 
         return handle
+
+    def _inside(self, handler: Inside, dialect: Dialect = CHAT, *, admin: bool = False) -> Handler:
+        """Return a handler of requests that name a session, of which it may have a number at the same time."""
+
+        async def handle(request: web.Request, dialect: Dialect) -> web.StreamResponse:
+            session = self._session(request, admin=admin)
+            with session.admitted():
+                return await handler(request, dialect, session)
+
+        return self._guarded(handle, dialect)
 
     def _session(self, request: web.Request, *, admin: bool = False) -> Session:
         """Return the session that path and key name.
@@ -169,53 +173,90 @@ class Gateway:
             raise RefusalError(404, "not_found_error", "there is no such session")
         return session
 
-    async def _turn(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
-        session = self._session(request)
-        raw = await request.read()
-        body = _object(raw)
-        asked = _read(dialect, body, session)
-        if self.strict and asked.ignored:
-            raise invalid(f"{asked.ignored[0]} is not imposed on the policy, and strict: true refuses it")
-        key = request.headers.get("Idempotency-Key", "")
-        again = bool(key) or request.headers.get("x-stainless-retry-count", "0") != "0"
-        digest = key or hashlib.blake2b(request.path.encode() + raw, digest_size=16).hexdigest()
-        work = session.begin(asked, digest, again=again)
-        if asked.stream:
-            return await _stream(request, dialect, work)
-        return _json(dialect.answer(await asyncio.shield(work)))
+    @asynccontextmanager
+    async def _body(self, request: web.Request, session: Session) -> AsyncIterator[bytearray]:
+        """Read a body, whose bytes count for its session until the end of the block.
 
-    async def _count(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
-        session = self._session(request)
-        return _json({"input_tokens": session.count(_read(dialect, _object(await request.read()), session))})
+        Raises:
+            RefusalError: it is too large, or all bodies of the session together are.
+        """
+        promised = request.content_length or 0
+        if promised > self.body_limit:
+            raise _too_large(self.body_limit)
+        with session.holding(self.body_limit) as take:
+            take(promised)
+            raw = bytearray()
+            try:
+                async for chunk in request.content.iter_any():
+                    raw += chunk
+                    if len(raw) > self.body_limit:
+                        raise _too_large(self.body_limit)
+                    if len(raw) > promised:
+                        take(len(raw) - promised)
+                        promised = len(raw)
+                yield raw
+            finally:
+                raw.clear()  # whoever still holds a frame of this request holds no body
 
-    async def _models(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
-        session = self._session(request)
+    async def _turn(self, request: web.Request, dialect: Dialect, session: Session) -> web.StreamResponse:
+        given = request.headers.get("Idempotency-Key", "")
+        again = bool(given) or request.headers.get("x-stainless-retry-count", "0") != "0"
+        if not again:
+            session.check_turns()
+        async with self._body(request, session) as raw:
+            asked, digest = await aside(len(raw), session.lock, read_request, dialect, raw, session, request.path)
+            raw.clear()
+            if self.strict and asked.ignored:
+                raise invalid(f"{asked.ignored[0]} is not imposed on the policy, and strict: true refuses it")
+            work = session.begin(asked, given or digest, again=again, digest=digest)
+            stream = asked.stream
+            del asked
+            if stream:
+                return await send_stream(request, dialect, session, work)
+            return await send_answer(request, dialect, session, await asyncio.shield(work))
+
+    async def _count(self, request: web.Request, dialect: Dialect, session: Session) -> web.StreamResponse:
+        if session.closed:
+            raise gone()
+        async with self._body(request, session) as raw:
+            asked, _ = await aside(len(raw), session.lock, read_request, dialect, raw, session, request.path)
+            raw.clear()
+            return json_answer({"input_tokens": await session.count(asked)})
+
+    async def _models(self, request: web.Request, dialect: Dialect, session: Session) -> web.StreamResponse:
         about = {"id": session.model, "object": "model", "type": "model", "created": 0, "owned_by": "gspo_lightning"}
         about |= {"display_name": session.model, "max_model_len": session.longest}
-        return _json(about if "model" in request.match_info else {"object": "list", "data": [about], "has_more": False})
+        return json_answer(
+            about if "model" in request.match_info else {"object": "list", "data": [about], "has_more": False}
+        )
 
     async def _open(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         _check_key(request, (self.admin_key,), "only the trainer opens sessions")
         session = self.open_session(secrets.token_hex(8))
-        return _json({"id": session.name, "base_url": self.address(session).base_url, "api_key": session.key})
+        return json_answer({"id": session.name, "base_url": self.address(session).base_url, "api_key": session.key})
 
-    async def _reward(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
-        session = self._session(request, admin=True)
+    async def _reward(self, request: web.Request, dialect: Dialect, session: Session) -> web.StreamResponse:
         if session.settled:
             raise gone()
-        give(session, _object(await request.read()))
-        return _json({"reward": session.reward})
+        if (request.content_length or 0) > REWARD_BYTES:
+            raise _too_large(REWARD_BYTES)
+        async with self._body(request, session) as raw:
+            if len(raw) > REWARD_BYTES:
+                raise _too_large(REWARD_BYTES)
+            give(session, read_object(raw))
+        return json_answer({"reward": session.reward})
 
-    async def _finish(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
+    async def _finish(self, request: web.Request, dialect: Dialect, session: Session) -> web.StreamResponse:
         """End a conversation. Its own key leaves the reward open, which its verifier may still give."""
-        session = self._session(request, admin=True)
         session.finish()
         if _has_key(request, (self.admin_key,)):
             self.close_session(session)
-        return _json({"closed": True})
+        return json_answer({"closed": True})
 
-    async def _trace(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
-        return _json(described(self._session(request, admin=True)))
+    async def _trace(self, request: web.Request, dialect: Dialect, session: Session) -> web.StreamResponse:
+        async with session.lock:
+            body = await asyncio.to_thread(lambda: json.dumps(described(session)).encode())
+        return web.Response(body=body, content_type="application/json")
 
     async def _unknown(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         self.counts["unknown_routes"] += 1
@@ -276,66 +317,5 @@ def _has_key(request: web.Request, keys: Collection[str]) -> bool:
     return any(hmac.compare_digest(given.encode(errors="surrogateescape"), key.encode()) for key in keys)
 
 
-def _read(dialect: Dialect, body: Mapping[str, Any], session: Session) -> Request:
-    """Return the request of a body.
-
-    Raises:
-        RefusalError: a field is not what the dialect says.
-    """
-    try:
-        if dialect is RESPONSES and (before := body.get("previous_response_id")):
-            return responses.read(body, session.messages_before(str(before)))
-        return dialect.read(body)
-    except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
-        raise invalid(f"the request cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
-
-
-async def _stream(request: web.Request, dialect: Dialect, work: asyncio.Task[Served]) -> web.StreamResponse:
-    """Frame an answer; a turn that takes long gets comments first."""
-    done, _ = await asyncio.wait({work}, timeout=KEEP_ALIVE_S)
-    if done:
-        work.result()  # a refusal is still an answer with its status
-    out = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    await out.prepare(request)
-    while not work.done():
-        await out.write(b": keep-alive\n\n")
-        await asyncio.wait({work}, timeout=KEEP_ALIVE_S)
-    try:
-        served = work.result()
-    except RefusalError as refusal:
-        await out.write(_frame("error", dialect.error(refusal)))
-    else:
-        await out.write(b"".join(_frame(name, data) for name, data in dialect.events(served)) + dialect.done)
-    with contextlib.suppress(ConnectionError):
-        await out.write_eof()
-    return out
-
-
-def _frame(name: str | None, data: Mapping[str, Any]) -> bytes:
-    head = b"" if name is None else f"event: {name}\n".encode()
-    return head + b"data: " + json.dumps(data).encode() + b"\n\n"
-
-
-def _json(value: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(
-        body=json.dumps(value).encode(), status=status, content_type="application/json", headers=headers
-    )
-
-
-def _object(raw: bytes) -> Mapping[str, Any]:
-    """Return the object of a body.
-
-    Raises:
-        RefusalError: it is no JSON object.
-    """
-    try:
-        found = json.loads(raw)
-        if b"\\ud" in raw.lower():
-            json.dumps(found, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise invalid(f"a text has half of a character, which no tokenizer takes: {str(error)[:200]}") from error
-    except (ValueError, RecursionError) as error:
-        raise invalid(f"the body is not JSON: {str(error)[:200]}") from error
-    if not isinstance(found, dict):
-        raise invalid(f"the body must be a JSON object, and is a {type(found).__name__}")
-    return found
+def _too_large(limit: int) -> RefusalError:
+    return RefusalError(413, "invalid_request_error", f"a request may have {limit} bytes")

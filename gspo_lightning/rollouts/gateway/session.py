@@ -7,100 +7,40 @@ import hashlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from gspo_lightning.core.errors import UserError
-from gspo_lightning.rollouts.gateway.reward import Told
+from gspo_lightning.rollouts.gateway.bounds import BODY_BYTES, LOOP_BYTES, OPEN_REQUESTS, SESSION_BYTES, aside
+from gspo_lightning.rollouts.gateway.exchange import RefusalError, Request, Served, busy, gone, invalid
+from gspo_lightning.rollouts.gateway.reward import MOST_PARTS, Told
 from gspo_lightning.rollouts.gateway.trace import (
     Encoder,
+    History,
+    Key,
     Match,
     Message,
     Node,
     Piece,
+    Place,
     Trace,
     TraceError,
     canonical,
     ids_of,
+    key_of,
 )
 
 if TYPE_CHECKING:
     from gspo_lightning.core.turn import Turn
 
 
+_TOKEN_BYTES = 16
+"""Bytes of a token as text that are reckoned with."""
 Phase = Literal["agent", "verify"]
 """Part of a rollout that begins: its conversation, or what the agent does after it."""
-
-
-class RefusalError(Exception):
-    """Answer other than 200.
-
-    Args:
-        status: of HTTP.
-        kind: error type in OpenAI's words.
-        message: for people.
-        code: for programs.
-        again: True if the same request may succeed later.
-    """
-
-    def __init__(self, status: int, kind: str, message: str, code: str | None = None, *, again: bool = False) -> None:
-        super().__init__(message)
-        self.status, self.kind, self.message, self.code, self.again = status, kind, message, code, again
-
-
-def invalid(message: str, code: str | None = None) -> RefusalError:
-    """Return a refusal of a request that no retry can mend."""
-    return RefusalError(400, "invalid_request_error", message, code)
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A request of any dialect.
-
-    Args:
-        messages: in OpenAI's shape.
-        tools: JSON schemas in OpenAI's shape.
-        max_tokens: limit of this turn, or None.
-        stop: texts that end the turn and are left out of the answer.
-        stream: frame the answer as server-sent events.
-        calls: parse tool calls.
-        requested: sampling that the client asked for.
-        ignored: names of other fields that were asked for and have no effect.
-        body: the request as it came.
-    """
-
-    messages: Sequence[Message]
-    tools: Sequence[Message] = ()
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    stream: bool = False
-    calls: bool = True
-    requested: Mapping[str, Any] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
-    body: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A turn as it was served."""
-
-    request: Request
-    turn: Node
-    context: tuple[int, ...]
-    piece: Piece
-    content: str
-    reasoning: str | None
-    calls: tuple[Mapping[str, Any], ...]
-    finish: str
-    model: str
-    name: str
-
-    @property
-    def cached(self) -> int:
-        """Tokens of the context that an earlier request of the session had served or sampled."""
-        assert self.turn.parent is not None
-        return len(self.context) - len(self.turn.parent.token_ids)
 
 
 class Codec(Encoder, Protocol):
@@ -175,9 +115,20 @@ class Session:
     """Sampling that each turn was asked for; the run's was imposed."""
     begun: float = field(default_factory=time.monotonic)
     trace: Trace = field(init=False)
-    _asked: dict[str, asyncio.Task[Served]] = field(default_factory=dict)
+    open_requests: int = 0
+    """Requests that are being answered."""
+    open_bytes: int = 0
+    """Bytes of their bodies."""
+    kept: int = 0
+    """Characters of messages and tools in the trace and in recorded answers."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a thread works for this session."""
+    _begun: bool = False
+    _sampling: int = 0
+    _asked: dict[str, tuple[str, asyncio.Task[Served]]] = field(default_factory=dict)
     _places: Counter[int] = field(default_factory=Counter)
-    _dialogues: dict[str, Sequence[Message]] = field(default_factory=dict)
+    _turns: dict[str, Node] = field(default_factory=dict)
+    _echoed: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.trace = Trace(self.codec, self.match)
@@ -186,37 +137,96 @@ class Session:
         """Store the reward of the rollout; what it leaves out stays as it is.
 
         Raises:
-            ValueError: it has rewards for more turns than there are.
+            ValueError: it has rewards for more turns than there are, or too many parts.
         """
         if len(told.turns) > len(self.trace.turns):
             raise ValueError(f"turns has {len(told.turns)} rewards, and this session {len(self.trace.turns)} turns")
+        if len(self.parts | told.parts) > MOST_PARTS:
+            raise ValueError(f"parts may have {MOST_PARTS} numbers")
         for turn, value in zip(self.trace.turns, told.turns, strict=False):
             turn.reward = value
         if told.reward is not None or told.turns:
             self.reward = told.reward if told.reward is not None else self.reward or 0.0
         self.parts |= told.parts
 
-    def begin(self, request: Request, key: str, *, again: bool) -> asyncio.Task[Served]:
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Count a request as open.
+
+        Raises:
+            RefusalError: there are too many.
+        """
+        if self.open_requests >= OPEN_REQUESTS:
+            raise busy(f"{OPEN_REQUESTS} requests at the same time")
+        self.open_requests += 1
+        try:
+            yield
+        finally:
+            self.open_requests -= 1
+
+    @contextmanager
+    def holding(self, most: int = BODY_BYTES) -> Iterator[Callable[[int], None]]:
+        """Yield a function that takes more bytes for a body, which are given back at the end.
+
+        Raises:
+            RefusalError: the bodies of all open requests have too many.
+        """
+        held = 0
+
+        def take(count: int) -> None:
+            nonlocal held
+            if self.open_bytes + count > most:
+                raise busy(f"open requests of {most} bytes together")
+            self.open_bytes += count
+            held += count
+
+        try:
+            yield take
+        finally:
+            self.open_bytes -= held
+
+    def begin(self, request: Request, key: str, *, again: bool, digest: str = "") -> asyncio.Task[Served]:
         """Start to answer a request; a retry gets the recorded answer, or waits for the one in flight.
 
         Args:
             request: what was asked.
-            key: idempotency key, or a hash of the body.
+            key: idempotency key, or the digest.
             again: the client says that it may have asked before.
+            digest: of the body.
+
+        Raises:
+            RefusalError: the key belongs to another body.
         """
-        if not self._asked and self.moved is not None:
+        if not self._begun and self.moved is not None:
             self.moved("agent")
-        known = self._asked.get(key)
-        if again and known is not None and not (known.done() and (known.cancelled() or known.exception())):
+        self._begun = True
+        before, known = self._asked.get(key, (digest, None))
+        if again and before != digest:
+            what = "this Idempotency-Key was used for another request of this session"
+            raise RefusalError(422, "invalid_request_error", what, "idempotency_key_reused")
+        if again and known is not None:
             self.counts["retries"] += 1
             return known
-        self._asked[key] = task = asyncio.ensure_future(self._answer(request))
-        task.add_done_callback(_seen)
+        task = asyncio.ensure_future(self._answer(request))
+        self._asked[key] = digest, task
+        task.add_done_callback(partial(self._forget_failed, key))
         return task
 
-    def count(self, request: Request) -> int:
+    def check_turns(self) -> None:
+        """Refuse a request for a turn if there are enough, those that are being sampled included.
+
+        Raises:
+            RefusalError: there are.
+        """
+        if self.closed:
+            raise gone()
+        if len(self.trace.turns) + self._sampling >= self.max_turns:
+            raise self._too_long(f"{self.max_turns} turns already")
+
+    async def count(self, request: Request) -> int:
         """Return the tokens of a request."""
-        return self._rendered(lambda: self.trace.count(request.messages, request.tools), request)
+        _, place, ids = await self._placed(request)
+        return len(ids) + (place[1].end if place else 0)
 
     def messages_before(self, answer: str) -> Sequence[Message]:
         """Return the history that ends with an answer, by the name it was served under.
@@ -224,9 +234,9 @@ class Session:
         Raises:
             RefusalError: there is no such answer.
         """
-        if answer not in self._dialogues:
+        if answer not in self._turns:
             raise invalid(f"there is no response {answer!r} in this session", "previous_response_not_found")
-        return self._dialogues[answer]
+        return [message for node in self._turns[answer].path for message in node.messages]
 
     def finish(self) -> None:
         """Serve no more turns; the agent may still verify what it did, and give a reward."""
@@ -237,96 +247,144 @@ class Session:
     def close(self) -> None:
         """Refuse all requests from now on; those in flight are not added to the trace."""
         self.closed = True
-        for task in self._asked.values():
+        for _, task in list(self._asked.values()):
             task.cancel()
 
+    def forget(self) -> None:
+        """Drop recorded answers: nobody gets them any more."""
+        self._asked, self._turns, self._echoed = {}, {}, {}
+
     async def _answer(self, request: Request) -> Served:
-        if self.closed:
-            raise gone()
-        asked_s = time.monotonic() - self.begun
+        self.check_turns()
+        self._sampling += 1
+        try:
+            return await self._sampled(request, time.monotonic() - self.begun)
+        finally:
+            self._sampling -= 1
+
+    async def _sampled(self, request: Request, asked_s: float) -> Served:
         for name in request.ignored:
             self.counts[f"ignored/{name}"] += 1
-        if len(self.trace.turns) >= self.max_turns:
-            raise self._too_long(f"{self.max_turns} turns already")
-        node = self._rendered(lambda: self.trace.locate(request.messages, request.tools), request)
-        context = ids_of(node.path)
-        room = self.longest - len(context)
+        history, place, ids = await self._placed(request)
+        if self.closed:
+            raise gone()
+        length = len(ids) + (place[1].end if place else 0)
+        room = self.longest - length
         if room < 1:
-            self.trace.drop(node)
-            raise self._too_long(f"{len(context)} tokens, of at most {self.longest}")
+            raise self._too_long(f"{length} tokens, of at most {self.longest}")
+        node = self.trace.attach(history, place, ids)
+        self.kept += history.new(place)
+        context = ids_of(node.path)
         budget = room if request.max_tokens is None else max(1, min(room, request.max_tokens))
+        digest = await aside(8 * len(context), self.lock, _digest, context)
         try:
-            piece = await self.sampler.sample(self, context, budget, request.stop, self._place(context))
+            piece = await self.sampler.sample(self, context, budget, request.stop, self._place(digest))
         except Exception as error:
             self.fault = self.fault or error
             raise RefusalError(500, "server_error", f"no turn was sampled: {type(error).__name__}") from error
+        size = len(piece.token_ids) * _TOKEN_BYTES
+        said = await aside(size, self.lock, self._parsed, request, piece, context)
         if self.closed:
             raise gone()
-        served = self._commit(request, node, context, piece)
+        served = self._commit(request, history, node, context, piece, said)
         served.turn.asked_s, served.turn.answered_s = asked_s, time.monotonic() - self.begun
         return served
 
-    def _commit(self, request: Request, node: Node, context: tuple[int, ...], piece: Piece) -> Served:
-        order = len(self.trace.turns)
-        parsed = self.codec.parse(piece.token_ids, request.stop, request.tools if request.calls else (), context)
+    def _parsed(self, request: Request, piece: Piece, context: tuple[int, ...]) -> tuple[Turn, dict[str, Any], Key]:
+        """Return a turn's parts, the message that clients get, with calls that have no ids yet, and its key."""
+        turn = self.codec.parse(piece.token_ids, request.stop, request.tools if request.calls else (), context)
+        message: dict[str, Any] = {"role": "assistant", "content": turn.content}
+        message |= {"reasoning_content": turn.reasoning} if turn.reasoning else {}
+        calls = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": canonical(call.arguments)}}
+            for call in turn.calls
+        ]
+        message |= {"tool_calls": calls} if calls else {}
+        return turn, message, key_of(message, self.match)
+
+    def _commit(
+        self, request: Request, history: History, node: Node, context: tuple[int, ...], piece: Piece,
+        said: tuple[Turn, dict[str, Any], Key],
+    ) -> Served:  # fmt: skip
+        order, (parsed, message, key) = len(self.trace.turns), said
         if request.calls and request.tools:
             self.malformed_calls = (self.malformed_calls or 0) + parsed.malformed
-        calls = tuple(
-            {
-                "id": call.id or f"call_{order}_{i}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": canonical(call.arguments)},
-            }
-            for i, call in enumerate(parsed.calls)
-        )
-        message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
-        message |= {"reasoning_content": parsed.reasoning} if parsed.reasoning else {}
-        message |= {"tool_calls": list(calls)} if calls else {}
+        calls = message.get("tool_calls", [])
+        for i, call in enumerate(calls):
+            call["id"] = call["id"] or f"call_{order}_{i}"
         try:
-            turn = self.trace.say(node, context, piece, message)
+            turn = self.trace.say(node, context, piece, message, key)
         except TraceError as error:
             self.fault = error
             raise
+        turn.heard = 0
         self.requested.append(request.requested)
         finish = "length" if piece.truncated else "tool_calls" if calls else "stop"
         name = f"{self.name}_{order}"
-        self._dialogues[name] = [*request.messages, message]
-        return Served(request, turn, context, piece, parsed.content, parsed.reasoning, calls, finish, self.model, name)
+        self._turns[name] = turn
+        echoed = {what: self._shared(value, history) for what, value in request.echoed.items()}
+        return Served(
+            echoed, request.size, turn, piece, parsed.content, parsed.reasoning, tuple(calls), finish, self.model, name
+        )
 
-    def _rendered(self, render: Callable[[], Any], request: Request) -> Any:
-        """Return what rendering gives.
+    async def _placed(self, request: Request) -> tuple[History, Place | None, tuple[int, ...]]:
+        """Return a request, the node that it continues, and the tokens behind it.
 
         Raises:
             RefusalError: the messages are too long to be rendered while others wait, or cannot be expressed.
         """
-        characters = sum(len(str(message.get("content") or "")) for message in request.messages)
-        if characters > self.longest * self.codec.longest_token:
-            raise self._too_long(f"{characters} characters, more than {self.longest} tokens can have")
         try:
-            return render()
+            history = await aside(request.size, self.lock, History.of, request.messages, request.tools, self.match)
+            place = self.trace.nearest(history)
+            self._check_length(request, history, place)
+            new = sum(history.weights[place[0] if place else 0 :]) + history.tools_weight
+            return history, place, await aside(new, self.lock, self.trace.rendered, history, place)
         except UserError as error:
             self.counts["unrendered"] += 1
             raise invalid(str(error), "cannot_render") from error
         except RecursionError as error:
             raise invalid("an object in it is nested too deeply") from error
 
+    def _check_length(self, request: Request, history: History, place: Place | None) -> None:
+        """Refuse what no number of tokens that fit can have, before it is rendered.
+
+        A text has at most the characters of its tokens. Templates write tools and calls in shapes of their own, so that
+        these count where they are large.
+        """
+        most = self.longest * self.codec.longest_token
+        texts = sum(len(str(message.get("content") or "")) for message in request.messages)
+        thoughts = sum(len(str(message.get("reasoning_content") or "")) for message in request.messages)
+        size = sum(history.weights) + history.tools_weight - thoughts
+        for length, limit in ((texts, most), (size, max(most, LOOP_BYTES))):
+            if length > limit:
+                raise self._too_long(f"{length} characters, more than {self.longest} tokens can have")
+        if self.kept + history.new(place) > SESSION_BYTES:
+            raise self._too_long(f"more than {SESSION_BYTES} characters with all that was said before")
+
+    def _shared(self, value: Any, history: History) -> Any:
+        """Return a text or tools that answers repeat; equal ones are kept once."""
+        if not isinstance(value, str | list):
+            return value
+        known = len(self._echoed)
+        found = self._echoed.setdefault(value if isinstance(value, str) else history.known, value)
+        self.kept += (len(value) if isinstance(value, str) else history.tools_weight) * (len(self._echoed) > known)
+        return found
+
+    def _forget_failed(self, key: str, task: asyncio.Task[Served]) -> None:
+        """Look at a task's exception, which nobody does for a client that is gone, and let it be asked again."""
+        failed = task.cancelled() or task.exception() is not None
+        if failed and self._asked.get(key, ("", None))[1] is task:
+            del self._asked[key]
+
     def _too_long(self, what: str) -> RefusalError:
         self.full = True
         return invalid(f"maximum context length: this conversation has {what}", "context_length_exceeded")
 
-    def _place(self, context: tuple[int, ...]) -> int:
+    def _place(self, digest: int) -> int:
         """Return a position of random numbers that depends on the context, and on how often it was asked about."""
-        digest = int.from_bytes(hashlib.blake2b(repr(context).encode(), digest_size=8).digest(), "big")
         self._places[digest] += 1
         return (digest + self._places[digest] * 0x9E3779B97F4A7C15) % (1 << 52)
 
 
-def gone() -> RefusalError:
-    """Return the answer to a request in a session that is over."""
-    return RefusalError(409, "conflict_error", "this session is closed: its rollout is over", "session_closed")
-
-
-def _seen(task: asyncio.Task[Served]) -> None:
-    """Look at a task's exception: a client that is gone leaves nobody who does."""
-    if not task.cancelled():
-        task.exception()
+def _digest(context: tuple[int, ...]) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(context).encode(), digest_size=8).digest(), "big")

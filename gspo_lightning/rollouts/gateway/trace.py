@@ -14,12 +14,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from gspo_lightning.rollouts.gateway.bounds import load, weight
+
 Message = Mapping[str, Any]
 """A chat message in OpenAI's shape: role, content (text, parts or None), tool_calls, tool_call_id, name."""
 Match = Literal["exact", "strip"]
 """Comparison of texts: as they are, or without outer white space."""
 Key = tuple[str, str, tuple[tuple[str, str], ...]]
 """Canonical key of a message: role, text, and calls as (name, arguments)."""
+Place = tuple[int, "Node"]
+"""Node that a request continues or repeats, behind the number of messages up to it."""
 REASONS = ("first", "fresh", "tools", "system", "answer", "input", "shortened")
 """Reasons for a new root, see :meth:`Trace.locate`."""
 
@@ -73,6 +77,8 @@ class Node:
     tools: str = "[]"
     piece: Piece | None = None
     order: int = 0
+    heard: int = 1
+    """Clients that got the answer; a turn that none got, and none continued, is not trained."""
     asked_s: float = 0.0
     """Seconds from the beginning of the session to the request."""
     answered_s: float = 0.0
@@ -118,6 +124,37 @@ class TracedRow:
     routes: Any = None
 
 
+@dataclass(frozen=True, slots=True)
+class History:
+    """A request as the tree compares it.
+
+    Args:
+        messages: in OpenAI's shape.
+        tools: JSON schemas.
+        keys: of the messages.
+        known: of the tools.
+        weights: characters of each message.
+        tools_weight: characters of the tools.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Message]
+    keys: tuple[Key, ...]
+    known: str
+    weights: tuple[int, ...]
+    tools_weight: int
+
+    @classmethod
+    def of(cls, messages: Sequence[Message], tools: Sequence[Message], match: Match) -> History:
+        """Return a request; takes time that grows with its texts."""
+        keys = tuple(key_of(m, match) for m in messages)
+        return cls(messages, tools, keys, canonical(tools), tuple(map(weight, messages)), weight(tools))
+
+    def new(self, place: Place | None) -> int:
+        """Return the characters of messages behind a place, and of tools that are new there."""
+        return sum(self.weights[place[0] :]) if place else sum(self.weights) + self.tools_weight
+
+
 class TraceError(AssertionError):
     """Served tokens that differ from the tree: a defect of the gateway, which stops the run."""
 
@@ -144,39 +181,47 @@ class Trace:
         nearest path: ``system``, ``answer`` (the policy's turn was rewritten) or ``input``; ``shortened``, if none
         differs and some are missing.
         """
-        keys, known = [key_of(m, self.match) for m in messages], canonical(tools)
-        found = self._nearest(messages, keys, known)
-        if found is None:
-            self.reasons[self._reason(keys, known)] += 1
-            return self._give(None, messages, keys, tuple(self.encoder.opening(messages, tools)), known)
-        taken, node = found
+        history = History.of(messages, tools, self.match)
+        place = self.nearest(history)
+        return self.attach(history, place, self.rendered(history, place))
+
+    def rendered(self, history: History, place: Place | None) -> tuple[int, ...]:
+        """Return the tokens of what is new behind a place; changes nothing, so that another thread may do it."""
+        if place is None:
+            return tuple(self.encoder.opening(history.messages, history.tools))
+        taken, node = place
         if node.piece is None:
-            return node
-        return self._give(node, messages[taken:], keys[taken:], self._reply(node, messages[taken:], tools), known)
+            return ()
+        calls = node.messages[0].get("tool_calls") or ()
+        return tuple(self.encoder.reply(history.messages[taken:], node.token_ids[-1], history.tools, calls))
 
-    def drop(self, given: Node) -> None:
-        """Forget a given node after which nothing was sampled."""
-        siblings = self.roots if given.parent is None else given.parent.children
-        if not given.children and given in siblings:
-            siblings.remove(given)
+    def attach(self, history: History, place: Place | None, ids: tuple[int, ...]) -> Node:
+        """Return the given node of a request, added behind its place unless an equal request has just added it."""
+        taken, parent = place or (0, None)
+        if parent is not None and parent.piece is None:
+            return parent
+        keys = history.keys[taken:]
+        siblings = self.roots if parent is None else parent.children
+        for node in siblings:
+            if node.piece is None and node.keys == keys and node.tools == history.known:
+                return node
+        if parent is None:
+            self.reasons[self._reason(history.keys, history.known)] += 1
+        node = Node(parent, tuple(history.messages[taken:]), keys, ids, history.known)
+        node.end = len(ids) + (0 if parent is None else parent.end)
+        siblings.append(node)
+        return node
 
-    def count(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> int:
-        """Return the tokens that a request would serve, and leave the tree as it is."""
-        keys = [key_of(m, self.match) for m in messages]
-        found = self._nearest(messages, keys, canonical(tools))
-        if found is None:
-            return len(self.encoder.opening(messages, tools))
-        taken, node = found
-        return node.end + (len(self._reply(node, messages[taken:], tools)) if node.piece else 0)
-
-    def _nearest(self, messages: Sequence[Message], keys: Sequence[Key], tools: str) -> tuple[int, Node] | None:
+    def nearest(self, history: History) -> Place | None:
         """Return the node that a request continues or repeats, and the number of messages up to it."""
-        ends = [end for root in self.roots if root.tools == tools for end in _ends(root, messages, keys, 0)]
+        messages, keys = history.messages, history.keys
+        roots = [root for root in self.roots if root.tools == history.known]
+        ends = [end for root in roots for end in _ends(root, messages, keys, 0)]
         ends = [(n, node) for n, node in ends if node.piece or n == len(keys)]
         ends = [(n, node) for n, node in ends if all(key[0] != "assistant" for key in keys[n:])]
         return max(ends, key=lambda end: (end[0], end[1].piece is None, end[1].order), default=None)
 
-    def say(self, given: Node, context: Sequence[int], piece: Piece, message: Message) -> Node:
+    def say(self, given: Node, context: Sequence[int], piece: Piece, message: Message, key: Key | None = None) -> Node:
         """Append a turn that the policy sampled after a given node, and check what was served.
 
         Args:
@@ -184,11 +229,12 @@ class Trace:
             context: token ids that were served to the policy.
             piece: what it sampled.
             message: the answer as the client got it.
+            key: of the message, if it is known.
 
         Raises:
             TraceError: the tokens of the path are not those that were served.
         """
-        key = key_of(message, self.match)
+        key = key or key_of(message, self.match)
         turn = Node(given, (message,), (key,), piece.token_ids, given.tools, piece, len(self.turns))
         turn.end = given.end + len(piece.token_ids)
         counts = {len(piece.token_ids), *(len(x) for x in (piece.logprobs, piece.versions or None) if x is not None)}
@@ -205,10 +251,12 @@ class Trace:
 
         A conversation without tools beside one with tools (a title, a summary for people) is left out. Of several
         answers to one request, those that were never continued are left out if another one was. A summary that
-        compacts the history is trained like any turn (CompactionRL, arXiv 2607.05378).
+        compacts the history is trained like any turn (CompactionRL, arXiv 2607.05378). An answer that no client got is
+        left out: the reward belongs to what was said in its place.
         """
         tools = any(root.tools != "[]" and any(t.root is root for t in self.turns) for root in self.roots)
-        return [t for t in self.turns if not (tools and t.root.tools == "[]") and not _passed_over(t)]
+        heard = [t for t in self.turns if t.heard or t.children]
+        return [t for t in heard if not (tools and t.root.tools == "[]") and not _passed_over(t)]
 
     def nodes(self) -> list[Node]:
         """Return all nodes, parents before children."""
@@ -230,18 +278,6 @@ class Trace:
             claimed |= {id(node) for node in path}
             found.append(_row(path, first))
         return found
-
-    def _reply(self, turn: Node, messages: Sequence[Message], tools: Sequence[Message]) -> tuple[int, ...]:
-        calls = turn.messages[0].get("tool_calls") or ()
-        return tuple(self.encoder.reply(messages, turn.token_ids[-1], tools, calls))
-
-    def _give(
-        self, parent: Node | None, messages: Sequence[Message], keys: Sequence[Key], ids: tuple[int, ...], tools: str
-    ) -> Node:
-        node = Node(parent, tuple(messages), tuple(keys), ids, tools)
-        node.end = len(ids) + (0 if parent is None else parent.end)
-        (self.roots if parent is None else parent.children).append(node)
-        return node
 
     def _reason(self, keys: Sequence[Key], tools: str) -> str:
         if not self.roots:
@@ -299,7 +335,7 @@ def _arguments(value: Any) -> str:
     if not isinstance(value, str):
         return canonical({} if value is None else value)
     try:
-        return canonical(json.loads(value or "{}"))
+        return canonical(load(value or "{}"))
     except (ValueError, RecursionError):
         return value
 

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gspo_lightning.rollouts.gateway import chat, server
+from gspo_lightning.rollouts.gateway import chat, replies
 from gspo_lightning.rollouts.gateway.server import Gateway, described
 from gspo_lightning.rollouts.gateway.session import Session
 from tests.rollouts.gateway.stubs import Bytes, Script
@@ -166,7 +166,7 @@ def test_streams_say_what_the_whole_answer_says() -> None:
 
 
 def test_a_slow_stream_gets_comments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.02)
+    monkeypatch.setattr(replies, "KEEP_ALIVE_S", 0.02)
 
     async def test(client: Client) -> None:
         text = await client.post("chat/completions", {**ASK, "stream": True})
@@ -280,8 +280,6 @@ def test_keys_routes_sizes_and_closed_sessions() -> None:
 def test_odd_requests_are_mistakes_of_the_client_and_leave_no_trace() -> None:
     user = {"role": "user", "content": "6+7"}
     bodies: list[tuple[str, Any, str]] = [
-        ("chat/completions", {"messages": [{"role": "user", "content": "\ud800"}]}, "half of a character"),
-        ("completions", {"prompt": "\udfff"}, "half of a character"),
         ("chat/completions", {"messages": [user], "stop": {"a": 1}}, "stop must be texts"),
         ("responses", {"input": [{"type": "reasoning", "content": 5}]}, "cannot be read: TypeError"),
         ("chat/completions", {"messages": [{**user, "content": "9" * 5000}]}, "5000 characters, more than 4096"),
