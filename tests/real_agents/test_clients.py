@@ -62,6 +62,23 @@ def test_a_client_keeps_its_history(client: str, thought: str, tmp_path: Path) -
     assert sum(row["mask"]) == len((thought + CALL + ANSWER).encode()) + 2
 
 
+HALF = '<tool_call>{"name": "multiply", "arguments": {"b": 7, "a": 6, "why": "\\ud83d"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    "client", [name for name in KEEP if name.startswith(("openai_agents", "langgraph", "pydantic"))]
+)
+def test_half_a_character_goes_to_a_client_and_comes_back(client: str, tmp_path: Path) -> None:
+    """The policy's tokens stay; what the client gets is the escape, which it sends back as it is."""
+    answer, tree = play(client, tmp_path, HALF, ANSWER)
+    assert answer == ANSWER
+    assert bytes(i for i in tree["nodes"][1]["token_ids"] if i < 256).decode() == HALF
+    (call,) = tree["nodes"][1]["messages"][0]["tool_calls"]
+    assert json.loads(call["function"]["arguments"])["why"] == r"\ud83d"
+    assert [node["sampled"] for node in tree["nodes"]] == [False, True, False, True]
+    assert tree["reasons"] == {"first": 1}
+
+
 def test_tools_of_an_mcp_server_are_offered_and_called(tmp_path: Path) -> None:
     answer, tree = play("openai_agents_mcp", tmp_path, CALL, ANSWER)
     assert answer == ANSWER

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 import time
 import urllib.request
@@ -54,3 +55,19 @@ def slow(record: Mapping[str, Any], address: Address) -> None:
 
 def one_argument(record: Mapping[str, Any]) -> None:
     """No agent."""
+
+
+def large(record: Mapping[str, Any], address: Address) -> Any:
+    """Returns more than a line may have."""
+    ask(address, [{"role": "user", "content": record["prompt"]}])
+    return {"reward": 1.0, "junk": "x" * (65 << 20)}
+
+
+def torrent(record: Mapping[str, Any], address: Address) -> None:
+    """Writes to the pipe of its worker, as no agent should: more than anybody reads, and not a line."""
+    for number in range(3, 64):
+        try:
+            if stat.S_ISFIFO(os.fstat(number).st_mode):
+                os.write(number, b"x" * (66 << 20))
+        except OSError:
+            continue

@@ -357,6 +357,23 @@ def test_failures_in_a_process_are_told_apart_and_it_is_started_again(policy: Po
             generate(source, policy, [Prompt(1, "1:", prompts[0].token_ids, {"kind": "garbage"})], size=1)
 
 
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (programs.large, "AnswerTooLongError: the answer has 681"),
+        (programs.torrent, "the agent's process wrote no answer"),
+    ],
+)
+def test_an_answer_above_64_mib_is_named_and_close_does_not_hang(
+    policy: Policy, prompts: list[Prompt], function: Any, said: str
+) -> None:
+    """The pipe of a process stays full: its end must not be waited for."""
+    source = AgentRollouts(PythonAgent(function), max_missing_rate=1.0, deadline_s=60.0)
+    with closing(source):
+        rollouts = generate(source, policy, prompts[:1], size=1)
+    assert said in rollouts[0].lost
+
+
 def test_a_plain_function_that_hangs_is_missing_at_the_deadline(policy: Policy, prompts: list[Prompt]) -> None:
     with closing(AgentRollouts(PythonAgent(programs.slow), deadline_s=0.3)) as source:
         (rollout,) = generate(source, policy, prompts[:1], size=1)

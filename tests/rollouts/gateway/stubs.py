@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gspo_lightning.core.turn import ToolCall, Turn
+from gspo_lightning.rollouts.gateway.bounds import load
 from gspo_lightning.rollouts.gateway.session import Session
 from gspo_lightning.rollouts.gateway.trace import Piece
 
@@ -67,7 +68,7 @@ class Bytes:
         text = bytes(i for i in token_ids if i < 256).decode()
         text = text[: min((text.find(s) for s in stop if s in text), default=len(text))]
         thought, found, text = text.rpartition("</think>")
-        calls = [json.loads(call) for call in re.findall("<tool_call>(.*?)</tool_call>", text)] if tools else []
+        calls = [load(call) for call in re.findall("<tool_call>(.*?)</tool_call>", text)] if tools else []
         content = re.sub("<tool_call>.*?</tool_call>", "", text) if calls else text
         made = tuple(ToolCall(call["name"], call["arguments"]) for call in calls)
         return Turn(content, thought.removeprefix("<think>") if found else None, made)
