@@ -57,6 +57,19 @@ def check(tool: McpTool) -> None:
     assert not done
 
 
+def test_half_a_character_costs_no_connection() -> None:
+    """JSON of a policy may hold a lone surrogate, which no pipe takes; the connection is that of all conversations."""
+    tool = McpTool("calculate", command=COMMAND)
+    environment = ToolUse({"calculate": tool})
+    link = tool._server._link
+    calls = (ToolCall("calculate", {"expression": "\ud83d"}, "c1"), ToolCall("calculate", {"expression": "6*7"}, "c2"))
+    messages, _, _ = asyncio.run(_act(environment, Turn("", None, calls)))
+    assert messages[0]["content"].startswith("error: ")
+    assert messages[1]["content"] == "42"
+    assert tool._server._link is link
+    tool.close()
+
+
 async def _act(environment: ToolUse, turn: Turn) -> Any:
     return await environment.act(turn)
 
