@@ -376,8 +376,9 @@ HOSTILE: list[tuple[str, bytes]] = [
 
 
 @pytest.mark.parametrize("sessions", [30, 200])
-def test_sessions_with_one_hostile_among_them_lose_nothing(sessions: int, rounds: int = 2) -> None:
+def test_sessions_with_one_hostile_among_them_lose_nothing(sessions: int) -> None:
     """Every other session gets all its turns, in one row, with nothing but its own texts in it."""
+    rounds = 2
 
     async def main() -> None:
         gateway = Gateway(lambda name: Session(name, Bytes(), Script("13", wait_s=0.01), 60_000, max_turns=12))
