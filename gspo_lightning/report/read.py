@@ -112,7 +112,7 @@ def read_events(run: Run, command: str) -> None:
     if others:  # TensorBoard's reader would wait for a pipe for ever
         run.problems.append(f"event files are not read beside {others[0]}, which is no file")
     if others or not files:
-        _say_what_is_damaged(run, files, last)
+        _say_what_is_damaged(run, files, last, command)
         return
     accumulator = EventAccumulator(str(run.folder), size_guidance={"scalars": 0, "histograms": 1, "tensors": 1})
     with _without_warnings():
