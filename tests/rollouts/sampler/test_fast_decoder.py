@@ -385,5 +385,6 @@ def test_the_rest_of_the_package_knows_its_interface_only() -> None:
     assert sorted(names) == [
         "DecoderTwin, Pieces, can_compile, compiled_pieces",
         "DirectDecoderLayers, FastDecoderLayers, fast_decoder_layers",
-        "LARGEST_COPY, may_be_copied",
+        "LARGEST_COPY",
+        "may_be_copied",
     ]
