@@ -36,7 +36,7 @@ LINK_SHARE = 0.7
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast a card works, where data sheets do not say."""
+    """Pace of a card where data sheets do not say it."""
 
     efficiency: float
     """Share of the peak FLOP/s that matrix products reach over a forward pass or a pass of training."""
