@@ -88,9 +88,9 @@ def _parts(models: Sequence[Path] = (), keep: Path | None = None) -> list[Part]:
         Part("step_8b_lora", eight, 110, usual=True),
         Part("noise_bf16", check_noise, 40, usual=True),
         Part("tests", run_tests, 130, usual=True),
-        Part("sampler", profile_sampler, 60),
         Part("attention", step(check_kernels, dtype=torch.bfloat16, sizes=(64, 128, 256)), 70),
         Part("start", check_start, 75),
+        Part("sampler", profile_sampler, 60),
         *(
             Part(f"step_{model}_{workload}", step(measure_step, model=model, workload=workload), seconds)
             for model, workload, seconds in (("0.6b", "equal", 90), ("1.7b", "equal", 120))
