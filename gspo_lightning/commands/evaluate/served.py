@@ -44,7 +44,7 @@ class Served:
         self.client, self.loop = Client(endpoint, _PATIENCE_S, _HEALTH_S), LoopThread("evaluate")
         try:
             self.asker = ChatRequests(self.client, model or self.loop.run(self.client.model()))
-            self.loop.run(self.asker.probe())
+            self.loop.run(self._probe())
         except (ServerError, UnsupportedError) as error:
             self.close()
             raise UserError("--server", f"{endpoint.url}: {error}", fix="start it, or correct the address") from error
@@ -80,6 +80,18 @@ class Served:
         """Close the connections."""
         self.loop.run(self.client.close())
         self.loop.close()
+
+    async def _probe(self) -> None:
+        """Ask what the server takes; one that does not answer says so when it is asked for answers."""
+        monitor = RequestMonitor(self.client)
+        with monitor.counted():
+            probe, watch = asyncio.ensure_future(self.asker.probe()), asyncio.ensure_future(monitor.watch())
+            await asyncio.wait({probe, watch}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (probe, watch):
+                task.cancel()
+            ends = await asyncio.gather(probe, watch, return_exceptions=True)
+        if isinstance(ends[0], UnsupportedError):
+            raise ends[0]
 
     @staticmethod
     def _come(ready: queue.Queue[Answer | None], work: concurrent.futures.Future[None]) -> Iterator[Answer]:

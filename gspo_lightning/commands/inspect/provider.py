@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 from inspect_ai._util.error import PrerequisiteError  # Inspect prints it without a traceback; it has no public name
@@ -222,10 +224,14 @@ class Remote:
         try:
             self.name = self.loop.run(self.client.model()) if name == AnyModel else name
             self.asker = ChatRequests(self.client, self.name)
-            self.loop.run(self.asker.probe())
+            self.loop.run(self._probe())
         except (ServerError, UnsupportedError) as error:
             self.close()
             raise UserError("gspo/", f"{url}: {error}", fix="start the server, or correct the address") from error
+
+    async def _probe(self) -> None:
+        with suppress(TimeoutError):  # a slow server is asked later, by the first request
+            await asyncio.wait_for(self.asker.probe(), _HEALTH_S)
 
     def ask(self, request: Request) -> Future[Response]:
         """Send a request to the server."""

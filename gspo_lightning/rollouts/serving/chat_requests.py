@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,13 +56,16 @@ class ChatRequests:
     async def probe(self) -> None:
         """Ask what the server takes: whether it refuses neutral sampling, and how its chat template ends a prompt.
 
+        A server that fails says so when it is asked for an answer.
+
         Raises:
-            ServerError: the server does not answer.
             UnsupportedError: it refuses a short request.
         """
         messages = [{"role": "user", "content": "."}]
-        await self.ask(messages, {"max_tokens": 1, "temperature": 0.0})
-        self.owner = await self.client.owner()
+        with suppress(ServerError):
+            await self.ask(messages, {"max_tokens": 1, "temperature": 0.0})
+        with suppress(ServerError):
+            self.owner = await self.client.owner()
         if self.chat:
             rendered = await self.client.rendered(self.model, messages)
             self.opened = None if rendered is None else opens_thought(rendered)

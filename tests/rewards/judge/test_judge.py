@@ -13,6 +13,7 @@ import torch
 
 from gspo_lightning.cli import main
 from gspo_lightning.core.errors import InfrastructureError, UserError
+from gspo_lightning.core.neutral_sampling import NEUTRAL
 from gspo_lightning.core.types import FinishReason, Prompt, Rollout
 from gspo_lightning.loop.metrics.rollouts import measure_rollouts
 from gspo_lightning.rewards import ExactMatch, LLMJudge, RewardRunner, Sample, Score
@@ -377,7 +378,7 @@ def test_settings_that_cannot_work_are_refused(chosen: dict[str, Any], message: 
 def test_options_change_a_request_and_null_takes_out(serve: Serve) -> None:
     server = serve(lambda asked: "no")
     judged(server, sample("42"), response_format="text", options={"max_tokens": 9, "temperature": None})
-    assert server.asked[0].body.keys() == {"model", "messages", "max_tokens"}
+    assert server.asked[0].body.keys() == {*NEUTRAL, "model", "messages", "max_tokens"}
 
 
 # agreement -----------------------------------------------------------------------------------------------------------
