@@ -27,6 +27,7 @@ from gspo_lightning.core.distributed import local
 from gspo_lightning.policy.load.loading import load_policy
 from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.strategies import FSDP2Strategy
+from gspo_lightning.policy.strategies.gathering import leading
 from gspo_lightning.policy.strategies.layers import decoder_layers
 from gspo_lightning.policy.strategies.loading import made_by_first_rank
 from gspo_lightning.policy.strategies.sharding import gathered
@@ -55,6 +56,8 @@ class Traffic:
     """Allocated above the shard while the policy is loaded and sharded."""
     peak_gathering: float
     """Allocated above the shard while the weights are put together."""
+    peak_sending: float
+    """Allocated above the shard on the first rank meanwhile, in units of the largest tensor."""
 
 
 class Received(TorchDispatchMode):
@@ -89,7 +92,7 @@ class Held(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.most = 0
-        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._made: dict[int, StorageWeakRef] = {}
         """Storages that were made in here."""
         self._known: dict[int, StorageWeakRef] = {}
         """Those that were there before."""
@@ -106,10 +109,16 @@ class Held(TorchDispatchMode):
             reference = StorageWeakRef(tensor.untyped_storage())
             known = self._known.get(reference.cdata)
             if known is None or known.expired():
-                self._made[reference.cdata] = reference, tensor.untyped_storage().nbytes()
-        self._made = {key: one for key, one in self._made.items() if not one[0].expired()}
-        self.most = max(self.most, sum(size for _, size in self._made.values()))
+                self._made[reference.cdata] = reference
+        self._made = {key: one for key, one in self._made.items() if not one.expired()}
+        self.most = max(self.most, sum(map(_now, self._made.values())))
         return out
+
+
+def _now(reference: StorageWeakRef) -> int:
+    """Bytes of a storage, which FSDP frees by resizing it to nothing."""
+    storage: Any = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+    return 0 if storage is None else int(storage.nbytes())
 
 
 def _plain(tree: Any) -> list[Tensor]:
@@ -183,6 +192,7 @@ class _Counted:
     loading: int
     gathering: int
     layer: int
+    tensor: int
 
 
 def _rank(rank: int, world: int, folder: Path, answers: Any) -> None:
@@ -196,9 +206,13 @@ def _rank(rank: int, world: int, folder: Path, answers: Any) -> None:
         layer = max(sum(p.nbytes for p in one.parameters()) for one in decoder_layers(policy))
         policy = strategy.shard(policy)
     shard = sum(local(p).nbytes for p in policy.parameters())
+    tensor = max(p.numel() * p.element_size() for p in policy.parameters())
     with torch.no_grad(), Held() as gathering, received, gathered(policy, VLLMServer().weights_on) as plain:
-        assert {p.device.type for p in plain.model.parameters()} == {"meta" if rank else "cpu"}
-    answers.put(_Counted(sum(read), received.bytes, loading.most - shard, gathering.most, layer))
+        assert {p.device.type for p in plain.model.parameters()} == {"meta"}
+        with leading(plain) as leads:
+            for _ in plain.stream.weights() if leads else ():
+                pass
+    answers.put(_Counted(sum(read), received.bytes, loading.most - shard, gathering.most, layer, tensor))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -233,4 +247,5 @@ def traffic_of(world: int) -> Traffic:
         sum(one.received for one in found) / world / size,
         max(one.loading / one.layer for one in others),
         max(one.gathering / one.layer for one in others),
+        found[0].gathering / found[0].tensor,
     )

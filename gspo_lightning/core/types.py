@@ -55,7 +55,9 @@ class WeightsOn(StrEnum):
     EVERY_RANK = "every_rank"
     """Each rank computes with whole weights."""
     FIRST_RANK = "first_rank"
-    """Rank 0 computes with whole weights, or passes them on to servers; the policy of other ranks has none."""
+    """Rank 0 computes with whole weights; the policy of other ranks has none."""
+    STREAMED = "streamed"
+    """Rank 0 passes weights on as they are gathered (``policy.stream``); no rank holds all of them."""
     NO_RANK = "no_rank"
     """No rank needs whole weights; a policy still provides its model's config and tokenizer."""
 

@@ -90,7 +90,9 @@ class Policy(nn.Module):
         self.decoding = Decoding()
         """Measured decoding choices, shared with copies of the policy."""
         self.gathering: Any = None
-        """Gathers sharded weights (:mod:`gspo_lightning.policy.strategies.sharding`); None if they are whole."""
+        """Gathers sharded weights (:mod:`gspo_lightning.policy.strategies.gathering`); None if they are whole."""
+        self.stream: Any = None
+        """Gathers weights one by one for a policy that has none; else None."""
         self.context: ContextGroup | None = None
         """Ranks that compute the same rows (context parallelism), set when the weights are sharded, else None."""
         self.on_release: Callable[[], None] | None = None
@@ -114,9 +116,8 @@ class Policy(nn.Module):
     @property
     def device(self) -> torch.device:
         """Compute device; also that of the weights, unless they are sharded and offloaded."""
-        if self.gathering is not None:
-            return torch.device(self.gathering.device)
-        return next(self.model.parameters()).device
+        owner = self.gathering if self.gathering is not None else self.stream
+        return next(self.model.parameters()).device if owner is None else torch.device(owner.device)
 
     @property
     def in_lockstep(self) -> bool:
@@ -280,9 +281,8 @@ class Policy(nn.Module):
         """
         if self.image_processor is None:
             what = f"{type(self.model).__name__} reads text only, and a prompt holds a picture"
-            raise UserError(
-                "model.name_or_path", what, fix=f"use prompts without pictures, or a model that reads them: {SAID}"
-            )
+            fix = f"use prompts without pictures, or a model that reads them: {SAID}"
+            raise UserError("model.name_or_path", what, fix=fix)
         return VisionInputs.at(self.model.base_model, self.image_processor, rows, width, offsets)
 
     def _prescribed(self, batch: MicroBatch, places: TokenPlaces) -> list[Tensor] | None:
@@ -312,7 +312,7 @@ class Policy(nn.Module):
         """Tokens that end a response: the union of the tokenizer's and the generation config's."""
         ids: set[int] = set()
         generation = getattr(self.model, "generation_config", None)
-        sources = (self.tokenizer.eos_token_id, getattr(generation, "eos_token_id", None))
+        sources = self.tokenizer.eos_token_id, getattr(generation, "eos_token_id", None)
         for value in sources:
             ids.update([value] if isinstance(value, int) else (value or []))
         return tuple(sorted(ids))

@@ -146,7 +146,7 @@ def test_both_ways_bring_the_trainers_weights_through_vllms_own_code(
 
     if reads == "pictures":
         policy = test_pictures.policy_of("tiny-qwen3-vl", tmp_path / "model")
-    monkeypatch.setattr(transfer, "BUFFER", 2**16)  # several buffers
+    monkeypatch.setattr(transfer, "BUCKET", 2**16)  # several buffers
     for name, value in options_for("ipc")[1].items():
         monkeypatch.setenv(name, value)
     arguments = {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 2**28, "max_model_len": 64}

@@ -11,7 +11,7 @@ import torch
 from gspo_lightning.commands.plan.decoding import growth_of, keeps_decoder, kv_bytes
 from gspo_lightning.commands.plan.devices import Device
 from gspo_lightning.commands.plan.job import Job, padded_batch
-from gspo_lightning.commands.plan.models import Counts, backbone_counts, config_of, counts_of, gathered_layer
+from gspo_lightning.commands.plan.models import Counts, backbone_counts, bucket, config_of, counts_of, gathered_layer
 from gspo_lightning.commands.plan.step import Step, StepMemory, measure_phases
 from gspo_lightning.commands.plan.vision import tower_of
 from gspo_lightning.core.errors import UserError
@@ -90,9 +90,8 @@ def memory_of(job: Job, device: Device) -> Memory:
 
 
 def _weights(memory: Memory, job: Job, counts: Counts, shards: int) -> None:
-    size = job.weight_dtype.itemsize
+    size, kept = job.weight_dtype.itemsize, shards if job.shards_weights else 1
     trained, frozen = counts.trainable, counts.total - counts.trainable
-    kept = shards if job.shards_weights else 1
     if job.lora is None:
         share = trained * size / kept
         target = "weights (float32 masters)" if size == 4 and job.autocast else "weights"
@@ -104,13 +103,14 @@ def _weights(memory: Memory, job: Job, counts: Counts, shards: int) -> None:
         memory.host[target] = round(share)
     else:
         memory.add(target, share)
-    whole = (counts.total * size if job.lora is None else frozen * size) if not job.autocast else counts.total * 2
     if job.strategy == "fsdp":
+        whole = counts.total * 2 if job.autocast else (counts.total if job.lora is None else frozen) * size
         gathered = (2 * gathered_layer(counts, job.expert_parallel) + counts.outside) * job.compute_bytes
         memory.add("gathered weights", gathered, TRAINING)
-        if job.source == "VLLMEngine":
-            whole = 0  # released before the engine samples
-        memory.add("gathered weights", gathered if job.lockstep and job.in_process else whole, SAMPLING)
+        sending = min(whole, max(gathered, 2 * bucket(counts, job.compute_bytes)))  # the probe is a pass over shards
+        whole = gathered if job.lockstep and job.in_process else whole
+        held = {"VLLMEngine": 0, "VLLMServer": sending}.get(job.source, whole)  # an engine has copied them by then
+        memory.add("gathered weights", held, SAMPLING)
     if job.copies:
         memory.add("weights of rollouts ahead", job.copies * trained * (4 if job.lora else size))
     if job.old_policy == "ResidentSnapshot":

@@ -26,6 +26,7 @@ from gspo_lightning.policy.load.loading import load_config
 from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.tiny import TINY_MODELS, tiny_config
 from gspo_lightning.policy.vision.families import FAMILIES, reads_pictures, tower_of
+from gspo_lightning.rollouts.serving.streamed import BUCKET
 
 _SMALL = {"tie_word_embeddings": True}
 _QWEN3 = {"head_dim": 128}
@@ -190,6 +191,11 @@ class Counts:
 def gathered_layer(counts: Counts, expert_parallel: bool) -> int:
     """Return the parameters of the largest layer that are gathered to compute it."""
     return counts.largest_layer - (counts.experts_of_layer if expert_parallel else 0)
+
+
+def bucket(counts: Counts, compute_bytes: int) -> int:
+    """Return the bytes of what is sent to servers at a time, at most: a layer's experts are two or three tensors."""
+    return max(BUCKET, max(counts.largest, counts.outside, counts.experts_of_layer) * compute_bytes)
 
 
 def count(model: PreTrainedModel) -> Counts:

@@ -36,10 +36,10 @@ from gspo_lightning.policy.parallel.context_parallel import ContextGroup
 from gspo_lightning.policy.parallel.expert_parallel import expert_modules, keep_experts
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.strategies.checks import check_context, check_experts
+from gspo_lightning.policy.strategies.gathering import Gathering
 from gspo_lightning.policy.strategies.layers import ShardedPrecision, compute_dtype, decoder_layers
 from gspo_lightning.policy.strategies.loading import receive_weights, whole_state
 from gspo_lightning.policy.strategies.optimizer_state import empty_state, has_state, load_shards, load_whole
-from gspo_lightning.policy.strategies.sharding import Gathering
 from gspo_lightning.policy.strategies.sharding_strategy import Sharding
 from gspo_lightning.resume import is_folder
 

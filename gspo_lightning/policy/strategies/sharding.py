@@ -1,4 +1,4 @@
-"""Sharded parameters: global norms, forward passes in step, and one gather per rollout.
+"""Sharded parameters: global norms, forward passes in step, and whole weights.
 
 Every function here also takes plain policies, for which it does the usual.
 """
@@ -10,13 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
-from gspo_lightning.core.distributed import all_sum, gather_rows, largest, local, rank_and_world
+from gspo_lightning.core.distributed import all_sum, gather_rows, largest, local
 from gspo_lightning.core.types import WeightsOn
 from gspo_lightning.policy.policy import Policy
 
@@ -46,12 +45,12 @@ def total_norm(tensors: Iterable[Tensor], *, sharded: bool, device: torch.device
     """Return the joint norm of tensors; of shards over all ranks (a collective), the same number on every rank."""
     if not sharded:
         return float(nn.utils.get_total_norm(list(tensors), norm_type))
-    mine = [part for tensor in tensors if _counts(tensor) and (part := local(tensor)).numel()]
+    mine = [part for tensor in tensors if counts(tensor) and (part := local(tensor)).numel()]
     own = nn.utils.get_total_norm(mine, norm_type) if mine else torch.zeros(())
     return float(torch.linalg.vector_norm(gather_rows(own.to(device).double().reshape(1)), norm_type))
 
 
-def _counts(tensor: Tensor) -> bool:
+def counts(tensor: Tensor) -> bool:
     """False for the shard of a replica but the first (HSDP): the first has the same."""
     mesh = tensor.device_mesh if isinstance(tensor, DTensor) else None
     return mesh is None or mesh.ndim == 1 or mesh.get_local_rank(0) == 0
@@ -106,62 +105,18 @@ def in_step(policy: nn.Module, parts: Sequence[T], device: torch.device) -> list
     return [*own, *[(parts[-1], False)] * (largest(len(parts), device) - len(parts))]
 
 
-class Gathering:
-    """Plain twin of a sharded policy: without weights, filled from the shards for a while.
-
-    Args:
-        policy: before it is sharded.
-        device: computes with the whole weights.
-        dtype: of parameters in forward passes; None keeps each parameter's own.
-        lockstep: never gather the whole policy: compute from the shards, all ranks in step.
-    """
-
-    def __init__(
-        self, policy: Policy, device: torch.device, dtype: torch.dtype | None, *, lockstep: bool = False
-    ) -> None:
-        self.device, self.dtype, self.lockstep = device, dtype, lockstep
-        blank = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), False) for p in policy.model.parameters()}
-        self.twin = policy.frozen_copy(dict(blank))
-        self.twin.eval()
-        self.twin.on_release = self.clear
-        first: dict[int, str] = {}
-        self._places: dict[str, list[tuple[nn.Module, str]]] = {}
-        for name, parameter in self.twin.model.named_parameters(remove_duplicate=False):  # tied parameters have several
-            owner, _, leaf = name.rpartition(".")
-            key = first.setdefault(id(parameter), name)
-            self._places.setdefault(key, []).append((self.twin.model.get_submodule(owner), leaf))
-        self._blank = {name: places[0][0]._parameters[places[0][1]] for name, places in self._places.items()}
-
-    def fill(self, weights: Iterable[tuple[str, Tensor]]) -> Policy:
-        """Return the twin with these weights, given by their names in the transformers model."""
-        for name, tensor in weights:
-            self._put(name, nn.Parameter(tensor, requires_grad=False))
-        for module in self.twin.modules():
-            for name, buffer in module._buffers.items():
-                module._buffers[name] = None if buffer is None else buffer.to(self.device)
-        return self.twin
-
-    def clear(self) -> None:
-        """Free the memory of the weights."""
-        for name, blank in self._blank.items():
-            self._put(name, blank)
-
-    def _put(self, name: str, parameter: nn.Parameter | None) -> None:
-        for owner, leaf in self._places[name]:
-            owner._parameters[leaf] = parameter
-
-
 @contextlib.contextmanager
 def gathered(policy: Policy, weights_on: WeightsOn = WeightsOn.EVERY_RANK) -> Iterator[Policy]:
     """Yield a plain policy with all weights, for forward passes whose number differs between ranks. No gradients.
 
     A collective for sharded policies: every rank must call it, with the same ``weights_on``. It makes one copy of all
-    parameters in the compute dtype, on the ranks that need it; on others the policy is on the meta device.
+    parameters in the compute dtype on the ranks that need it; on others the policy is on the meta device. For
+    ``STREAMED`` it is there on all ranks: rank 0 takes the weights from :attr:`Policy.stream`, others follow.
     """
     if not is_sharded(policy):
         yield policy
         return
-    gathering: Gathering = policy.gathering
+    gathering = policy.gathering
     if weights_on is WeightsOn.NO_RANK:
         yield gathering.twin
         return
@@ -169,7 +124,12 @@ def gathered(policy: Policy, weights_on: WeightsOn = WeightsOn.EVERY_RANK) -> It
         with _lockstep(policy):
             yield policy
         return
-    collect = full_weights if weights_on is WeightsOn.EVERY_RANK else first_rank_weights
+    if weights_on is WeightsOn.STREAMED:
+        with gathering.streaming(policy) as twin:
+            yield twin
+        return
+    first = weights_on is WeightsOn.FIRST_RANK
+    collect = gathering.to_first_rank if first else full_weights
     try:
         yield gathering.fill(collect(policy, gathering.device, gathering.dtype))
     finally:
@@ -205,53 +165,15 @@ def full_weights(
     policy: Policy, device: torch.device, dtype: torch.dtype | None = None
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield each whole tensor with its name in the transformers model; a collective for sharded policies."""
-    for name, tensor in _whole(policy):
+    for name, tensor in whole_tensors(policy):
         kept = dtype if tensor.is_floating_point() else None
         whole = tensor.detach().to(device=device, dtype=kept)
         whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
         yield name.removeprefix("model."), whole.clone() if whole.data_ptr() == tensor.data_ptr() else whole
 
 
-@torch.no_grad()
-def first_rank_weights(
-    policy: Policy, device: torch.device, dtype: torch.dtype | None = None
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield :func:`full_weights` on rank 0, nothing on others, which send their shards one by one; a collective.
-
-    FSDP1 can only gather a whole layer at a time on every rank: the others drop it at once.
-    """
-    first = rank_and_world()[0] == 0
-    for name, tensor in _whole(policy):
-        kept = dtype if tensor.is_floating_point() else None
-        own = tensor.detach()
-        if isinstance(own, DTensor):
-            found = _on_first_rank(own.to(device=device, dtype=kept))
-        else:
-            found = own.to(device=device, dtype=kept, copy=True) if first else None
-        if found is not None:
-            yield name.removeprefix("model."), found
-
-
-def _on_first_rank(tensor: Tensor) -> Tensor | None:
-    """Gather a tensor split into equal pieces of rows, the last ones shorter; return None except on the first rank."""
-    assert isinstance(tensor, DTensor)
-    mesh = tensor.device_mesh
-    if mesh.ndim != 1 or tuple(tensor.placements) != (Shard(0),):
-        everywhere = tensor.full_tensor()
-        return everywhere if rank_and_world()[0] == 0 else None
-    own, rows = tensor.to_local(), -(-tensor.shape[0] // mesh.size())
-    if own.shape[0] < rows:
-        own = torch.cat([own, own.new_zeros(rows - own.shape[0], *own.shape[1:])])
-    first = mesh.get_local_rank() == 0
-    whole = own.new_empty(rows * mesh.size(), *own.shape[1:]) if first else None
-    parts = None if whole is None else list(whole.chunk(mesh.size()))
-    dist.gather(own.contiguous(), parts, group=mesh.get_group(), group_dst=0)
-    if whole is None or whole.shape[0] == tensor.shape[0]:
-        return whole
-    return whole[: tensor.shape[0]].clone()
-
-
-def _whole(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def whole_tensors(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield each parameter with its name: of FSDP2 the shards, of FSDP1 whole ones, a unit at a time; a collective."""
     if not isinstance(policy, FullyShardedDataParallel):
         for _, unit in units(policy):
             unit.reshard()  # a forward pass without a backward pass leaves it whole
@@ -260,6 +182,13 @@ def _whole(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for prefix, unit in units(policy):
         with FullyShardedDataParallel.summon_full_params(unit, recurse=False, writeback=False):
             yield from _own(prefix, unit)
+
+
+def names_of_whole(policy: nn.Module) -> list[str]:
+    """Return the names of :func:`whole_tensors` in its order, without gathering anything."""
+    if not isinstance(policy, FullyShardedDataParallel):
+        return [name for name, _ in policy.named_parameters()]
+    return [name for prefix, unit in units(policy) for name, _ in _own(prefix, unit)]
 
 
 def _own(prefix: str, unit: nn.Module) -> list[tuple[str, nn.Parameter]]:

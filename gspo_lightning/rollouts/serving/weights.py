@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import copy
-import json
 import shutil
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import logging as transformers_logging
 
-from gspo_lightning.core.temp_files import share
 from gspo_lightning.policy.adapters.adapter_files import save_adapters
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.rollouts.serving.streamed import write_streamed
+from gspo_lightning.rollouts.serving.untied import needs_own_head, untie
 
 MEMORY = Path("/dev/shm")
 """Shared-memory folder on Linux, whose files never reach a disk."""
@@ -49,44 +48,6 @@ def save_without_weights(policy: Policy, folder: str | Path) -> None:
         policy.image_processor.save(Path(folder))
 
 
-HEAD, WHOLE = "lm_head.weight", "model.safetensors"
-
-
-def needs_own_head(policy: Policy) -> bool:
-    """Return True if vLLM must load the tied output head as a separate tensor (:func:`untie`).
-
-    On a CPU it packs the head anew only when the head itself is loaded: a tied one keeps its first weights (0.32). On
-    GPUs nothing is packed. Models that read pictures are excluded: their settings have other names.
-    """
-    return (
-        policy.device.type == "cpu" and policy.image_processor is None and bool(policy.model.config.tie_word_embeddings)
-    )
-
-
-def own_head(policy: Policy, dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """Return the weights of the output head by the name that checkpoints give it."""
-    weight = policy.model.get_output_embeddings().weight.detach()
-    return {HEAD: weight.to(dtype or weight.dtype).contiguous().clone()}
-
-
-def untie(policy: Policy, folder: Path, dtype: torch.dtype | None) -> None:
-    """Give a saved model with tied embeddings a separate output head with the same weights."""
-    config, index, whole = (folder / name for name in ("config.json", f"{WHOLE}.index.json", WHOLE))
-    _change(config, {"tie_word_embeddings": False})
-    if index.exists():  # the weights are in several files
-        save_file(own_head(policy, dtype), folder / "lm_head.safetensors", metadata={"format": "pt"})
-        files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        _change(index, {"weight_map": files | {HEAD: "lm_head.safetensors"}})
-    elif whole.exists():
-        save_file(load_file(whole) | own_head(policy, dtype), whole, metadata={"format": "pt"})
-    share(folder, config)
-
-
-def _change(file: Path, words: dict[str, Any]) -> None:
-    found = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps(found | words, indent=2), encoding="utf-8")
-
-
 class WeightFolders:
     """Weight folders of recent synchronisations; folders that are no longer needed are removed.
 
@@ -107,7 +68,7 @@ class WeightFolders:
         """Write model, tokenizer and generation config in transformers format; return the folder.
 
         Args:
-            policy: gathered on this rank.
+            policy: with whole weights, or with a :attr:`Policy.stream`, of which a bucket is in memory at a time.
             dtype: dtype of the weights in the files; None keeps each one's own.
             adapters: merged into the weights; False leaves them out.
 
@@ -115,6 +76,13 @@ class WeightFolders:
             OSError: there is no room.
         """
         folder = self._next(policy, "weights")
+        if policy.stream is not None:
+            with policy.disabled_dropout.undone(policy.model.config):
+                save_without_weights(policy, folder)
+            if getattr(policy.model, "generation_config", None) is not None:
+                policy.model.generation_config.save_pretrained(folder)
+            write_streamed(policy, folder, dtype, adapters=adapters)
+            return folder
         shown = transformers_logging.is_progress_bar_enabled()
         transformers_logging.disable_progress_bar()
         try:
@@ -135,7 +103,8 @@ class WeightFolders:
     def write_adapters(self, policy: Policy, dtype: torch.dtype | None = None) -> Path:
         """Write the adapters alone, in PEFT's format; return the folder."""
         folder = self._next(policy, "adapters")
-        save_adapters(policy.model, folder, dtype)
+        with nullcontext(policy) if policy.stream is None else policy.stream.adapters() as found:
+            save_adapters(found.model, folder, dtype)
         return folder
 
     def keep(self, *needed: Path | None) -> None:

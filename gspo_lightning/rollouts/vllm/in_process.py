@@ -24,14 +24,8 @@ from gspo_lightning.policy.kernels.thread_state import without_autocast
 from gspo_lightning.policy.numerics.autocast_weights import compute_dtype
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.serving.answers import Answer
-from gspo_lightning.rollouts.serving.weights import (
-    WeightFolders,
-    in_checkpoint_format,
-    needs_own_head,
-    own_head,
-    save_without_weights,
-    untie,
-)
+from gspo_lightning.rollouts.serving.untied import needs_own_head, own_head, untie
+from gspo_lightning.rollouts.serving.weights import WeightFolders, in_checkpoint_format, save_without_weights
 from gspo_lightning.rollouts.vllm.local import lora_rank, parallelism
 from gspo_lightning.rollouts.vllm.pictures import NOT_SAMPLING, engine_prompt, shown_to
 from gspo_lightning.rollouts.vllm.process_state import RandomState, keep_process_groups, preserve_process_state

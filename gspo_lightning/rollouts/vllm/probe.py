@@ -30,7 +30,7 @@ class Probe:
     """Fixed prompt whose responses are compared with the policy's log-probabilities.
 
     Args:
-        policy: with the weights that servers should have, gathered on this rank.
+        policy: with the weights that servers should have, or a stream of them.
         tolerance: nats, mean absolute difference; None: 1e-3 in float32, else 0.1.
         dtype: dtype of the servers' weights, if another one than the policy's.
     """
@@ -75,8 +75,11 @@ class Probe:
             UserError: it is above the tolerance.
         """
         rows = [self._rollout(i, answer) for i, answer in enumerate(answers)]
-        device = next(self.policy.parameters()).device
-        mine = self.policy(make_micro_batch(rows).to(device), TEMPERATURE)[0].float().cpu()
+        batch = make_micro_batch(rows)
+        if self.policy.stream is not None:  # no rank has whole weights: all of them compute
+            mine = self.policy.stream.logprobs(batch, TEMPERATURE).float().cpu()
+        else:
+            mine = self.policy(batch.to(self.policy.device), TEMPERATURE)[0].float().cpu()
         gaps = [float((row.logprobs - m).abs().mean()) for row, m in zip(rows, mine, strict=True)]
         worst = max(gaps)
         if not worst <= self.tolerance:

@@ -20,6 +20,7 @@ from gspo_lightning.core.errors import InfrastructureError, UserError
 from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams, WeightsOn
 from gspo_lightning.policy.numerics.autocast_weights import compute_dtype
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.strategies.gathering import leading
 from gspo_lightning.policy.vision.qwen import QWEN
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.ending import cut
@@ -164,8 +165,8 @@ class VLLMServer(RolloutSource):
 
     @property
     def weights_on(self) -> WeightsOn:
-        """Rank 0 writes the weights and computes the probe; other ranks only send requests."""
-        return WeightsOn.FIRST_RANK
+        """Rank 0 sends the weights as they are gathered; other ranks give their shards, and send requests."""
+        return WeightsOn.STREAMED
 
     def sync_weights(self, policy: Policy, version: int) -> None:
         """Send rank 0's weights to every server; a probe verifies that they arrived.
@@ -175,17 +176,16 @@ class VLLMServer(RolloutSource):
             UserError: a server cannot do what is needed, or serves another model.
         """
         known = self._synced is not None and self._synced[0]() is policy and self._synced[1] == version
-        ranks = all_gather_objects(
-            (known, card_of(policy))
-        )  # barrier: a rank may still sample with the current weights
+        # barrier: a rank may still sample with the current weights
+        ranks = all_gather_objects((known, card_of(policy)))
         if all(same for same, _ in ranks):
             self.weight_sync.hold(policy)
             return
         self.servers.cards = [card for _, card in ranks]
         self._synced = None
         shared: list[Any] = [None]
-        with fail_together():
-            if rank_and_world()[0] == 0:
+        with fail_together(), leading(policy) as leads:
+            if leads:
                 shared = [self._give(policy, version)]
         endpoints, weights = all_gather_objects(shared[0])[0]
         with fail_together():  # a retry needs the first rank
@@ -203,15 +203,17 @@ class VLLMServer(RolloutSource):
         Raises:
             InfrastructureError: a server continues with other weights than those that it reports.
         """
-        if rank_and_world()[0] != 0 or not self.servers.met:
+        if not self.servers.met:
             return
-        self._newest = policy, version
-        try:
-            self._give(policy, version)
-        except _OtherWeightsError:
-            raise
-        except InfrastructureError as error:
-            log.warning("weights %d were not given to requests in flight: %s", version, error)
+        with leading(policy) as leads:
+            try:
+                if leads:
+                    self._newest = policy, version
+                    self._give(policy, version)
+            except _OtherWeightsError:
+                raise
+            except InfrastructureError as error:
+                log.warning("weights %d were not given to requests in flight: %s", version, error)
 
     def _give(self, policy: Policy, version: int) -> tuple[list[Endpoint], Weights]:
         """Send weights from the first rank to all servers; never older ones than requests in flight have."""
@@ -352,14 +354,9 @@ class VLLMServer(RolloutSource):
             with known.named(server.client) as name:
                 media = row.prompt.media
                 reply = await completed(
-                    server.client,
-                    body,
-                    media,
-                    shown_to(policy),
-                    versions=self.updates_in_flight,
-                    patiently=True,
+                    server.client, body, media, shown_to(policy), versions=self.updates_in_flight, patiently=True,
                     name=name,
-                )
+                )  # fmt: skip
             answers = parse(reply, body, vocabulary, routing, run)
             return to_rollouts(answers, row, numbers, sampling, version, policy)
 

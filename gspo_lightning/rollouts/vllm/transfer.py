@@ -21,14 +21,13 @@ from gspo_lightning.policy.kernels.thread_state import on_device
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.serving.client import Client, ServerError
 from gspo_lightning.rollouts.serving.pool import Server
+from gspo_lightning.rollouts.serving.streamed import BUCKET, StreamedWeights
 from gspo_lightning.rollouts.serving.weights import in_checkpoint_format
 from gspo_lightning.rollouts.vllm.process_state import preserve_process_state
 from gspo_lightning.rollouts.vllm.weight_transport import Transport, is_near
 
 LATER_S = 30.0
 """Seconds to wait for a request beyond its own timeout."""
-BUFFER = 2**30
-"""Bytes of a buffer that weights are packed into; larger if a single weight is."""
 
 
 class CheckpointWeights:
@@ -39,21 +38,26 @@ class CheckpointWeights:
 
     def __init__(self) -> None:
         self._state: dict[str, Tensor] = {}
+        self._stream: StreamedWeights | None = None
         self._dtype = torch.float32
+
+    def follow(self, stream: StreamedWeights, dtype: torch.dtype) -> None:
+        """Take weights as they are gathered; floating-point ones are sent in ``dtype``."""
+        self._state, self._stream, self._dtype = stream.meta, stream, dtype
 
     def fill(self, state: dict[str, Tensor], dtype: torch.dtype) -> None:
         """Take these weights; floating-point ones are sent in ``dtype``."""
-        self._state, self._dtype = state, dtype
+        self._state, self._stream, self._dtype = state, None, dtype
 
     def clear(self) -> None:
         """Release the weights."""
-        self._state = {}
+        self._state, self._stream = {}, None
 
     @property
     def buffer(self) -> int:
         """Bytes of a buffer that fits each of the weights: CUDA IPC refuses larger ones."""
         sizes = [value.numel() * self._kept(value).itemsize for value in self._state.values()]
-        return max(*sizes, min(BUFFER, sum(sizes)))
+        return max(*sizes, min(BUCKET, sum(sizes)))
 
     def metadata(self) -> list[Any]:
         """Return name, dtype and shape of each weight."""
@@ -62,8 +66,9 @@ class CheckpointWeights:
         return [ParamMeta(name, self._kept(value), tuple(value.shape)) for name, value in self._state.items()]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for name, value in self._state.items():
+        for name, value in self._state.items() if self._stream is None else self._stream:
             yield name, value.to(self._kept(value)).contiguous()
+            del value  # before the next one is gathered
 
     def _kept(self, value: Tensor) -> torch.dtype:
         return self._dtype if value.is_floating_point() else value.dtype
@@ -133,7 +138,7 @@ class Sender:
 
         Args:
             server: a server that answers.
-            policy: gathered on this rank.
+            policy: with whole weights, or a stream of them.
             dtype: dtype of the weights in transfer.
             adapters: merged into the weights, or left out.
             known: True if the server has not been restarted since its engine was connected.
@@ -145,13 +150,13 @@ class Sender:
             if not known:
                 self._met.pop(server, None)
             try:
-                state = in_checkpoint_format(policy, adapters=adapters)
+                fill = _filling(policy, dtype, adapters=adapters)
                 if server not in self._met:
                     source = CheckpointWeights()
-                    source.fill(state, dtype)
+                    fill(source)
                     self._met[server] = await self._meet(server, source, policy.device)
                 engine, source, calls = self._met[server]
-                source.fill(state, dtype)
+                fill(source)
                 try:
                     await self._wait(calls, functools.partial(_on, policy.device, self.transport, engine.send_weights))
                 finally:
@@ -187,6 +192,15 @@ class Sender:
         if thread not in done:
             raise ServerError(f"weights did not arrive by {self.transport} in {self.timeout_s:g} s")
         return thread.result()
+
+
+def _filling(policy: Policy, dtype: torch.dtype, *, adapters: bool) -> Callable[[CheckpointWeights], None]:
+    """Return what gives a source the weights of a policy."""
+    if policy.stream is None:
+        state = in_checkpoint_format(policy, adapters=adapters)
+        return lambda source: source.fill(state, dtype)
+    stream = StreamedWeights(policy, adapters=adapters)
+    return lambda source: source.follow(stream, dtype)
 
 
 def address_for(url: str) -> str:

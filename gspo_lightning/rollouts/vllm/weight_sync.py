@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gspo_lightning.policy.adapters.lora import frozen_norm, has_adapters
 from gspo_lightning.policy.policy import Policy
@@ -55,8 +54,8 @@ class WeightSync:
         self.adapters = not in_flight
         """True if servers get adapters as such."""
         self._sender: Sender | None = None
-        self._prepared: tuple[str, weakref.ref[Policy], weakref.ref[Tensor]] | None = None
-        """Tag of whole weights, the policy that has them, and one of them: weights gathered from shards go again."""
+        self._prepared: tuple[str, weakref.ref[Policy], weakref.ref[Any]] | None = None
+        """Tag of whole weights, the policy that has them, and one of them, or what gathers them: both go again."""
         self._dtype = torch.float32
         self._count = 0
         self._base: tuple[float, Path, str] | None = None
@@ -75,7 +74,7 @@ class WeightSync:
             folder = self._folder(policy, adapters=True)
             self._prepared = tag, weakref.ref(policy), _one_of(policy)
             return Weights(folder, tag, in_files=self._in_files, pictures=pictures)
-        norm = frozen_norm(policy)
+        norm = frozen_norm(policy) if policy.stream is None else policy.stream.frozen_norm()
         if self._base is None or not math.isclose(self._base[0], norm, rel_tol=1e-6):
             self._base = norm, self._folder(policy, adapters=False), f"{self.run}-base{self._count}"
         _, folder, base = self._base
@@ -134,10 +133,12 @@ class WeightSync:
         self.folders.keep(weights.folder, weights.adapter)
 
     def holder(self, tag: str) -> Policy | None:
-        """Return the policy that still has the whole weights of this tag, if any has."""
+        """Return the policy that still has the whole weights of this tag, or can gather them now, if any."""
         known, found, weight = self._prepared or ("", lambda: None, lambda: None)
         policy = found()
-        return policy if policy is not None and weight() is _one_of(policy)() and known == tag else None
+        if policy is None or weight() is not _one_of(policy)() or known != tag:
+            return None
+        return policy if policy.stream is None or policy.stream.open else None
 
     def hold(self, policy: Policy) -> None:
         """Note that a policy has the prepared weights again, gathered anew from its shards."""
@@ -177,8 +178,9 @@ class WeightSync:
         await server.client.take(weights.tag, pictures=weights.pictures)
 
 
-def _one_of(policy: Policy) -> weakref.ref[Tensor]:
-    return weakref.ref(next(policy.parameters()))
+def _one_of(policy: Policy) -> weakref.ref[Any]:
+    """Return a reference that tells these weights from later ones: a stream passes on those of its own time only."""
+    return weakref.ref(next(policy.parameters()) if policy.stream is None else policy.stream)
 
 
 async def deliver_elsewhere(server: Server, weights: Weights) -> None:

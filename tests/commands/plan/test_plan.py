@@ -267,6 +267,12 @@ def test_sharding_divides_states_and_gathers_layers(job: Job) -> None:
     for item in ("weights", "gradients", "optimizer state"):
         assert shards[item][STEPPING] == pytest.approx(whole[item][STEPPING] / 4, abs=1)
     assert shards["gathered weights"][SAMPLING] == whole["weights"][SAMPLING]
+    served = dataclasses.replace(job, strategy="fsdp", world=4, source="VLLMServer")
+    assert memory_of(served, CPU).items["gathered weights"][SAMPLING] == whole["weights"][SAMPLING]  # one bucket
+    counts = counts_of(ModelSettings("Qwen/Qwen3-1.7B"))
+    sent = memory_of(dataclasses.replace(served, model=ModelSettings("Qwen/Qwen3-1.7B")), CPU).items["gathered weights"]
+    largest = 4 * counts.outside  # the embedding, in float32, is larger than a bucket
+    assert sent[SAMPLING] == max(2 * largest, sent[TRAINING]) < 0.4 * 4 * counts.total
     layers = memory_of(dataclasses.replace(job, strategy="fsdp", world=4, lockstep=True), CPU).items
     assert layers["gathered weights"] == dict.fromkeys((SAMPLING, TRAINING), shards["gathered weights"][TRAINING])
 

@@ -36,6 +36,7 @@ from gspo_lightning.policy.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import Replay
 from gspo_lightning.policy.strategies import FSDPStrategy, Sharding, loading
+from gspo_lightning.policy.strategies.gathering import leading
 from gspo_lightning.policy.strategies.sharding import full_weights, gathered
 from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.training import build
@@ -80,11 +81,13 @@ def tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
 
 
 def logprobs(policy: Policy) -> Tensor:
+    """Of a policy, or of one whose stream leads."""
     ids = torch.arange(3, 15)
     row = Rollout(Prompt(0, "", tuple(range(2, 9))), 0, ids, None, torch.ones(12, dtype=torch.bool),
                   FinishReason.LENGTH, 0, reward=0.0)  # fmt: skip
     with torch.no_grad():
-        found: Tensor = policy(make_micro_batch([row]), 1.0)[0]
+        batch = make_micro_batch([row])
+        found: Tensor = policy(batch, 1.0)[0] if policy.stream is None else policy.stream.logprobs(batch, 1.0)
     return found
 
 
@@ -123,12 +126,22 @@ def compare(settings: ModelSettings, strategy: WithoutTrainer, *, sent: bool = T
     with gathered(policy) as every:
         same(dict(tensors(every)), buffers, "buffers")
         assert torch.equal(logprobs(every), expected), "log-probabilities"
+    with gathered(policy, WeightsOn.STREAMED) as first, leading(first) as leads:
+        assert leads == (rank == 0)
+        assert {p.device.type for p in first.parameters()} == {"meta"}
+        assert tied(first) == tied(plain), "tied"
+        if leads:
+            for number in range(2):
+                streamed = dict(first.stream.weights())
+                assert streamed.keys() == weights.keys(), f"names, pass {number}"
+                same(streamed, weights, f"weights, pass {number}")
+                assert torch.equal(logprobs(first), expected), "log-probabilities from shards"
+            given_up = first.stream.weights()
+            next(given_up)  # what is left of a pass is gathered before anything else
     with gathered(policy, WeightsOn.FIRST_RANK) as first:
+        assert {p.device.type for p in first.parameters()} == {"meta" if rank else "cpu"}
         if rank == 0:
             assert torch.equal(logprobs(first), expected), "log-probabilities of the first rank"
-            assert tied(first) == tied(plain), "tied on the first rank"
-        else:
-            assert {p.device.type for p in first.parameters()} == {"meta"}
     with gathered(policy, WeightsOn.NO_RANK) as nobody:
         assert {p.device.type for p in nobody.parameters()} == {"meta"}
     assert torch.equal(logprobs(policy), expected), "log-probabilities of shards"

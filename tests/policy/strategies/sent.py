@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from gspo_lightning.core.types import WeightsOn
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.strategies.gathering import leading
 from gspo_lightning.policy.strategies.sharding import gathered
 from gspo_lightning.rollouts.serving.pool import Server
 from gspo_lightning.rollouts.vllm import transfer
@@ -59,16 +60,20 @@ def sent(policy: Policy, dtype: torch.dtype, *, adapters: bool) -> Sent:
     return found
 
 
+def _name(one: tuple[str, torch.dtype, tuple[int, ...], bytes]) -> str:
+    return one[0]
+
+
 def compare_sent(plain: Policy, sharded: Policy) -> None:
     """Raises AssertionError where rank 0 would send something else than a single process would."""
     first = dist.get_rank() == 0
     for dtype in (torch.float32, torch.bfloat16):
         for adapters in (True, False):
-            with gathered(sharded, WeightsOn.FIRST_RANK) as whole:
-                found = sent(whole, dtype, adapters=adapters) if first else []
+            with gathered(sharded, WeightsOn.STREAMED) as whole, leading(whole) as leads:
+                found = sorted(sent(whole, dtype, adapters=adapters), key=_name) if leads else []
             if not first:
                 continue
-            expected = sent(plain, dtype, adapters=adapters)
+            expected = sorted(sent(plain, dtype, adapters=adapters), key=_name)
             assert [one[:3] for one in found] == [one[:3] for one in expected], "names, dtypes or shapes"
             assert all(kind is dtype for _, kind, *_ in found)
             for (name, *_, mine), (*_, theirs) in zip(found, expected, strict=True):

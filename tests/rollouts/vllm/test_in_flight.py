@@ -24,6 +24,7 @@ from gspo_lightning.loop.experience.settings import ExperienceSettings
 from gspo_lightning.loop.experience.sources import check_sources
 from gspo_lightning.policy.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.strategies import gathering
 from gspo_lightning.policy.tiny import build_tiny_model
 from gspo_lightning.rollouts import Draws, EnvironmentRollouts, RolloutSource, VLLMServer
 from gspo_lightning.rollouts.environments import Environment
@@ -481,7 +482,8 @@ def test_a_rank_that_is_not_the_first_gives_no_weights(
     toy: ToyServer, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = [Endpoint(toy.url)], Weights(Path("/nowhere"), "a1-3-1")
-    monkeypatch.setattr(server, "rank_and_world", lambda: (1, 2))
+    for module in (server, gathering):
+        monkeypatch.setattr(module, "rank_and_world", lambda: (1, 2))
     monkeypatch.setattr(server, "all_gather_objects", lambda value: [told if value is None else value])
     with closing(VLLMServer([toy.url], **FAST)) as source:
         with pytest.raises(InfrastructureError, match="only the first rank gives them"):

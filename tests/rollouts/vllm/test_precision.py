@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from gspo_lightning.policy.strategies.sharding import Gathering
+from gspo_lightning.policy.strategies.gathering import Gathering
 from tests.runs import runs
 
 Seen = list[tuple[str, bool]]

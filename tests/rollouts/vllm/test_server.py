@@ -33,7 +33,8 @@ from gspo_lightning.policy.routing import hook_routers
 from gspo_lightning.policy.tiny import build_tiny_model
 from gspo_lightning.rollouts import Draws, GroupedSampler, ResponsePrefix, VLLMEngine, VLLMServer
 from gspo_lightning.rollouts.serving import watchdog
-from gspo_lightning.rollouts.serving.weights import in_checkpoint_format, untie
+from gspo_lightning.rollouts.serving.untied import untie
+from gspo_lightning.rollouts.serving.weights import in_checkpoint_format
 from tests import ROOT
 from tests.rollouts.toy_server import Fault, Reply, ToyServer
 
