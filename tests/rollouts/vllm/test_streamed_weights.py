@@ -20,6 +20,7 @@ from torch import Tensor
 from benchmarks.simulated.ranks import Held, WithoutTrainer
 from gspo_lightning.core.distributed import local
 from gspo_lightning.core.types import WeightsOn
+from gspo_lightning.policy.adapters.lora import LoRA, add_adapters
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.strategies.gathering import WeightStream, leading
 from gspo_lightning.policy.strategies.sharding import full_weights, gathered
@@ -27,6 +28,7 @@ from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
 from gspo_lightning.rollouts import VLLMServer
 from gspo_lightning.rollouts.serving import streamed
 from gspo_lightning.rollouts.serving.streamed import StreamedWeights
+from gspo_lightning.rollouts.serving.weights import in_checkpoint_format
 from gspo_lightning.rollouts.vllm.transfer import CheckpointWeights
 from tests.rollouts.toy_server import ToyServer
 from tests.runs.processes import SERVER
@@ -122,6 +124,53 @@ def test_from_gpu_to_gpu_no_rank_holds_more_than_its_shards_and_two_buckets() ->
     for above, shards, equal in two_ranks(_packed):
         assert shards + above <= 1.1 * (shards + 2 * BUCKET), (above, shards)
         assert equal
+
+
+def adapted() -> Policy:
+    model = build_tiny_model("tiny-qwen3", seed=3)
+    add_adapters(model, LoRA(r=2, alpha=6), seed=0)
+    with torch.no_grad():
+        for number, (name, weight) in enumerate(model.named_parameters()):
+            if "lora_B" in name:
+                weight.add_(torch.linspace(-1, 1, weight.numel()).view_as(weight) * (1 + number / 50))
+    return Policy(model, character_tokenizer())
+
+
+def _adapters(rank: int, url: str) -> Any:
+    """Adapters alone, or merged where the server takes none; the probe compares the server with the shards."""
+    plain, policy = adapted(), WithoutTrainer(2).shard(adapted())
+    with mock.patch.object(streamed, "BUCKET", BUCKET), closing(VLLMServer([url])) as source:
+        for version in (1, 2):
+            with torch.no_grad():
+                for one in (plain, policy):
+                    for name, weight in one.named_parameters():
+                        weight.mul_(1.3 if "lora_" in name else 1.0)
+            with gathered(policy, source.weights_on) as twin:
+                source.sync_weights(twin, version)
+        if rank != 0:
+            return []
+        expected, base = in_checkpoint_format(plain), in_checkpoint_format(plain, adapters=False)
+        found = {folder.name.partition("-")[0]: files(folder) for folder in source.weight_sync.folders._made}
+        if "adapters" not in found:
+            return [same(found["weights"], expected)]
+        loras = {name: value.detach() for name, value in plain.model.named_parameters() if "lora_" in name}
+        mine = {
+            name.removeprefix("base_model.model.").replace(".weight", ".default.weight"): value
+            for name, value in found["adapters"].items()
+        }
+        return [same(found["weights"], base), same(mine, loras)]
+
+
+def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
+    return all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_adapters_of_shards_go_alone_or_merged(alone: bool) -> None:
+    with ToyServer(lora=alone) as toy:
+        assert two_ranks(_adapters, toy.url) == [[True] * (2 if alone else 1), []]
+        assert toy.loads == (1 if alone else 3)  # the frozen weights, and merged ones once they are refused
 
 
 def _killed(rank: int, store: str, url: str, results: Any) -> None:
