@@ -120,6 +120,7 @@ def test_the_file_grows_with_the_updates_and_no_faster(tmp_path: Path) -> None:
     assert file.path.stat().st_size <= BYTES_AT_FIRST + 100 * BYTES_PER_UPDATE
     assert len(written) == pytest.approx((BYTES_AT_FIRST + 100 * BYTES_PER_UPDATE) / 100_000, abs=1)
     large = [{"text": "x" * 900_000}, {"text": "y" * 900_000}]
+    (tmp_path / "other").mkdir()
     assert TokensFile(tmp_path / "other").add(1, large) == 1, "of long responses, as many as there is room for"
     file.cut(3)
     assert [json.loads(line)["update"] for line in file.path.read_text().splitlines()] == [1, 2]
