@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 from gspo_lightning.core.parsing import load_json, whole_number
 from gspo_lightning.core.temp_files import temp_path
 
+log = logging.getLogger(__name__)
 ANSWERS = "held_out_answers.jsonl"
 Row = Mapping[str, Any]
 """Keys: ``update`` (optimizer steps so far), ``id``, ``prompt``, ``answer``, ``completion``, ``reward``, ``tokens``,
@@ -43,16 +45,18 @@ class AnswersFile:
     """Appends rows to the file of a run folder, which exists; a repeated evaluation replaces its old rows."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self._written = folder, False
         self._last = max((row["update"] for row in read_answers(folder)), default=-1)
 
     def add(self, update: int, rows: Sequence[Row]) -> None:
         """Add the answers of the evaluation after this update."""
         if update <= self._last:
             self.cut(update)
+        if self._written and not (self.folder / ANSWERS).exists():
+            log.warning("%s was removed during the run: its earlier answers are gone", self.folder / ANSWERS)
         with open(self.folder / ANSWERS, "a", encoding="utf-8") as file:
             file.write("".join(_line({"update": update, **row}) for row in rows))
-        self._last = update
+        self._last, self._written = update, True
 
     def cut(self, first: int) -> None:
         """Drop evaluations from this update on; a resumed run repeats them."""

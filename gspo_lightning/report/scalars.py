@@ -8,6 +8,7 @@ row: number of the table, step, time (Unix, seconds) and values.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,6 +22,7 @@ from gspo_lightning.core.errors import InfrastructureError
 from gspo_lightning.core.parsing import load_json
 from gspo_lightning.report.run import Series
 
+log = logging.getLogger(__name__)
 SCALARS = "scalars.jsonl"
 
 
@@ -83,6 +85,10 @@ class Scalars:
         try:
             if new and len(self._tables) == 1:  # a folder that vanishes later was deleted: do not make it again
                 self.file.parent.mkdir(parents=True, exist_ok=True)
+            elif not self.file.exists():
+                self._write()
+                log.warning("%s was removed during the run, and is written anew from memory", self.file)
+                return
             with open(self.file, "a", encoding="ascii") as file:
                 file.write(text)
         except FileNotFoundError:
@@ -96,21 +102,25 @@ class Scalars:
         Raises:
             InfrastructureError: the file cannot be written.
         """
-        from gspo_lightning.resume.files import write_text  # imports torch, which readers do not need
-
         before, self._tables, self.damaged = self._tables, {}, 0
         for tags, old in before.items():
             new, width = self._table(tags), len(tags)
             for i, step in enumerate(old.steps):
                 if step < first:
                     new.add(step, old.times[i], old.values[i * width : (i + 1) * width])
+        try:
+            self._write()
+        except OSError as error:
+            raise _unwritable(self.file, error) from error
+
+    def _write(self) -> None:
+        """Write the whole file anew, atomically."""
+        from gspo_lightning.resume.files import write_text  # imports torch, which readers do not need
+
         lines = []
         for table in self._tables.values():
             lines += [_head(table), *(_row(table, i) for i in range(len(table.steps)))]
-        try:
-            write_text(self.file, "".join(lines))
-        except OSError as error:
-            raise _unwritable(self.file, error) from error
+        write_text(self.file, "".join(lines))
 
     def missing(self, first: int) -> int:
         """Return the number of steps before this one that a file of a run lacks, judged by its most frequent distance.

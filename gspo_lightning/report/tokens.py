@@ -9,6 +9,7 @@ quantity, with one entry per token after the prompt: ``text``, ``log_ratio`` (lo
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -17,6 +18,7 @@ from typing import Any
 
 from gspo_lightning.core.parsing import load_json, whole_number
 
+log = logging.getLogger(__name__)
 TOKENS = "rollout_tokens.jsonl"
 BYTES_AT_FIRST, BYTES_PER_UPDATE = 1_000_000, 16_000
 """Size that the file may have before the first update, and by which it may grow with every update."""
@@ -31,6 +33,7 @@ class TokensFile:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / TOKENS
+        self._written = False
 
     def add(self, update: int, rows: Sequence[Mapping[str, Any]]) -> int:
         """Add rows of an update, in their order, as long as there is room; return how many.
@@ -39,12 +42,16 @@ class TokensFile:
             OSError: the file cannot be written.
         """
         lines = [(json.dumps(row, ensure_ascii=False, default=str) + "\n").encode("utf-8", "replace") for row in rows]
-        used = self.path.stat().st_size if self.path.exists() else 0
+        there = self.path.exists()
+        if self._written and not there:
+            log.warning("%s was removed during the run: its earlier rows are gone", self.path)
+        used = self.path.stat().st_size if there else 0
         room = BYTES_AT_FIRST + BYTES_PER_UPDATE * update - used
         kept = [line for line, size in zip(lines, accumulate(map(len, lines)), strict=True) if size <= room]
         if kept:
             with open(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as file:
                 file.write(b"".join(kept))
+            self._written = True
         return len(kept)
 
     def cut(self, first: int) -> None:

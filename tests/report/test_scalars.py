@@ -111,3 +111,16 @@ def test_a_file_that_cannot_be_written_says_so(tmp_path: Path) -> None:
 def test_who_reads_a_run_waits_for_no_torch() -> None:
     code = "import sys, gspo_lightning.commands.report; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_file_that_is_removed_during_a_run_is_written_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    scalars = Scalars(tmp_path)
+    for step in range(1, 4):
+        scalars.add(step, {"loss": float(step)})
+    scalars.file.unlink()
+    scalars.add(4, {"loss": 4.0})
+    scalars.add(5, {"loss": 5.0, "reward": 1.0})
+    assert Scalars.read(tmp_path).series()["loss"].values.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{scalars.file} was removed during the run, and is written anew from memory"
+    ]

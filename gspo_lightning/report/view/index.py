@@ -276,7 +276,7 @@ class RolloutIndex:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far a file has been read: position, time stamp, lines, damaged ones of this batch, and the first numbers."""
+    """Progress in a file: position, time stamp, lines, damaged ones of this batch, and the first numbers of those."""
 
     end: int
     stamp: int
