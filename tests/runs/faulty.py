@@ -33,11 +33,17 @@ class Faulty(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         self._armed = trainer.global_step >= 2
-        if trainer.global_step == 3 and self.target.startswith("events"):  # it stays open
-            self._break(next(self._run.glob("events*")))
+        if trainer.global_step == 3 and (self.fault == "removed" or self.target.startswith("events")):
+            self._break(self._run / self.target)  # events stay open; what is removed is so between two writes
 
     def _watch(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event != "open" or self._done or not self._armed or not isinstance(arguments[0], str | bytes):
+        if (
+            event != "open"
+            or self.fault == "removed"
+            or self._done
+            or not self._armed
+            or not isinstance(arguments[0], str | bytes)
+        ):
             return
         path, flags = Path(os.fsdecode(arguments[0])), arguments[2]
         if not isinstance(flags, int) or not flags & (os.O_WRONLY | os.O_RDWR) or not path.is_relative_to(self._run):
