@@ -22,7 +22,8 @@ SANDBOX_TESTS := tests/rewards/sandbox tests/rewards/code tests/rollouts/agents 
   tests/runs/test_code_run.py tests/runs/test_secrets.py tests/rollouts/environments/test_tools.py \
   tests/data/prompts/tasks/test_code.py \
   tests/data/prompts/test_data_configs.py tests/training/suites/test_records.py tests/commands/data/test_report.py \
-  tests/commands/evaluate/test_programs.py tests/commands/evaluate/test_recorded.py tests/commands/test_score.py
+  tests/commands/evaluate/test_programs.py tests/commands/evaluate/test_recorded.py tests/commands/test_score.py \
+  tests/core/test_thinking.py tests/runs/test_half_characters.py
 SPELLED := $(wildcard *.md) .github docs findings gspo_lightning benchmarks configs examples experiments plugins tools # tests misspell on purpose
 USER_TESTS := $(SANDBOX_TESTS) tests/resume tests/commands/export tests/commands/init tests/runs/test_one_writer.py \
   tests/runs/test_checkpoints.py tests/runs/test_named_faults.py tests/rollouts/vllm/test_key.py

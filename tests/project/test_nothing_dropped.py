@@ -18,6 +18,8 @@ READ_ELSEWHERE = {
     "save_top_k": "Lightning's loggers, with log_model",
     "best_model_score": "Lightning's loggers, with log_model",
     "cumulative_length": "transformers', of cache layers with a window",
+    "parse_array": "json's decoder",
+    "scan_once": "json's decoder",
 }
 
 

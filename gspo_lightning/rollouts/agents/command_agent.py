@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import stat
 import sys
 import tempfile
@@ -20,15 +19,14 @@ from urllib.parse import urlsplit
 
 from gspo_lightning.core.errors import InfrastructureError, UserError
 from gspo_lightning.core.escape import whole
-from gspo_lightning.core.parsing import load_json
 from gspo_lightning.core.variables import check_variables, read_variables, without_secrets
 from gspo_lightning.rewards.sandbox import Isolation, Kind, Limits, choose
 from gspo_lightning.rewards.sandbox.agents import PORT, AgentSandbox, Ended
 from gspo_lightning.rewards.sandbox.inside import landlock
 from gspo_lightning.rewards.sandbox.launch import NOBODY
 from gspo_lightning.rollouts.agents.agent import Agent, Outcome
+from gspo_lightning.rollouts.agents.command_result import read_result
 from gspo_lightning.rollouts.gateway.address import Address
-from gspo_lightning.rollouts.gateway.reward import read_reward
 
 ENVIRONMENT = "CommandAgent.environment"
 _INSTALL = "install bubblewrap (make sandbox, or apt-get install bubblewrap), or use Linux 6.7 or newer"
@@ -130,7 +128,7 @@ class CommandAgent(Agent):
         told = whole(json.dumps(record, default=str, ensure_ascii=False))
         ended = await self._in_thread(self._isolation, self.command.words, address.environment(), told, socket, port)
         stdout, stderr = (without_secrets(text, self.environment) for text in (ended.stdout, ended.stderr))
-        return _reward(replace(ended, stdout=stdout, stderr=stderr), self.limits)
+        return read_result(replace(ended, stdout=stdout, stderr=stderr), self.limits)
 
     async def close(self) -> None:
         """End the way to the gateway."""
@@ -366,38 +364,3 @@ def _settle(future: asyncio.Future[Ended], result: Ended | BaseException) -> Non
         future.set_exception(result)
     else:
         future.set_result(result)
-
-
-def _reward(ended: Ended, limits: Limits) -> Outcome:
-    """Return the reward on the last line of output.
-
-    Raises:
-        RuntimeError, ValueError, InfrastructureError: see :meth:`CommandAgent.run`.
-    """
-    why = {
-        "timeout": f"it used more than {limits.cpu_s:g} s of CPU time",
-        "overran": f"it used more than {limits.cpu_s:g} s of CPU time",
-        "memory": f"it used more than {limits.memory_mb} MiB",
-        "processes": f"it had more than {limits.tasks} processes",
-        "disk": f"it wrote more than {limits.disk_mb} MiB",
-    }.get(ended.reason)
-    if why is None and ended.reason:
-        raise InfrastructureError(f"the sandbox ended the agent: {ended.reason}")
-    if why is None and ended.cut:
-        why = f"it printed more than {limits.file_mb} MiB"
-    if why is None and ended.status:
-        killed = os.WIFSIGNALED(ended.status)
-        code = signal.Signals(os.WTERMSIG(ended.status)).name if killed else os.WEXITSTATUS(ended.status)
-        said = ended.stderr.strip().splitlines()
-        why = f"{'signal' if killed else 'exit code'} {code}{': ' + said[-1][:300] if said else ''}"
-    if why is not None:
-        raise RuntimeError(why)
-    lines = ended.stdout.strip().splitlines()
-    try:
-        found = load_json(lines[-1]) if lines and lines[-1].startswith("{") else None
-    except ValueError:
-        return None
-    if not isinstance(found, dict) or not {"reward", "turns"} & found.keys():
-        return None
-    read_reward(found)
-    return found

@@ -21,7 +21,6 @@ PATIENCE_S = 10.0
 _LEFT: list[subprocess.Popen[bytes]] = []
 
 
-@atexit.register  # at import, so before Lightning's own: it runs after that has closed the connections to the ranks
 def _end_left() -> None:
     """End the ranks of a failed run that do not end by themselves: stopped ones, or waiting for a disk."""
     end = time.monotonic() + PATIENCE_S
@@ -32,6 +31,9 @@ def _end_left() -> None:
         time.sleep(0.05)
     for process in _LEFT:
         process.kill()
+
+
+atexit.register(_end_left)  # at import, so before Lightning's own: runs after that has closed connections to the ranks
 
 
 def _is_stopped(pid: int) -> bool:
