@@ -15,6 +15,7 @@ from gspo_lightning.policy.attention.spans import Span, attend_by_definition
 from gspo_lightning.rollouts.sampler import device_decoder, recording
 from gspo_lightning.rollouts.sampler.fast_decoder import Pieces
 from gspo_lightning.rollouts.sampler.fast_decoder.pieces import turned_apart
+from gspo_lightning.rollouts.sampler.recording import GraphMemory
 
 __all__ = ["SimulatedGraph", "simulated_graphs", "simulated_spans"]
 
@@ -44,7 +45,8 @@ def _as_if_compiled() -> Pieces:
 class SimulatedGraph:
     """A recorded step, which is one launch. As on CUDA, it must be made with the device of its tensors as current."""
 
-    def __init__(self, function: Callable[[], Tensor], device: torch.device) -> None:
+    def __init__(self, function: Callable[[], Tensor], memory: GraphMemory) -> None:
+        device = memory.device
         if (here := torch.get_device_module(device).current_device()) != device.index:
             raise RuntimeError(f"{device} is recorded while {NAME}:{here} is current")
         self._function = function

@@ -18,6 +18,9 @@ class Kept(Protocol):
     busy: bool
     """True while a rollout uses it."""
 
+    def release(self) -> None:
+        """Give back what can be made again quickly, so that the rest is gone with the last reference."""
+
 
 @dataclass(slots=True)
 class Decoding:
@@ -55,5 +58,6 @@ class Decoding:
         """Free the decoder of the run, which the next rollout makes anew; True if there was one nobody uses."""
         if self.kept is None or self.kept.busy:
             return False
+        self.kept.release()
         self.kept = None
         return True

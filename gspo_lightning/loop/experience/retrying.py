@@ -7,11 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import torch
-
 from gspo_lightning.core.errors import InfrastructureError, first_line
 from gspo_lightning.core.types import Prompt, Rollout, WeightsOn
-from gspo_lightning.policy.packing.memory import is_out_of_memory
+from gspo_lightning.policy.packing.memory import empty_cache, is_out_of_memory
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import ResponsePrefix, RolloutSource
 from gspo_lightning.rollouts.contract import check_pieces
@@ -111,8 +109,7 @@ class RetryingSource:
                     "where the source has it"
                 )
             log.warning("%s; again, and from now on with at most %d responses at a time", what, rows)
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            empty_cache()
 
     def _ask(self, question: Callable[[], T]) -> T:
         for attempt in range(self.retries + 1):

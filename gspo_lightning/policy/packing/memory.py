@@ -28,6 +28,13 @@ ALLOCATING = threading.RLock()
 give cached blocks back to the device, so an update in another thread would run out of memory that there is."""
 
 
+def empty_cache() -> None:
+    """Give cached blocks back to a CUDA device. While another thread records, PyTorch raises, so this waits for it."""
+    if torch.cuda.is_available():
+        with ALLOCATING:
+            torch.cuda.empty_cache()
+
+
 class MemoryLimit:
     """Token budget of a run, halved whenever a micro-batch does not fit.
 
@@ -110,8 +117,7 @@ class MemoryLimit:
         if self.release is None or not self.release():
             return False
         log.info("freed what sampling keeps between rollouts, since an update is out of memory")
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        empty_cache()
         return True
 
     def _smaller(
@@ -140,8 +146,7 @@ class MemoryLimit:
             )
         self._remember(what)
         log.warning("%s; again with a token budget of %d instead of %d", what, self.budget, before)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        empty_cache()
         return self.fit(parts)
 
     def _remember(self, why: str) -> None:

@@ -24,14 +24,14 @@ from gspo_lightning.policy.attention.span_cache import SpanCache
 from gspo_lightning.policy.attention.spans import Attend, attend_by_flash, why_no_flash
 from gspo_lightning.policy.kernels.thread_state import without_autocast
 from gspo_lightning.policy.numerics.autocast_weights import compute_dtype
-from gspo_lightning.policy.packing.memory import is_out_of_memory
+from gspo_lightning.policy.packing.memory import empty_cache, is_out_of_memory
 from gspo_lightning.policy.packing.rows import common_prefix
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.drawing import sample_tokens
 from gspo_lightning.rollouts.ending import has_ended
 from gspo_lightning.rollouts.sampler.decoding import Decoder, SharedDecoder, for_rows, gap_of_steps, rounding, two_steps
 from gspo_lightning.rollouts.sampler.fast_decoder import DecoderTwin, Pieces, can_compile, compiled_pieces
-from gspo_lightning.rollouts.sampler.recording import CAPTURES, Capture, record
+from gspo_lightning.rollouts.sampler.recording import CAPTURES, Capture, memory_for, record
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +118,7 @@ class DeviceDecoder(Decoder):
         self.counts = {"graph": 0, "ordinary": 0, "recorded": 0}
         """Steps that were replayed, other ones, and recordings."""
         self._graphs: dict[object, Capture] = {}
+        self._memory = memory_for(self, self.device)
         self._version: object = None
 
     @staticmethod
@@ -155,6 +156,7 @@ class DeviceDecoder(Decoder):
         self._graphs = {}
         with torch.inference_mode():
             self.cache = SpanCache(self.device, self.most, self.cache.attend_span, self.cache.join)
+        self._memory.free()
 
     # Decoder -----------------------------------------------------------------------------------------------------
 
@@ -229,7 +231,7 @@ class DeviceDecoder(Decoder):
         alive.logical_and_(~(ended | (step >= state.budget[:rows])))
         state.turn.add_(1)
         state.living.copy_(alive.sum())
-        return logits
+        return chosen if self.policy.decoding.graphs else logits  # a result is kept for the run, and logits are large
 
     def _finished(self, hidden: Tensor) -> Tensor:
         return self.policy.finish_logits(self.twin.head(hidden))
@@ -261,7 +263,7 @@ class DeviceDecoder(Decoder):
         try:
             step(size)  # what is compiled or allocated at first use must not become a part of a graph
             self._restore(before)
-            self._graphs[kind, size] = graph = record(lambda: step(size), self.device)
+            self._graphs[kind, size] = graph = record(lambda: step(size), self._memory)
             self._restore(before)
             if not decoding.graphs:
                 self._compare(graph, size, step, before)
@@ -282,7 +284,10 @@ class DeviceDecoder(Decoder):
             return None
 
     def _compare(self, graph: Capture, size: int, step: Callable[[int], Tensor], before: list[Tensor]) -> None:
-        """Compare two replays with ordinary steps: a replay that does nothing has the result of the recording."""
+        """Compare two replays with ordinary steps: a replay that does nothing has the result of the recording.
+
+        The logits of the first graph stay with it: 512 rows of a vocabulary of 151,936 are 150 MiB in bfloat16.
+        """
         vocabulary = self.policy.model.config.get_text_config().vocab_size
         for shift in (0, 1):
             found = []
@@ -321,6 +326,8 @@ def device_decoder(policy: Policy, most: int) -> Iterator[DeviceDecoder | None]:
         return
     kept = decoding.kept
     fits = isinstance(kept, DeviceDecoder) and (kept.dtype, kept.device) == (dtype, policy.device) and kept.most >= most
+    if not fits and decoding.release():
+        kept = None  # two copies of the weights at a time may be one too many
     decoder = kept if isinstance(kept, DeviceDecoder) and fits and not kept.busy else _fresh(policy, dtype, most)
     if decoder is not None and (kept is None or not kept.busy):
         decoding.kept = decoder
@@ -342,20 +349,29 @@ def _fresh(policy: Policy, dtype: torch.dtype, most: int) -> DeviceDecoder | Non
     """Return a new decoder that was compared with the modules, at least once in this run, or None."""
     decoding = policy.decoding
     choices = [compiled_pieces] if can_compile(policy.device) and decoding.compiled is not False else []
+    full = False
     for pieces in (*choices, Pieces):
-        decoder = DeviceDecoder(policy, dtype, most, pieces())
+        decoder, chosen = None, pieces()  # not beside the last one: two copies of the weights may be one too many
         try:
+            decoder = DeviceDecoder(policy, dtype, most, chosen)
             if decoding.device_decoder or _same(policy, decoder):
                 decoding.device_decoder = True
                 return decoder
             reason = "its log-probabilities differ from the modules'"
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:  # known by name only
-            if is_out_of_memory(error):
-                raise
             reason = first_line(error)
-        if decoder.twin.pieces.compiled:
+            if full := is_out_of_memory(error):
+                reason = "there is no memory for one"
+        if full:
+            break
+        if chosen.compiled:
             decoding.compiled = False
             log.warning("decode steps of %s are not compiled: %s", type(policy.model).__name__, reason)
+    if full:
+        decoder = None
+        empty_cache()
+        if decoding.kept is not None:  # of a rollout at the same time, which goes on
+            return None
     decoding.device_decoder = False
     _tell(policy, reason)
     return None

@@ -20,7 +20,7 @@ from typing_extensions import override
 from gspo_lightning.core.errors import first_line
 from gspo_lightning.core.types import Prompt, Rollout, SamplingParams
 from gspo_lightning.policy.numerics.autocast_weights import in_compute_dtype
-from gspo_lightning.policy.packing.memory import is_out_of_memory
+from gspo_lightning.policy.packing.memory import empty_cache, is_out_of_memory
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.generate import TransformersGenerate
@@ -261,8 +261,7 @@ class GroupedSampler(RolloutSource):
             "%s is out of memory (%s); %d responses go on from their tokens, from now on with at most %d responses at "
             "a time", type(self).__name__, why, rows, self._fitting,
         )  # fmt: skip
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        empty_cache()
 
     def _relax(self, rows: int) -> None:
         """Decode an eighth more rows at a time after a call that reached the limit, until memory runs out again.

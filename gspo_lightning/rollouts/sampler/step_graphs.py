@@ -18,7 +18,7 @@ from gspo_lightning.core.errors import first_line
 from gspo_lightning.policy.attention import GroupCache
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.sampler.memory import GRAPH_PAGE
-from gspo_lightning.rollouts.sampler.recording import CAPTURES, Capture, record
+from gspo_lightning.rollouts.sampler.recording import CAPTURES, Capture, memory_for, record
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ class StepGraphs:
         self._waited = 0
         self._failed = False
         self._captured: Capture | None = None
+        self._memory = memory_for(self, policy.device)
         self._tokens = self._positions = torch.empty(0)
 
     @classmethod
@@ -93,7 +94,7 @@ class StepGraphs:
         self.cache.reserve(GRAPH_PAGE)
         self._tokens, self._positions = tokens.clone(), positions.clone()
         try:
-            self._captured = record(run, self.policy.device)
+            self._captured = record(run, self._memory)
             for ids, theirs in zip(inputs, wanted, strict=bool(wanted)):
                 self._tokens.copy_(ids)
                 self._captured.replay()

@@ -18,6 +18,7 @@ from gspo_lightning.core.addresses import is_loopback
 from gspo_lightning.core.bodies import PER_ROUTED_TOKEN
 from gspo_lightning.core.distributed import rank_and_world
 from gspo_lightning.core.errors import InfrastructureError
+from gspo_lightning.policy.packing.memory import empty_cache
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.serving.client import Client, UnsupportedError
 from gspo_lightning.rollouts.serving.endpoint import Endpoint, PrivateFolder, check_host, given, on_port, on_socket
@@ -179,7 +180,7 @@ class Servers:
     ) -> LocalServer:  # fmt: skip
         private, root = self.private.make(), weight_sync.folders.root
         if device == "cuda":
-            torch.cuda.empty_cache()  # a server that starts needs its share free, which this process may only keep
+            empty_cache()  # a server that starts needs its share free, which this process may only keep
         return self.local.start(
             folder, endpoint, private, number=number, device=device, dtype=dtype, longest=self.longest, also=also,
             remove=[private, *([root] if root is not None else [])],

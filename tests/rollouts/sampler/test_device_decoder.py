@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import dataclasses
+import gc
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,8 +27,9 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import Draws, GroupedSampler
 from gspo_lightning.rollouts.sampler import device_batch, device_decoder, recording
 from gspo_lightning.rollouts.sampler.fast_decoder import twin
-from gspo_lightning.rollouts.sampler.fast_decoder.pieces import added, turned, turned_apart
+from gspo_lightning.rollouts.sampler.fast_decoder.pieces import Pieces, added, turned, turned_apart
 from gspo_lightning.rollouts.sampler.memory import Costs, Growth
+from gspo_lightning.rollouts.sampler.recording import CudaCapture, GraphMemory, memory_for, record
 from tests.rollouts.sampler.test_fast_decoder import FAMILIES, build
 from tests.rollouts.sampler.test_step_graphs import Recorded
 
@@ -161,11 +166,11 @@ def failing(times: int, error: type[Exception]) -> type[Recorded]:
     left = iter(range(times))
 
     class Failing(Recorded):
-        def __init__(self, function: Callable[[], Tensor], device: torch.device) -> None:
+        def __init__(self, function: Callable[[], Tensor], memory: GraphMemory) -> None:
             function()  # a recording that fails in the middle has done something
             if next(left, None) is not None:
                 raise error("CUDA error: operation failed due to a previous error during capture")
-            super().__init__(function, device)
+            super().__init__(function, memory)
 
     return Failing
 
@@ -252,9 +257,9 @@ def test_a_second_rollout_at_the_same_time_has_its_own(recorded_steps: None) -> 
 class Guarded(Recorded):
     """Recorded, if no other thread may allocate meanwhile."""
 
-    def __init__(self, function: Callable[[], Tensor], device: torch.device) -> None:
+    def __init__(self, function: Callable[[], Tensor], memory: GraphMemory) -> None:
         assert not free_for_others()
-        super().__init__(function, device)
+        super().__init__(function, memory)
 
 
 def free_for_others() -> bool:
@@ -313,16 +318,219 @@ def test_a_full_card_is_emptied_before_a_recording(monkeypatch: pytest.MonkeyPat
     assert emptied == [1]
 
 
-def test_all_recordings_of_a_device_share_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_recordings_has_one_owner_and_outlives_it() -> None:
+    """A graph that ends frees the workspaces of its stream, so that no two decoders may share one."""
+    here, owners = torch.device("cuda", 7), [Owner() for _ in range(3)]
+    memories = [memory_for(owner, here) for owner in owners]
+    assert len({id(memory) for memory in memories}) == 3
+    del owners[1]
+    assert memory_for(late := Owner(), torch.device("cuda", 6)) not in memories
+    assert memory_for(later := Owner(), here) is memories[1]
+    assert memory_for(last := Owner(), here) not in memories
+    assert late is not later is not last
+
+
+class Owner:
+    """Something that can be collected."""
+
+
+class Allocator:
+    """Rules of PyTorch 2.11's allocator, as its sources have them: who records in which pool."""
+
+    def __init__(self) -> None:
+        self.recording: list[int] = []
+        self.pools: list[int] = []
+
+    def begin(self, pool: int) -> None:
+        if pool in self.recording:
+            raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+        self.recording.append(pool)
+
+    def end(self, device: int, pool: int) -> None:
+        if pool not in self.recording:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.recording.remove(pool)
+
+    def empty(self) -> None:
+        if self.recording:
+            raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+
+
+@pytest.fixture
+def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
+    """A card without a card: streams do nothing, the allocator has PyTorch's rules."""
+    rules = Allocator()
+
+    class Stream:
+        device = torch.device("cuda", 0)
+
+        def __init__(self, *_: Any) -> None:
+            self.waited: list[Any] = []
+
+        def wait_stream(self, other: Any) -> None:
+            self.waited.append(other)
+
     class Pool:
         def __init__(self) -> None:
-            self.id = (0, id(self))
+            rules.pools.append(len(rules.pools))
+            self.id = rules.pools[-1]
 
-    monkeypatch.setattr(torch.cuda, "MemPool", Pool)
-    monkeypatch.setattr(recording.CudaCapture, "_pools", {})
-    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
-    assert recording.CudaCapture.pool(first) == recording.CudaCapture.pool(first)
-    assert recording.CudaCapture.pool(first) != recording.CudaCapture.pool(second)
+        def __del__(self) -> None:
+            rules.empty()
+
+    class Graph:
+        broken = False
+
+        def capture_begin(self, pool: int, capture_error_mode: str) -> None:
+            rules.begin(pool)
+            self.pool = pool
+
+        def capture_end(self) -> None:
+            if type(self).broken:
+                raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+            rules.end(0, self.pool)
+
+    here = Stream()
+    for name, value in (
+        ("current_stream", lambda device: here), ("Stream", Stream), ("MemPool", Pool), ("CUDAGraph", Graph),
+        ("stream", lambda stream: contextlib.nullcontext()), ("mem_get_info", lambda device: (80 << 30, 80 << 30)),
+        ("current_device", lambda: 0), ("set_device", lambda index: None),
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", rules.end, raising=False)
+    monkeypatch.setattr(CudaCapture, "_abandoned", [])
+    return rules
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["out of memory", "an operation that cannot be recorded"])
+def test_a_recording_that_fails_leaves_an_allocator_that_works(broken: bool, allocator: Allocator) -> None:
+    """Before PyTorch 2.12 it would be said to be recording for good: no cached block freed, no other recording."""
+    memory = GraphMemory(torch.device("cuda", 0))
+
+    def fails() -> Tensor:
+        if allocator.recording:
+            torch.cuda.CUDAGraph.broken = broken  # type: ignore[attr-defined]
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return torch.zeros(1)
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        record(fails, memory)
+    assert torch.cuda.current_stream(memory.device).waited == [memory.stream]
+    allocator.empty()
+    torch.cuda.CUDAGraph.broken = False  # type: ignore[attr-defined]
+    assert float(record(lambda: torch.ones(1), memory).result) == 1
+    assert float(record(lambda: torch.ones(1), memory).result) == 1
+    assert allocator.pools == [0, 1]  # that of the failure is not used again
+    assert len(CudaCapture._abandoned) == broken
+
+
+def test_a_cache_is_emptied_only_while_nobody_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: alone.append(not free_for_others()))
+    limit = MemoryLimit(100)
+    limit.release = lambda: True
+    assert limit._relieved()
+    GroupedSampler()._fit(2, "CUDA out of memory")
+    assert alone == [True, True]
+
+
+def test_recorded_steps_keep_no_logits_but_those_that_were_compared(recorded_steps: None) -> None:
+    policy = policy_of()
+    sampled(policy)
+    kept: Any = policy.decoding.kept
+    wide = [graph.result.shape for graph in kept._graphs.values() if graph.result.dim() > 1]
+    assert len(kept._graphs) > 3
+    assert len(wide) <= 1
+    policy.decoding.release()
+    assert not kept._graphs
+    assert kept._memory.pool is None
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama with biases"])
+def test_a_decoder_that_is_freed_frees_its_copy_of_the_weights_at_once(
+    family: str, recorded_steps: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its user is out of memory, and Python's collector of cycles would come too late."""
+    monkeypatch.setitem(recording.CAPTURES, "cpu", Forgetful)
+    policy = policy_of(family)
+    policy.decoding.graphs = True
+    with device_decoder.device_decoder(policy, 8) as decoder:
+        assert decoder is not None
+        decoder.add([[3, 4, 5]], [2], room=[4, 4])
+        decoder.step(torch.tensor([6, 7]), torch.tensor([3, 3]))
+        copies = [weakref.ref(weight) for weight, _ in decoder.twin._pairs]
+        weights = weakref.ref(decoder.twin)
+    gc.disable()
+    try:
+        del decoder
+        assert policy.decoding.release()
+        assert weights() is None
+        assert not any(copy() is not None for copy in copies)
+    finally:
+        gc.enable()
+
+
+class Forgetful(Recorded):
+    """As a CUDA graph, it keeps nothing of Python."""
+
+    def __init__(self, function: Callable[[], Tensor], memory: GraphMemory) -> None:
+        super().__init__(function, memory)
+        self.calls = []
+
+
+def test_there_are_never_two_copies_of_the_weights_for_one_rollout(
+    accelerator: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither when a larger decoder takes the place of one, nor when compiled pieces fail."""
+    alive: weakref.WeakSet[Any] = weakref.WeakSet()
+    most = []
+    original = twin.DecoderTwin.__init__
+
+    def counted(self: Any, *arguments: Any) -> None:
+        alive.add(self)
+        most.append(len(alive))
+        original(self, *arguments)
+
+    def broken() -> Any:
+        def fails(*_: Any) -> Tensor:
+            raise RuntimeError("no compiler")
+
+        return dataclasses.replace(Pieces(), gated=fails, compiled=True)
+
+    monkeypatch.setattr(twin.DecoderTwin, "__init__", counted)
+    monkeypatch.setattr(device_decoder, "can_compile", lambda device: True)
+    monkeypatch.setattr(device_decoder, "compiled_pieces", broken)
+    policy = policy_of()
+    for rows in (8, 16):
+        with device_decoder.device_decoder(policy, rows) as decoder:
+            assert decoder is not None
+            assert decoder.most == rows
+        del decoder
+    assert policy.decoding.compiled is False
+    assert most == [1, 1, 1]
+
+
+def test_a_copy_of_the_weights_that_does_not_fit_is_done_without(
+    accelerator: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = sampled(policy_of(), sampler=GroupedSampler(decode="model"))
+    policy, sampler = policy_of(), GroupedSampler()
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with device_decoder.device_decoder(policy, 8) as one, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(twin.DecoderTwin, "__init__", full)
+        assert_same(sampled(policy), expected)  # a second rollout at the same time does without
+        assert policy.decoding.kept is one
+        assert policy.decoding.device_decoder is True
+    policy.decoding.release()
+    monkeypatch.setattr(twin.DecoderTwin, "__init__", full)
+    with caplog.at_level(logging.WARNING):
+        assert_same(sampled(policy, sampler=sampler), expected)
+        assert_same(sampled(policy, sampler=sampler), expected)
+    assert caplog.text.count("is decoded without a copy of its weights: there is no memory for one") == 1
 
 
 @pytest.mark.parametrize("growth", ["graph pages", "whole"])

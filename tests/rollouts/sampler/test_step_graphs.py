@@ -24,6 +24,7 @@ from gspo_lightning.policy.attention import cache as group_cache
 from gspo_lightning.rollouts import Draws, GroupedSampler
 from gspo_lightning.rollouts.sampler import recording, step_graphs
 from gspo_lightning.rollouts.sampler.decoding import SharedDecoder
+from gspo_lightning.rollouts.sampler.recording import GraphMemory
 from tests.rollouts.sampler.test_fast_decoder import FAMILIES, answers, build
 
 
@@ -32,8 +33,8 @@ class Recorded(TorchDispatchMode):
 
     replays = 0
 
-    def __init__(self, function: Callable[[], Tensor], device: torch.device) -> None:
-        assert device.type == "cpu"
+    def __init__(self, function: Callable[[], Tensor], memory: GraphMemory) -> None:
+        assert memory.device.type == "cpu"
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[tuple[Any, Any, Any, Any]] = []
         with self:
@@ -157,10 +158,10 @@ def test_out_of_memory_while_recording_leaves_rows_as_many_as_they_are(
     policy, fails = build(FAMILIES["llama"]()), iter([True])
 
     class Full(Recorded):
-        def __init__(self, function: Callable[[], Tensor], device: torch.device) -> None:
+        def __init__(self, function: Callable[[], Tensor], memory: GraphMemory) -> None:
             if next(fails, False):
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            super().__init__(function, device)
+            super().__init__(function, memory)
 
     monkeypatch.setitem(recording.CAPTURES, "cpu", Full)
     for graphs in (None, True):
@@ -217,8 +218,8 @@ def test_a_decoder_is_freed_with_its_last_name() -> None:
     class Forgetful(Recorded):
         """As a CUDA graph, it keeps nothing of Python."""
 
-        def __init__(self, function: Callable[[], Tensor], device: torch.device) -> None:
-            super().__init__(function, device)
+        def __init__(self, function: Callable[[], Tensor], memory: GraphMemory) -> None:
+            super().__init__(function, memory)
             self.calls = []
 
     policy = build(FAMILIES["llama"]())

@@ -223,7 +223,8 @@ class DecoderTwin:
         scale, eps = None, 0.0
         if hasattr(attention, "q_norm"):
             eps = attention.q_norm.variance_epsilon
-            scale = self._copy(lambda p: self._scales(at("self_attn")(p)))
+            heads = self.shared * self.heads, self.heads, self.heads  # self in a closure would be freed late
+            scale = self._copy(partial(_of, partial(_scales, heads), at("self_attn")))
         return _Layer(
             index=attention.layer_idx,
             norms=(self._norm(at("input_layernorm")), self._norm(at("post_attention_layernorm"))),
@@ -235,11 +236,6 @@ class DecoderTwin:
             act=at("mlp")(self._model).act_fn,
         )  # fmt: skip
 
-    def _scales(self, attention: Any) -> Tensor:
-        heads = self.shared * self.heads, self.heads, self.heads
-        norms = attention.q_norm.weight, attention.k_norm.weight, attention.k_norm.weight  # values have none
-        return torch.cat([weight.expand(n, -1) for weight, n in zip(norms, heads, strict=True)])
-
 
 def _backbone(policy: Policy) -> Any:
     return policy.backbone
@@ -247,6 +243,12 @@ def _backbone(policy: Policy) -> Any:
 
 def _of(read: Callable[[Any], Tensor], find: Callable[[Policy], Any], policy: Policy) -> Tensor:
     return read(find(policy))
+
+
+def _scales(heads: tuple[int, int, int], attention: Any) -> Tensor:
+    """Return the scales of the norms of so many queries, keys and values, which have none, [(n + 2) * K, d]."""
+    norms = attention.q_norm.weight, attention.k_norm.weight, attention.k_norm.weight
+    return torch.cat([weight.expand(n, -1) for weight, n in zip(norms, heads, strict=True)])
 
 
 def _bias(module: Any) -> Tensor:
