@@ -17,6 +17,7 @@ from benchmarks.peers.trl import TRL, trl_version
 from benchmarks.step import micro_batch_sizes
 from benchmarks.workloads import Workload, reward
 from gspo_lightning.policy.adapters.lora import LoRA
+from gspo_lightning.policy.packing.memory import empty_cache
 
 __all__ = ["BUDGETS", "measure_step"]
 
@@ -78,13 +79,21 @@ def _generated(ours: Ours, phases: Phases) -> Groups:
 
 
 def _trained(bench: Bench, ours: Ours, groups: Groups, budget: int, found: dict[str, Any]) -> dict[str, Any]:
-    """Old log-probabilities and four updates on given responses: seconds by phase, and the peak."""
-    ours.max_tokens, phases = budget, Phases(bench.sync)
+    """Old log-probabilities and four updates on given responses: seconds by phase, and the peak.
+
+    As in a run, what sampling keeps is freed when an update does not fit.
+    """
+    ours.max_tokens, phases, fits = budget, Phases(bench.sync), False
     try:
         with bench.peak(found, "peak_mib", extra=False), phases(TOTAL):
             ours.train_on_policy(groups, phases)
+        fits = True
     except torch.OutOfMemoryError:
         ours.optimizer.zero_grad(set_to_none=True)
+    if not fits:  # outside the except clause: the exception holds the tensors of the attempt
+        if ours.policy.decoding.release():
+            empty_cache()
+            return _trained(bench, ours, groups, budget, {"decoder": "freed"})
         return {"error": "out of memory"}
     found["train_s"] = phases.wall[TOTAL]
     return found | {"phases_s": {k: v for k, v in phases.wall.items() if k != TOTAL}}

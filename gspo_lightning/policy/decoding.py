@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
+
+LENDING = threading.Lock()
+"""Held while a decoder that is kept is taken: an update may free it from another thread."""
 
 
 class Kept(Protocol):
@@ -56,8 +60,9 @@ class Decoding:
 
     def release(self) -> bool:
         """Free the decoder of the run, which the next rollout makes anew; True if there was one nobody uses."""
-        if self.kept is None or self.kept.busy:
-            return False
-        self.kept.release()
-        self.kept = None
+        with LENDING:
+            if self.kept is None or self.kept.busy:
+                return False
+            kept, self.kept = self.kept, None
+        kept.release()
         return True

@@ -25,6 +25,7 @@ from benchmarks.gpu_curve import joined, outcomes
 from benchmarks.gpu_parts import Bench
 from benchmarks.gpu_steps import measure_step
 from benchmarks.gpu_vllm import check_engine, check_ways
+from benchmarks.ours import Ours
 from tests import ROOT
 
 
@@ -205,6 +206,32 @@ def test_budgets_are_tried_on_one_rollout_and_plans_are_added_later(tmp_path: Pa
     planned = json.loads(output.read_text())["step"]["ours"]["budgets"]
     assert planned["64"]["planned_mib"] > planned["32"]["planned_mib"] > 0
     assert planned["64"]["planned_for_these_lengths_mib"] <= planned["64"]["planned_mib"]
+
+
+def test_a_budget_that_does_not_fit_is_tried_again_without_what_sampling_keeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The copy of the weights of an 8B model is 15 GiB, which a run would free."""
+    original, kept = Ours.train_on_policy, []
+
+    class Copy:
+        nbytes, busy = 1, False
+
+        def release(self) -> None:
+            kept.append(self)
+
+    def full(self: Ours, groups: Any, phases: Any) -> None:
+        if not kept:
+            self.policy.decoding.kept = Copy()
+        if self.policy.decoding.kept is not None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        original(self, groups, phases)
+
+    monkeypatch.setattr(Ours, "train_on_policy", full)
+    with torch.random.fork_rng():
+        step = measure_step(Bench.on(cuda=False), "1.7b", "skewed", budgets=(64,))
+    assert step["ours"]["budgets"]["64"]["train_s"] > 0
+    assert len(kept) == 1
 
 
 def test_a_part_that_does_not_fit_is_skipped_and_none_may_take_ten_minutes(

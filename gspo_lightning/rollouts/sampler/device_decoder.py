@@ -22,6 +22,7 @@ from gspo_lightning.core.pictures import Media
 from gspo_lightning.core.types import SamplingParams
 from gspo_lightning.policy.attention.span_cache import SpanCache
 from gspo_lightning.policy.attention.spans import Attend, attend_by_flash, why_no_flash
+from gspo_lightning.policy.decoding import LENDING, Decoding
 from gspo_lightning.policy.kernels.thread_state import without_autocast
 from gspo_lightning.policy.numerics.autocast_weights import compute_dtype
 from gspo_lightning.policy.packing.memory import empty_cache, is_out_of_memory
@@ -31,7 +32,7 @@ from gspo_lightning.rollouts.drawing import sample_tokens
 from gspo_lightning.rollouts.ending import has_ended
 from gspo_lightning.rollouts.sampler.decoding import Decoder, SharedDecoder, for_rows, gap_of_steps, rounding, two_steps
 from gspo_lightning.rollouts.sampler.fast_decoder import DecoderTwin, Pieces, can_compile, compiled_pieces
-from gspo_lightning.rollouts.sampler.recording import CAPTURES, Capture, memory_for, record
+from gspo_lightning.rollouts.sampler.recording import CAPTURES, Capture, bucket, memory_for, record
 
 log = logging.getLogger(__name__)
 
@@ -41,21 +42,10 @@ ATTENDS: dict[str, tuple[Attend, Callable[[torch.device, torch.dtype, int], str 
 """Attention by device type, and why it cannot serve a dtype and a size of heads."""
 WINDOW = 256
 """Steps between two visits of the host: so many random numbers are drawn ahead, and so many tokens stay in the ring."""
-SMALL = (1, 2, 4)
 KEPT_ROWS = 512
 """Rows that a decoder has room for at least, so that the next rollout or an evaluation finds it large enough."""
-EIGHTS = 8
 KEPT = 0.05
 """Share of a device's memory up to which keys and values, and with them recorded steps, are kept while training."""
-
-
-def bucket(rows: int) -> int:
-    """Return the rows of the recorded step for so many rows.
-
-    >>> [bucket(n) for n in (1, 2, 3, 5, 8, 9, 17, 511, 512)]
-    [1, 2, 4, 8, 8, 16, 24, 512, 512]
-    """
-    return next((size for size in SMALL if rows <= size), -(-rows // EIGHTS) * EIGHTS)
 
 
 @dataclass(slots=True)
@@ -324,25 +314,35 @@ def device_decoder(policy: Policy, most: int) -> Iterator[DeviceDecoder | None]:
         _tell(policy, reason)
         yield None
         return
-    kept = decoding.kept
-    fits = isinstance(kept, DeviceDecoder) and (kept.dtype, kept.device) == (dtype, policy.device) and kept.most >= most
-    if not fits and decoding.release():
-        kept = None  # two copies of the weights at a time may be one too many
-    decoder = kept if isinstance(kept, DeviceDecoder) and fits and not kept.busy else _fresh(policy, dtype, most)
-    if decoder is not None and (kept is None or not kept.busy):
-        decoding.kept = decoder
+    decoder = _taken(decoding, dtype, policy.device, most) or _fresh(policy, dtype, most)
     if decoder is None:
         yield None
         return
     decoder.busy = True
+    with LENDING:
+        if decoding.kept is None or not decoding.kept.busy:
+            decoding.kept = decoder
     try:
         decoder.begin(policy)
         decoder.records &= decoder is decoding.kept  # two of them would share the memory of recorded steps
         yield decoder
     finally:
-        decoder.busy = False
         if decoder is decoding.kept and decoder.cache.nbytes > KEPT * _memory(policy.device):
             decoder.release()
+        decoder.busy = False
+
+
+def _taken(decoding: Decoding, dtype: torch.dtype, device: torch.device, most: int) -> DeviceDecoder | None:
+    """Take the decoder that is kept, if it serves; one that never will is freed, before there are two of them."""
+    with LENDING:
+        kept = decoding.kept
+        if isinstance(kept, DeviceDecoder) and (kept.dtype, kept.device) == (dtype, device) and kept.most >= most:
+            if kept.busy:
+                return None
+            kept.busy = True
+            return kept
+    decoding.release()
+    return None
 
 
 def _fresh(policy: Policy, dtype: torch.dtype, most: int) -> DeviceDecoder | None:

@@ -20,6 +20,17 @@ log = logging.getLogger(__name__)
 ROOM = 2 << 30
 """Bytes of a device that are free before a recording starts. During one the allocator cannot give cached blocks back to
 the device (pytorch/pytorch#159594), so a card that training has left full of them would be out of memory."""
+SMALL = (1, 2, 4)
+EIGHTS = 8
+
+
+def bucket(rows: int) -> int:
+    """Return the rows of the recorded step for so many rows.
+
+    >>> [bucket(n) for n in (1, 2, 3, 5, 8, 9, 17, 511, 512)]
+    [1, 2, 4, 8, 8, 16, 24, 512, 512]
+    """
+    return next((size for size in SMALL if rows <= size), -(-rows // EIGHTS) * EIGHTS)
 
 
 class GraphMemory:
@@ -41,8 +52,9 @@ class GraphMemory:
 
         As long as the pool exists, ``torch.cuda.empty_cache`` keeps its memory.
         """
-        with ALLOCATING:
-            self.pool = None
+        if self.pool is not None:
+            with ALLOCATING:
+                self.pool = None
 
 
 _UNUSED: list[GraphMemory] = []
