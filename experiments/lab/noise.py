@@ -121,8 +121,14 @@ class _EngineDecoder(Decoder):
         self.exact, self.may_grow, self.errors = exact, exact.may_grow, (nats, bias, base)
 
     @override
-    def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int], media: Sequence[Media] = ()) -> Tensor:
-        return engine_logits(self.exact.add(contexts, rows, media), *self.errors)
+    def add(
+        self,
+        contexts: Sequence[Sequence[int]],
+        rows: Sequence[int],
+        media: Sequence[Media] = (),
+        room: Sequence[int] = (),
+    ) -> Tensor:
+        return engine_logits(self.exact.add(contexts, rows, media, room), *self.errors)
 
     @override
     def keep(self, rows: Tensor) -> None:

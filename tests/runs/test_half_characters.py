@@ -40,7 +40,7 @@ class Quoting(Tool):
         return f"{text!r} {chr(0xD83D)}"
 
 
-class OddLength(Reward):
+class OddCharacters(Reward):
     def score(self, sample):
         return float(len(sample.completion) % 2)
 
@@ -127,7 +127,7 @@ def check(run: Path, said: str) -> None:
 def test_a_run_with_a_tool_trains_on_them(options: list[str], tmp_path: Path) -> None:
     tools = '{"class_path": "ToolUse", "init_args": {"tools": {"echo": "Quoting"}}}'
     source = {"class_path": "EnvironmentRollouts", "init_args": {"environment": json.loads(tools), "max_turns": 2}}
-    rewards = '--data.rewards={"odd": "OddLength"}'
+    rewards = '--data.rewards={"odd": "OddCharacters"}'
     run = runs.fit(tmp_path / "tool", *options, f"--data.rollouts={json.dumps(source)}", rewards)
     check(run, r"'\\\\ud83d")
 

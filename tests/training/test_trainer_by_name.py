@@ -137,7 +137,7 @@ def test_every_name_of_a_sample_is_known_and_kwargs_take_the_columns(
 
     GSPOTrainer(model, tokenizer, SHORT).train_step(RECORDS[:1], reward)
     assert calls == [{"answer": "0", "level": 0, "same": True}] * 4
-    assert set(BUILT_IN) == {"prompt", "completion", "completion_ids", "truncated", "sample"}
+    assert set(BUILT_IN) == {"prompt", "completion", "completion_ids", "truncated", "unfinished_thought", "sample"}
 
 
 def test_rewards_of_the_package_and_functions_of_trls_kind_judge(

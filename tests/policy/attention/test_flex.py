@@ -153,6 +153,6 @@ def test_a_pytorch_without_the_argument_gets_the_limit_for_its_process(monkeypat
         return model
 
     monkeypatch.setattr(torch, "compile", compile_of_2_11)
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
-    flex.compiled()
-    assert torch._dynamo.config.recompile_limit == flex.LIMIT
+    with torch._dynamo.config.patch(recompile_limit=8):
+        flex.compiled()
+        assert torch._dynamo.config.recompile_limit == flex.LIMIT
