@@ -20,6 +20,7 @@ from gspo_lightning.core.errors import UserError, did_you_mean
 from gspo_lightning.core.escape import say
 from gspo_lightning.core.parsing import load_json
 from gspo_lightning.core.temp_files import sweep, temp_path
+from gspo_lightning.core.thinking import after_thinking
 from gspo_lightning.data.corpus.lines import numbered
 from gspo_lightning.rewards import Pending, Reward, RewardRunner, Sample, SampleScore, ScoreStatus
 
@@ -262,6 +263,6 @@ def _read_line(line: bytes, source: Path, number: int) -> tuple[Any, Sample]:
         completion_ids=tuple(record.get("completion_ids", ())),
         columns={key: value for key, value in record.items() if key not in _OWN_KEYS},
         truncated=record.get("truncated", False),
-        unfinished_thought=record.get("unfinished_thought", False),
+        unfinished_thought=record.get("unfinished_thought", after_thinking(record["completion"]) is None),
     )
     return identifier, sample

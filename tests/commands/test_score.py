@@ -57,6 +57,24 @@ def test_a_verdict_per_line_in_the_same_order(files: tuple[Path, Path]) -> None:
     assert all(set(line) == {"id", "reward", "status", "detail"} for line in found)
 
 
+def said_outside_thoughts(unfinished_thought: list[bool], completions: list[str]) -> list[float]:
+    return [float(not thinking) for thinking, _ in zip(unfinished_thought, completions, strict=True)]
+
+
+@pytest.mark.parametrize("reward", ["ExactMatch", "FunctionReward"])
+def test_an_open_thought_is_none_that_a_line_does_not_deny(reward: str, files: tuple[Path, Path]) -> None:
+    write(
+        files[0],
+        {"completion": "<think>#4", "answer": "4"},  # the text shows what training reads in the tokens
+        {"completion": "<think></think>#4", "answer": "4"},
+        {"completion": "#4", "answer": "4", "unfinished_thought": True},
+        {"completion": "<think>#4", "answer": "4", "unfinished_thought": False},
+    )
+    path = f"{__name__}.said_outside_thoughts"
+    named = reward if reward == "ExactMatch" else f'FunctionReward:{{"function": "{path}"}}'
+    assert [line["reward"] for line in run(files, "--reward", named)] == [0.0, 1.0, 0.0, 1.0]
+
+
 def test_a_hanging_answer_is_a_timeout_on_its_own_line(files: tuple[Path, Path]) -> None:
     write(files[0], *({"id": i, "completion": "a" * (40 if i == 5 else 1) + "!"} for i in range(10)))
     found = run(files, "--reward", 'FormatReward:{"pattern": "(a+)+b", "full_match": false}', "--deadline", "0.3")

@@ -9,7 +9,13 @@ import torch
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from gspo_lightning.core.thinking import context_opens_thought, decode_response, unfinished_thought
+from gspo_lightning.core.thinking import (
+    MARKS,
+    after_thinking,
+    context_opens_thought,
+    decode_response,
+    unfinished_thought,
+)
 from gspo_lightning.core.turn import Turn
 from gspo_lightning.core.types import FinishReason, Prompt, Rollout
 from gspo_lightning.data.prompts.tool_calls import parse_turn
@@ -82,6 +88,54 @@ def test_decoding_keeps_the_marks_of_thoughts_and_drops_other_special_tokens(
 ) -> None:
     ids = [*tokenizer("<think>1</think>2", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
     assert decode_response(tokenizer, ids) == "<think>1</think>2"
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["text", "special"])
+@pytest.mark.parametrize(("opening", "closing"), MARKS)
+def test_every_family_s_marks_begin_and_end_a_thought(opening: str, closing: str, special: bool) -> None:
+    found = character_tokenizer()
+    found.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in (opening, closing)])
+    for prompt, said, rest in (
+        ("1+1:", f"{opening}2", None),
+        ("1+1:", f"{opening}3{closing}2", "2"),
+        (f"1+1:{opening}", "2", None),
+        (f"1+1:{opening}", f"3{closing}2", "2"),
+        (f"1+1:{opening}{closing}", "2", "2"),
+        ("1+1:", f"{opening}3{closing}2{opening}2", None),
+    ):
+        rollout = response(found, prompt, (said, True))
+        unfinished = unfinished_thought(found, rollout)
+        text = decode_response(found, rollout.token_ids.tolist())
+        assert (text, unfinished) == (said, rest is None)
+        assert after_thinking(text, unfinished) == rest
+    found.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert parse_turn(found, f"{opening}2") == Turn("", "2")
+    assert parse_turn(found, f"{opening}3{closing}2") == Turn("2", "3")
+    assert parse_turn(found, f"3{closing}2", opened=True) == Turn("2", "3")
+
+
+@pytest.mark.parametrize(
+    ("said", "text", "rest"),
+    [
+        ("<|channel|>analysis<|message|>2", "<think>2", None),
+        ("<|channel|>analysis<|message|>3<|end|>", "<think>3", None),  # ended its thought, and stopped
+        ("<|channel|>analysis<|message|>3<|end|><|start|>assistant<|channel|>final<|message|>2<|return|>",
+         "<think>3</think>2", "2"),
+        ("<|channel|>analysis<|message|>3<|end|><|start|>assistant<|channel|>analysis<|message|>2",
+         "<think>3<think>2", None),
+        ("<|channel|>final<|message|>2<|return|>", "</think>2", "2"),
+        ("2", "2", "2"),
+    ],
+)  # fmt: skip
+def test_the_channels_of_gpt_oss_are_a_thought_and_an_answer(said: str, text: str, rest: str | None) -> None:
+    found = character_tokenizer()
+    marks = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>")
+    found.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
+    found.add_tokens([AddedToken(word, normalized=False) for word in ("assistant", "analysis", "final")])
+    rollout = response(found, "1+1:<|start|>assistant", (said, True))
+    assert decode_response(found, rollout.token_ids.tolist()) == text
+    assert unfinished_thought(found, rollout) == (rest is None)
+    assert after_thinking(text) == rest
 
 
 def test_an_agent_gets_an_unfinished_thought_as_reasoning_and_no_content(tokenizer: PreTrainedTokenizerFast) -> None:

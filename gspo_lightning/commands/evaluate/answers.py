@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from gspo_lightning.core.errors import UserError, did_you_mean
 from gspo_lightning.core.escape import whole
 from gspo_lightning.core.parsing import load_json
+from gspo_lightning.core.thinking import after_thinking
 from gspo_lightning.data.corpus.lines import numbered
 from gspo_lightning.training.suites.problems import Problem
 from gspo_lightning.training.suites.suite import Suite
@@ -123,7 +124,7 @@ def read_completions(path: Path, suite: str, problems: Collection[str], *, sever
             if not isinstance(record.get("completion"), str):
                 raise UserError(where, "has no 'completion' that is a text")
             tokens, truncated = record.get("tokens"), record.get("truncated", False)
-            thinking = record.get("unfinished_thought", False)
+            thinking = record.get("unfinished_thought", after_thinking(record["completion"]) is None)
             if not isinstance(truncated, bool) or not (tokens is None or isinstance(tokens, int)):
                 raise UserError(where, "'truncated' must be true or false, and 'tokens' a number")
             if not isinstance(thinking, bool):

@@ -12,6 +12,7 @@ from typing import Any
 from gspo_lightning.commands.evaluate.answers import SampleRequests
 from gspo_lightning.core.errors import InfrastructureError, UserError
 from gspo_lightning.core.randomness import Purpose, stream
+from gspo_lightning.core.thinking import after_thinking
 from gspo_lightning.data.prompts.specials import leading
 from gspo_lightning.rollouts.serving.chat_requests import ChatRequests
 from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
@@ -151,7 +152,7 @@ class Served:
                     first.text,
                     usage.get("completion_tokens"),
                     first.truncated,
-                    unfinished_thought=first.unfinished_thought,
+                    unfinished_thought=first.unfinished_thought or after_thinking(first.text) is None,
                 )
             except ServerError as error:
                 if attempt == _TRIES - 1 or isinstance(error.__cause__, TimeoutError):  # an hour was enough

@@ -17,7 +17,7 @@ from gspo_lightning.commands.inspect.request import Choice, Numbers, Request, Re
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.randomness import Purpose
 from gspo_lightning.core.registry import component
-from gspo_lightning.core.thinking import OPENING, unfinished_thought
+from gspo_lightning.core.thinking import OPENING, OPENS, unfinished_thought
 from gspo_lightning.core.types import Prompt, Rollout, SamplingParams
 from gspo_lightning.data.prompts.dialogue import Dialogue
 from gspo_lightning.policy.kernels.thread_state import on_device
@@ -166,7 +166,7 @@ class InProcess:
 
     def _choice(self, request: Request, rollout: Rollout) -> Choice:
         text = rollout.text
-        if OPENING not in text and unfinished_thought(self.policy.tokenizer, rollout):
+        if not OPENS.search(text) and unfinished_thought(self.policy.tokenizer, rollout):
             text = f"{OPENING}\n{text}"  # scorers see the completion alone
         for found in (text.find(stop) for stop in request.stop):
             text = text[:found] if 0 <= found < len(text) else text

@@ -15,13 +15,17 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_parsing import parse_response
 
 from gspo_lightning.core.escape import whole_values
-from gspo_lightning.core.thinking import CLOSING, OPENING
+from gspo_lightning.core.thinking import CLOSES, MARKS, OPENS
 from gspo_lightning.core.turn import ToolCall as ToolCall
 from gspo_lightning.core.turn import Turn as Turn
 
 _NEVER = "\x00"
 """Start anchor of a format: a turn is parsed alone, without the prompt before it."""
-_THINKING = {"open_pattern": r"<think>|\A(?=(?:(?!<think>)[\s\S])*</think>)", "close": "</think>", "content": "text"}
+_THINKING = {
+    "open_pattern": rf"{OPENS.pattern}|\A(?=(?:(?!{OPENS.pattern})[\s\S])*(?:{CLOSES.pattern}))",
+    "close_pattern": CLOSES.pattern,
+    "content": "text",
+}
 """Reasoning; where the template begins it, the turn has the closing tag only."""
 _CONTENT = {"content": "text", "content_args": {"strip": False}, "repeats": True, "join": ""}
 _NAMED = {"function": {"name": "{name}", "arguments": "{content}"}}
@@ -105,7 +109,15 @@ _FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 """Formats by the mark of their chat template, the most special first."""
-_MARKS = ("<tool_call>", "<parameter=", "<arg_key>", "<｜tool▁call▁begin｜>", "[TOOL_CALLS]", "<|channel|>", "</think>")
+_MARKS = (
+    "<tool_call>",
+    "<parameter=",
+    "<arg_key>",
+    "<｜tool▁call▁begin｜>",
+    "[TOOL_CALLS]",
+    "<|channel|>",
+    *(closing for _, closing in MARKS),
+)
 _MOST_MARKS = 500
 """A turn with more marks is not parsed: the parser looks at the rest of the text again after each."""
 _PLAIN = {"start_anchor": _NEVER, "fields": {"thinking": _THINKING, "content": _CONTENT}}
@@ -131,7 +143,7 @@ def parse_turn(
         opened: the template has opened a thought before the text.
     """
     said = _without_end(tokenizer, text)
-    if opened and CLOSING not in said and OPENING not in said:
+    if opened and not (CLOSES.search(said) or OPENS.search(said)):
         return Turn("", said.strip() or None)
     own = getattr(tokenizer, "response_template", None)
     name = _format_of(_template(tokenizer))

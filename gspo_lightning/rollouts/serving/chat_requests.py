@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gspo_lightning.core.neutral_sampling import EXTENSIONS, NEUTRAL, refused_fields
-from gspo_lightning.core.thinking import CLOSING, OPENING, opens_thought
+from gspo_lightning.core.thinking import CLOSES, OPENS, opens_thought
 from gspo_lightning.rewards.chat import answer_text
 from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
 
@@ -136,5 +136,5 @@ class ChatRequests:
             raise TypeError("its content is no text")
         self.separated |= any(message.get(name) for name in _THOUGHTS)
         inside = bool(self.opened and self.chat and not self.separated)
-        unfinished = inside and OPENING not in text and CLOSING not in text
+        unfinished = inside and not (OPENS.search(text) or CLOSES.search(text))
         return ChatAnswer(text, choice.get("finish_reason") == "length", unfinished)
