@@ -194,21 +194,41 @@ def _write(path: Path, kind: str, records: Iterator[Row]) -> int:
                     bar.update(1)
                     count += 1
             return count
-        import pyarrow
-        import pyarrow.lib
-        import pyarrow.parquet
+        return _write_table(path, [record for _, record in records])
 
+
+def _write_table(path: Path, records: Sequence[Mapping[str, Any]]) -> int:
+    """Write records with every column that one of them has; ``Table.from_pylist`` takes those of the first."""
+    import pyarrow
+    import pyarrow.lib
+    import pyarrow.parquet
+
+    names = dict.fromkeys(name for record in records for name in record)
+    columns = {}
+    for name in names:
         try:
-            table = pyarrow.Table.from_pylist([record for _, record in records])
-        except (pyarrow.lib.ArrowException, UnicodeEncodeError) as error:
-            said = f"a column cannot have one type in Parquet: {str(error).splitlines()[0]}"
+            columns[name] = pyarrow.array([record.get(name) for record in records])
+        except (pyarrow.lib.ArrowException, UnicodeEncodeError, OverflowError) as error:
+            said = f"a column cannot have one type in Parquet: {name!r}: {str(error).splitlines()[0]}"
             raise UserError("--output", said, fix="write .jsonl") from error
-        pyarrow.parquet.write_table(table, path)
-        return len(table)
+    try:
+        pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    except pyarrow.lib.ArrowNotImplementedError as error:  # objects that are empty in every record
+        raise UserError("--output", f"Parquet cannot hold the records: {error}", fix="write .jsonl") from error
+    return len(records)
 
 
 def _line(record: Any, where: Callable[[], str]) -> str:
     try:
-        return json.dumps(record, ensure_ascii=False, default=str, allow_nan=False)
+        return json.dumps(record, ensure_ascii=False, default=_text, allow_nan=False)
+    except TypeError as error:
+        raise UserError(where(), str(error), fix="write .parquet") from error
     except ValueError as error:
         raise UserError(where(), "holds NaN or an infinity, which are not JSON", fix="write null instead") from error
+
+
+def _text(value: Any) -> str:
+    """Return the text of a value of a type that JSON lacks; bytes, such as a picture, have none."""
+    if isinstance(value, bytes):
+        raise TypeError("holds bytes, which are not JSON")
+    return str(value)

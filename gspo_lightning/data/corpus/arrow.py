@@ -2,7 +2,7 @@
 
 A table gives every object the fields of all objects of its column, cannot mix types, and has types that JSON lacks.
 Here a null field of an object is absent, JSON text of the type ``arrow.json`` is the value that it encodes, and dates,
-times and decimals are the texts and numbers that JSON lines hold.
+times, durations, UUIDs and decimals are the texts and numbers that JSON lines hold.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from gspo_lightning.core.parsing import load_json
 
@@ -95,4 +96,6 @@ def _written(value: Any, kind: pyarrow.DataType) -> Any:
 def _scalar(value: Any) -> Any:
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() and value.as_tuple().exponent == 0 else str(value)
+    if isinstance(value, datetime.timedelta | UUID):
+        return str(value)
     return value.isoformat() if isinstance(value, datetime.date | datetime.time) else value

@@ -33,7 +33,7 @@ def read_rows(path: str) -> Sequence[Row]:
         UserError: the file cannot be read or is malformed; names the line in formats that have lines.
     """
     read: Callable[[str], Sequence[Row]] = {
-        ".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv, ".tsv": _read_csv, ".parquet": ParquetRows,
+        ".jsonl": read_lines, ".json": _read_json, ".csv": _read_csv, ".tsv": _read_csv, ".parquet": ParquetRows,
     }[suffix_of(path)]  # fmt: skip
     name = Path(path).name
     try:
@@ -49,23 +49,25 @@ def place_of(rows: Sequence[Mapping[str, Any]], number: int, name: str) -> str:
     return f"{name}:{rows.line(number)}" if isinstance(rows, JsonLines) else f"{name}, record {number + 1}"
 
 
-def _open(path: str) -> IO[bytes]:
+def open_file(path: str) -> IO[bytes]:
+    """Open a file for reading, unpacked if its name ends in ``.gz``."""
     opened: Any = gzip.open if path.lower().endswith(".gz") else open
     file: IO[bytes] = opened(path, "rb")
     return file
 
 
-def _read_jsonl(path: str) -> Sequence[Row]:
+def read_lines(path: str) -> Sequence[Row]:
+    """Return every record of JSON lines; those of a compressed file are held in memory."""
     if not path.lower().endswith(".gz"):
         return JsonLines(path)
     name = Path(path).name
-    with _open(path) as file:
+    with open_file(path) as file:
         return [parse_line(line, f"{name}:{number}") for number, line in numbered(file, name) if line.strip()]
 
 
 def _read_json(path: str) -> list[Row]:
     name = Path(path).name
-    with _open(path) as file:
+    with open_file(path) as file:
         content = file.read()
     try:
         rows = load_json(content.decode("utf-8-sig"))
@@ -87,7 +89,7 @@ def _read_csv(path: str) -> list[Row]:
     import pyarrow.csv
     import pyarrow.lib
 
-    with _open(path) as file:
+    with open_file(path) as file:
         content = file.read().removeprefix(b"\xef\xbb\xbf")
     if not content.strip():
         return []

@@ -17,8 +17,8 @@ from typing import Any
 from gspo_lightning.core.parsing import load_json
 from gspo_lightning.data.corpus.arrow import without_padding
 from gspo_lightning.data.corpus.files import suffix_of
-from gspo_lightning.data.prompts.formats import read_rows
-from gspo_lightning.data.prompts.on_demand import JsonLines, OnDemand
+from gspo_lightning.data.prompts.formats import open_file, read_lines, read_rows
+from gspo_lightning.data.prompts.on_demand import OnDemand
 
 Row = dict[str, Any]
 _HUB_FILE = re.compile(r"hf://datasets/(?P<repo>[^/@]+/[^/@]+)@(?P<revision>[^/]+)/(?P<file>.+)")
@@ -114,12 +114,12 @@ def _is_readable(file: str) -> bool:
     """True if a file here is read as one of records."""
     if "://" in file or "::" in file or not suffix_of(file):
         return False
-    return suffix_of(file) != ".json" or file.endswith(".gz") or _first(file) in ("array", "lines")
+    return suffix_of(file) != ".json" or _first(file) in ("array", "lines")
 
 
 def _first(file: str) -> str:
     """Return whether a file of JSON begins with an array or a line with an object; empty if with neither."""
-    with open(file, "rb") as opened:
+    with open_file(file) as opened:
         line = b""
         while not line.strip():
             if not (line := opened.readline(1 << 29)):
@@ -133,6 +133,4 @@ def _first(file: str) -> str:
 
 
 def _rows(file: str) -> Sequence[Row]:
-    if suffix_of(file) == ".json" and not file.endswith(".gz") and _first(file) == "lines":
-        return JsonLines(file)
-    return read_rows(file)
+    return read_lines(file) if suffix_of(file) == ".json" and _first(file) == "lines" else read_rows(file)

@@ -251,6 +251,36 @@ def test_convert_changes_formats_and_takes_columns(tmp_path: Path) -> None:
     data("convert", "--input", tmp_path / "a.csv", "--output", tmp_path / "b.jsonl", code=2)
 
 
+def test_convert_keeps_columns_that_the_first_record_lacks(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"prompt": "a"}, {"prompt": "b", "answer": "4"}, {"prompt": "c", "tools": [{"n": 1}]}]
+    data("convert", "--input", write(tmp_path / "a.jsonl", rows), "--output", tmp_path / "b.parquet")
+    data("convert", "--input", tmp_path / "b.parquet", "--output", tmp_path / "c.jsonl")
+    for file in ("b.parquet", "c.jsonl"):
+        there = [{name: one for name, one in row.items() if one is not None} for row in read(tmp_path / file)]
+        assert there == rows
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(2**64, "in Parquet: 'n': Python int too large"), ({}, "Parquet cannot hold the records: Cannot write struct")],
+)
+def test_convert_names_values_that_parquet_has_no_type_for(
+    value: object, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(tmp_path / "a.jsonl", [{"prompt": "a", "n": value}])
+    data("convert", "--input", source, "--output", tmp_path / "b.parquet", code=2)
+    shown = capsys.readouterr().err
+    assert "error: --output: " in shown
+    assert said in shown
+    assert "fix: write .jsonl" in shown
+
+
+def test_convert_writes_no_bytes_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write(tmp_path / "a.parquet", [{"prompt": "a", "image": {"bytes": b"\x89PNG"}}])
+    data("convert", "--input", source, "--output", tmp_path / "b.jsonl", code=2)
+    assert "error: a.parquet, record 1: holds bytes, which are not JSON" in capsys.readouterr().err
+
+
 def test_convert_names_what_neither_format_can_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "x", "y": 1}\n{"prompt": "\\ud800", "y": NaN}\n')
     data("convert", "--input", tmp_path / "a.jsonl", "--output", tmp_path / "b.jsonl", code=2)

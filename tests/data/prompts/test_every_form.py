@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -63,6 +64,18 @@ def array(rows: Rows, folder: Path) -> Rows:
     return list(map(dict, PromptFile(str(folder / "train.json")).records()))
 
 
+def folder_of_packed_lines(rows: Rows, folder: Path) -> Rows:
+    half = len(rows) // 2
+    (folder / "train-0.jsonl.gz").write_bytes(gzip.compress(lines(rows[:half]).encode()))
+    (folder / "train-1.json.gz").write_bytes(gzip.compress(lines(rows[half:]).encode()))
+    return list(map(dict, HubPrompts(str(folder)).records()))
+
+
+def folder_of_a_packed_array(rows: Rows, folder: Path) -> Rows:
+    (folder / "train.json.gz").write_bytes(gzip.compress(json.dumps(rows, indent=1).encode()))
+    return list(map(dict, HubPrompts(str(folder)).records()))
+
+
 def folder_of_lines(rows: Rows, folder: Path) -> Rows:
     half = len(rows) // 2
     (folder / "train-0.jsonl").write_text(lines(rows[:half]))
@@ -102,9 +115,10 @@ def converted(rows: Rows, folder: Path) -> Rows:
 
 
 FORMS: list[Callable[[Rows, Path], Rows]] = [
-    file, array, folder_of_lines, by_datasets, by_datasets_through_json, by_pyarrow, by_pandas, converted,
+    file, array, folder_of_lines, folder_of_packed_lines, folder_of_a_packed_array, by_datasets,
+    by_datasets_through_json, by_pyarrow, by_pandas, converted,
 ]  # fmt: skip
-ANY_TYPE = [file, array, folder_of_lines, by_datasets]
+ANY_TYPE = [file, array, folder_of_lines, folder_of_packed_lines, folder_of_a_packed_array, by_datasets]
 """Forms that hold values of several types in a column."""
 
 
@@ -176,6 +190,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 
 def test_dates_decimals_and_maps_of_a_table_are_the_values_of_json(tmp_path: Path) -> None:
     import datetime
+    import uuid
 
     table = pyarrow.table(
         {
@@ -186,13 +201,15 @@ def test_dates_decimals_and_maps_of_a_table_are_the_values_of_json(tmp_path: Pat
             "map": pyarrow.array([[("k", 1)]], pyarrow.map_(pyarrow.string(), pyarrow.int64())),
             "kind": pyarrow.array(["x"]).dictionary_encode(),
             "at": pyarrow.array([datetime.datetime(2024, 1, 5, 10)]),
+            "took": pyarrow.array([[datetime.timedelta(seconds=90)]]),
+            "uuid": pyarrow.array([uuid.UUID(int=5).bytes], pyarrow.uuid()),
         }
     )
     pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
     (row,) = PromptFile(str(tmp_path / "t.parquet")).records()
     assert row == {
         "prompt": "a", "day": "2024-01-05", "big": 2**90, "price": "1.50", "map": {"k": 1}, "kind": "x",
-        "at": "2024-01-05T10:00:00",
+        "at": "2024-01-05T10:00:00", "took": ["0:01:30"], "uuid": "00000000-0000-0000-0000-000000000005",
     }  # fmt: skip
 
 
