@@ -1,10 +1,11 @@
-"""Environment variables of programs that a run starts: a secret among them is named in the config, never written."""
+"""Secrets in settings: a run saves its config, so a secret is named by its environment variable, never written."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from gspo_lightning.core.errors import UserError
 
@@ -13,6 +14,19 @@ _SECRET = {"KEY", "APIKEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE
 """Words of a variable's name that say that its value is a secret."""
 _KEYS = re.compile(r"(sk|pk|rk|ghp|gho|ghs|github_pat|glpat|hf|xox[abp]|AKIA)[-_]?[A-Za-z0-9_-]{16,}|Bearer .+")
 """Keys by the beginnings that their issuers give them."""
+_IN_TEXT = re.compile(
+    r"(?<![\w/.-])(?:sk-[A-Za-z0-9]{20,}|sk-(?:proj|ant|or|svcacct)-[\w-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{22,}"
+    r"|glpat-[\w-]{20,}|hf_[A-Za-z0-9]{30,}|xox[abprs]-[\w-]{10,}|AKIA[A-Z0-9]{16}(?!\w)|Bearer\s+(?=\S*\d)\S{16,})"
+)
+"""Keys of known issuers inside a text, such as a command: long enough that no name of a model or file is one."""
+_PASSWORD = re.compile(r"\b[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@")
+_NAMES = {
+    "apikey", "apitoken", "accesstoken", "authtoken", "hftoken", "password", "passwd", "passphrase", "secret",
+    "secretkey", "clientsecret", "accesskey", "authorization", "xapikey",
+}  # fmt: skip
+"""Names of settings, options and headers whose value is a secret, without case, ``-`` and ``_``."""
+_PROSE = ("system_prompt", "rubric", "environment")
+"""Settings that are not searched: texts about anything, and variables, which have a check of their own."""
 _PLAIN = re.compile(r"[\d.]*|true|false|yes|no|on|off", re.IGNORECASE)
 _LEAST = 6
 """Characters of a value from which it is taken out of texts; a shorter one may be a word of them."""
@@ -45,6 +59,44 @@ def check_variables(variables: Mapping[str, str], field: str) -> dict[str, str]:
                 fix=f'name a variable of the trainer\'s environment instead of its value: {name}: "$NAME"',
             )
     return dict(variables)
+
+
+def check_settings(settings: Any, field: str = "") -> None:
+    """Check that no setting holds a secret, in loggers, commands and arguments of plug-ins alike.
+
+    Args:
+        settings: the config as plain data.
+        field: its name; empty for the whole config.
+
+    Raises:
+        UserError: a text holds a key of a known issuer or a URL with a password, or its name says that it is a secret.
+
+    >>> check_settings({"logger": {"api_key": None}, "model": "hf-internal-testing/tiny-random-gpt2", "pad_token": "x"})
+    """
+    if isinstance(settings, Mapping):
+        for name, value in settings.items():
+            if name not in _PROSE:
+                check_settings(value, f"{field}.{name}" if field else str(name))
+    elif isinstance(settings, list | tuple):
+        for place, value in enumerate(settings):
+            before = settings[place - 1] if place else None
+            option = before if isinstance(before, str) and before.startswith("-") else ""
+            check_settings(value, f"{field}.{option.lstrip('-')}" if option else field)
+    elif isinstance(settings, str) and _holds_secret(field.rpartition(".")[2], settings):
+        raise UserError(
+            field,
+            "holds a secret, and a run saves its config",
+            fix="give it in an environment variable of the command: libraries read their own (WANDB_API_KEY, "
+            "HF_TOKEN, MLFLOW_TRACKING_PASSWORD), and environment: {NAME: $NAME} hands one to a program",
+        )
+
+
+def _holds_secret(name: str, value: str) -> bool:
+    option, equals, rest = value.partition("=")
+    if equals and option.startswith("-"):
+        return _holds_secret(option, rest)
+    named = re.sub(r"[-_]", "", name).lower() in _NAMES and not _PLAIN.fullmatch(value) and not _NAMED.fullmatch(value)
+    return named or bool(_IN_TEXT.search(value) or _PASSWORD.search(value))
 
 
 def read_variables(variables: Mapping[str, str], field: str) -> dict[str, str]:

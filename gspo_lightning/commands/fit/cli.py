@@ -32,6 +32,7 @@ from gspo_lightning.commands.fit.run_folder import check_writable, loggers_of, r
 from gspo_lightning.commands.fit.torchrun import follow_torchrun, say_one_device
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.escape import say
+from gspo_lightning.core.variables import check_settings
 from gspo_lightning.data.prompts.hub_revisions import begin, commits_read
 from gspo_lightning.loop.update.optimizers import decays
 from gspo_lightning.policy.load.model_settings import ModelSettings
@@ -270,6 +271,8 @@ class TrainingCLI(LightningCLI):
             check_writable(runs_of(config))
         writer = self.writer if fit else None
         settings = plain(config.as_dict())
+        if fit:
+            check_settings(settings)
         self.resumption = Resumption.of(given, runs_of(config), writer=writer, config=settings)
         begin(self.resumption.before.get("datasets", {}))
         config.ckpt_path = path = self.resumption.path

@@ -22,6 +22,7 @@ from gspo_lightning.commands.fit.torchrun import follow_torchrun, say_one_device
 from gspo_lightning.commands.fit_reward.callbacks import callbacks_of
 from gspo_lightning.commands.fit_reward.finish import MODEL, finish
 from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.variables import check_settings
 from gspo_lightning.data.prompts.hub_revisions import begin, commits_read
 from gspo_lightning.policy.load.threads import few_threads, threads_of, width_of
 from gspo_lightning.policy.strategies.checks import check_strategy
@@ -104,6 +105,7 @@ class RewardCLI(LightningCLI):
         if not config.ckpt_path:
             check_writable(runs_of(config))
         settings = plain(config.as_dict())
+        check_settings(settings)
         self.resumption = Resumption.of(
             config.ckpt_path, runs_of(config), writer=self.writer, reward_model=True, config=settings
         )
