@@ -85,7 +85,7 @@ def check_settings(settings: Any, field: str = "") -> None:
     elif isinstance(settings, str) and _holds_secret(field.rpartition(".")[2], settings):
         raise UserError(
             field,
-            "holds a secret, and a run saves its config",
+            "holds a password or a key, and a run saves its config",
             fix="give it in an environment variable of the command: libraries read their own (WANDB_API_KEY, "
             "HF_TOKEN, MLFLOW_TRACKING_PASSWORD), and environment: {NAME: $NAME} hands one to a program",
         )

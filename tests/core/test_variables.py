@@ -73,7 +73,7 @@ KEY = "sk-proj-0123456789abcdefghij"
     ],
 )
 def test_a_secret_in_any_setting_is_refused_without_being_repeated(settings: dict[str, Any], field: str) -> None:
-    with pytest.raises(UserError, match="holds a secret, and a run saves its config") as refused:
+    with pytest.raises(UserError, match="holds a password or a key, and a run saves its config") as refused:
         check_settings(settings)
     assert refused.value.field == field
     assert "hunter2" not in str(refused.value)
@@ -105,6 +105,6 @@ def test_a_run_with_a_secret_in_its_config_does_not_begin(
     words = [command, f"--config={config}", f"--trainer.default_root_dir={tmp_path}", f"--trainer.logger={logger}"]
     assert main(words) == 2
     said = capsys.readouterr().err
-    assert "error: trainer.logger.init_args.name: holds a secret" in said
+    assert "error: trainer.logger.init_args.name: holds a password or a key" in said
     assert KEY not in said
     assert not [file for file in tmp_path.rglob("*") if file.is_file() and KEY in file.read_text()]

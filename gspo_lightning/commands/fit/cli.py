@@ -271,8 +271,6 @@ class TrainingCLI(LightningCLI):
             check_writable(runs_of(config))
         writer = self.writer if fit else None
         settings = plain(config.as_dict())
-        if fit:
-            check_settings(settings)
         self.resumption = Resumption.of(given, runs_of(config), writer=writer, config=settings)
         begin(self.resumption.before.get("datasets", {}))
         config.ckpt_path = path = self.resumption.path
@@ -329,6 +327,8 @@ class TrainingCLI(LightningCLI):
         config = self.config[self.subcommand]
         chosen = self._get(self.config_init, "trainer")
         fit = self.subcommand == "fit"
+        if fit:
+            check_settings(plain(config.as_dict()))  # after components, whose own checks of URLs know the fix
         kwargs["logger"] = loggers_of(chosen.get("logger"), config, fit, self.resumption)
         run, evaluates = self.resumption.run or runs_of(config), self.datamodule.val is not None
         kwargs["callbacks"] = callbacks_of(chosen, self.subcommand, run, self.resumption, evaluates)
