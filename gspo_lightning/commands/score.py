@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from gspo_lightning.core import registry
 from gspo_lightning.core.errors import UserError, did_you_mean
-from gspo_lightning.core.escape import say
+from gspo_lightning.core.escape import say, whole_values
 from gspo_lightning.core.parsing import load_json
 from gspo_lightning.core.temp_files import sweep, temp_path
 from gspo_lightning.core.thinking import after_thinking
@@ -245,7 +245,9 @@ def _read_line(line: bytes, source: Path, number: int) -> tuple[Any, Sample]:
     """
     where = f"{source}:{number}"
     try:
-        record = load_json(line)
+        record = whole_values(load_json(line))
+    except RecursionError:
+        raise UserError(where, "is nested too deeply") from None
     except ValueError as error:
         raise UserError(where, f"is not JSON: {error}") from error
     if not isinstance(record, dict):

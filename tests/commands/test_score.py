@@ -75,6 +75,17 @@ def test_an_open_thought_is_none_that_a_line_does_not_deny(reward: str, files: t
     assert [line["reward"] for line in run(files, "--reward", named)] == [0.0, 1.0, 0.0, 1.0]
 
 
+def test_halves_of_characters_in_tests_and_programs_are_graded(files: tuple[Path, Path]) -> None:
+    """The sandbox takes UTF-8 only: both are escaped alike."""
+    answer = {"type": "stdin", "tests": [{"input": "7 \ud83d", "output": "7 \ud83d"}]}
+    write(
+        files[0],
+        {"completion": "```python\nprint(input())\n```", "answer": answer},
+        {"completion": "```python\nprint('\ud83d')\n```", "answer": answer},
+    )
+    assert [line["reward"] for line in run(files, "--reward", "CodeExecutor")] == [1.0, 0.0]
+
+
 def test_a_hanging_answer_is_a_timeout_on_its_own_line(files: tuple[Path, Path]) -> None:
     write(files[0], *({"id": i, "completion": "a" * (40 if i == 5 else 1) + "!"} for i in range(10)))
     found = run(files, "--reward", 'FormatReward:{"pattern": "(a+)+b", "full_match": false}', "--deadline", "0.3")

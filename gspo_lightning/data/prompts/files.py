@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_lightning.core.errors import PluginError, UserError, defined, did_you_mean, first_line, is_own
+from gspo_lightning.core.escape import whole, whole_values
 from gspo_lightning.core.registry import components
 from gspo_lightning.data.corpus.files import SUFFIXES, check_there, suffix_of
 from gspo_lightning.data.prompts.demonstrations import Demonstrations, read_demonstrations
@@ -64,7 +65,7 @@ class PromptFile(PromptSet):
         """
         rows, name = self._rows(), Path(self.path).name
         _check_columns(rows, self.columns, name)
-        records = (map_columns(row, self.columns) for row in rows)
+        records = (_read(row, self.columns) for row in rows)
         return read_demonstrations(records, lambda number: place_of(rows, number, name))
 
     def preferences(self) -> Preferences:
@@ -75,7 +76,7 @@ class PromptFile(PromptSet):
         """
         rows, name = self._rows(), Path(self.path).name
         _check_columns(rows, self.columns, name)
-        records = (map_columns(row, self.columns) for row in rows)
+        records = (_read(row, self.columns) for row in rows)
         return read_preferences(records, lambda number: place_of(rows, number, name))
 
     def _rows(self) -> Sequence[dict[str, Any]]:
@@ -124,7 +125,7 @@ class HubPrompts(PromptSet):
         """
         rows = self._rows()
         _check_columns(rows, self.columns, self._where)
-        records = (map_columns(row, self.columns) for row in rows)
+        records = (_read(row, self.columns) for row in rows)
         return read_demonstrations(records, lambda number: f"{self._where}, record {number + 1}")
 
     def preferences(self) -> Preferences:
@@ -135,7 +136,7 @@ class HubPrompts(PromptSet):
         """
         rows = self._rows()
         _check_columns(rows, self.columns, self._where)
-        records = (map_columns(row, self.columns) for row in rows)
+        records = (_read(row, self.columns) for row in rows)
         return read_preferences(records, lambda number: f"{self._where}, record {number + 1}")
 
     @property
@@ -185,11 +186,11 @@ class _Mapped(OnDemand[Record]):
     def __iter__(self) -> Iterator[Record]:
         """Yield records in order; this reads a file once from beginning to end."""
         for number, row in enumerate(self._rows):
-            yield _checked(map_columns(row, self._columns), partial(self.place, number))
+            yield _checked(_read(row, self._columns), partial(self.place, number))
 
     def at(self, place: int) -> Record:
         """Return the record at a place."""
-        return map_columns(self._rows[place], self._columns)
+        return _read(self._rows[place], self._columns)
 
     def place(self, number: int) -> str:
         """Return the name that messages use for a record: file and line, or record number."""
@@ -251,6 +252,15 @@ def read_prompts(source: PromptSet) -> Sequence[Record]:
         except UserError as error:
             raise PluginError.returned(where, error.problem, rule) from None
     return records
+
+
+def _read(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
+    """Return a row as a record: columns renamed, halves of characters escaped, which no tokenizer takes."""
+    record = map_columns(row, columns)
+    try:
+        return {whole(name): whole_values(value) for name, value in record.items()}
+    except RecursionError:  # levels by the hundred hold no prompt
+        return record
 
 
 def _is_file(path: str, *, folder: bool = False) -> bool:

@@ -110,6 +110,13 @@ def test_every_field_of_sampling_is_sent_and_what_the_server_decides_is_named(su
     }  # fmt: skip
 
 
+def test_half_a_character_of_a_problem_is_escaped(suite: Path, tmp_path: Path) -> None:
+    (tmp_path / "sums.jsonl").write_text('{"id": "1", "q": "2+2 \\ud83d", "a": "4"}\n')
+    with ChatServer(message={"content": "\ud83d \\boxed{4}"}) as server:
+        evaluated(server, suite, tmp_path / "out")
+    assert server.asked[-1]["messages"][-1]["content"].endswith("2+2 \\ud83d")
+
+
 def test_fields_that_a_server_refuses_are_left_out_and_named(suite: Path, tmp_path: Path) -> None:
     with ChatServer(owner="someone", refuses=("top_k", "min_p")) as server:
         answers = evaluated(server, suite, tmp_path / "out")["run"]["answers"]

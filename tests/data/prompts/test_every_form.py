@@ -188,6 +188,17 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         yield found
 
 
+@pytest.mark.parametrize("form", [file, array, folder_of_lines, folder_of_packed_lines], ids=lambda form: form.__name__)
+def test_half_a_character_of_a_record_is_escaped(
+    form: Callable[[Rows, Path], Rows], tmp_path: Path, characters: PreTrainedTokenizerFast
+) -> None:
+    rows: Rows = [{"prompt": "1+1 \ud83d", "answer": ["\ude00", {"k\ud83d": 1}]}] * 2
+    found = form(rows, tmp_path)
+    assert found == [{"prompt": "1+1 \\ud83d", "answer": ["\\ude00", {"k\\ud83d": 1}]}] * 2
+    (first, _) = encode_prompts(found, characters, max_prompt_tokens=99)
+    assert first.text == "1+1 \\ud83d"
+
+
 def test_dates_decimals_and_maps_of_a_table_are_the_values_of_json(tmp_path: Path) -> None:
     import datetime
     import uuid
