@@ -25,7 +25,7 @@ _NAMES = {
     "secretkey", "clientsecret", "accesskey", "authorization", "xapikey",
 }  # fmt: skip
 """Names of settings, options and headers whose value is a secret, without case, ``-`` and ``_``."""
-_PROSE = ("system_prompt", "rubric", "environment")
+_PROSE = ("system_prompt", "prompt", "about", "rubric", "environment")
 """Settings that are not searched: texts about anything, and variables, which have a check of their own."""
 _PLAIN = re.compile(r"[\d.]*|true|false|yes|no|on|off", re.IGNORECASE)
 _LEAST = 6

@@ -13,6 +13,7 @@ import yaml
 from gspo_lightning.core.errors import UserError, did_you_mean
 from gspo_lightning.core.parsing import load_yaml
 from gspo_lightning.core.types import SystemPrompt
+from gspo_lightning.core.variables import check_settings
 from gspo_lightning.data.prompts.prompt_set import Columns, PromptSet
 from gspo_lightning.rewards import Reward
 
@@ -98,6 +99,7 @@ def load_suite(name: str) -> Suite:
         raise UserError(str(path), f"is not YAML: {error}") from error
     if not isinstance(written, dict):
         raise UserError(str(path), "holds no suite", fix="write about:, reward:, columns: ... as the suites that ship")
+    check_settings(written, f"suite {path}")  # results.json holds the options of the reward
     return _built({"name": path.stem, **written}, path)
 
 

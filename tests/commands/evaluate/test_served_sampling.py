@@ -110,6 +110,18 @@ def test_every_field_of_sampling_is_sent_and_what_the_server_decides_is_named(su
     }  # fmt: skip
 
 
+def test_a_key_in_a_suite_is_not_written_into_results(
+    suite: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = "sk-proj-0123456789abcdefghij"
+    suite.write_text(SUITE.replace("answer_type: integer", f"answer_type: {key}"))
+    words = [f"--suite={suite}", f"--data={suite.parent}", f"--output={tmp_path / 'out'}", "--workers=1"]
+    assert main(["evaluate", *words, "--server=http://127.0.0.1:9"]) == 2
+    said = capsys.readouterr().err
+    assert "reward.init_args.answer_type: holds a password or a key" in said
+    assert key not in said
+
+
 def test_half_a_character_of_a_problem_is_escaped(suite: Path, tmp_path: Path) -> None:
     (tmp_path / "sums.jsonl").write_text('{"id": "1", "q": "2+2 \\ud83d", "a": "4"}\n')
     with ChatServer(message={"content": "\ud83d \\boxed{4}"}) as server:
