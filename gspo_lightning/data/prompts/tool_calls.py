@@ -21,11 +21,16 @@ from gspo_lightning.core.turn import Turn as Turn
 
 _NEVER = "\x00"
 """Start anchor of a format: a turn is parsed alone, without the prompt before it."""
-_THINKING = {
-    "open_pattern": rf"{OPENS.pattern}|\A(?=(?:(?!{OPENS.pattern})[\s\S])*(?:{CLOSES.pattern}))",
-    "close_pattern": CLOSES.pattern,
-    "content": "text",
-}
+
+
+def _thinking(opening: str, closing: str) -> dict[str, str]:
+    first, last = re.escape(opening), re.escape(closing)
+    pattern = rf"{first}|\A(?=(?:(?!{first})[\s\S])*{last})"
+    return {"open_pattern": pattern, "close": closing, "content": "text"}
+
+
+_FAMILIES = {marks: _thinking(*marks) for marks in MARKS}
+_THINKING = _FAMILIES[MARKS[0]]
 """Reasoning; where the template begins it, the turn has the closing tag only."""
 _CONTENT = {"content": "text", "content_args": {"strip": False}, "repeats": True, "join": ""}
 _NAMED = {"function": {"name": "{name}", "arguments": "{content}"}}
@@ -149,20 +154,29 @@ def parse_turn(
     name = _format_of(_template(tokenizer))
     if sum(said.count(mark) for mark in _MARKS) > _MOST_MARKS:
         return Turn(said, malformed=1)
-    spec = own or (_FORMATS[name][1] if name and (tools or name == "gpt_oss") else _PLAIN)
+    plain = _of_family(_PLAIN, said)
+    spec = own or (_of_family(_FORMATS[name][1], said) if name and (tools or name == "gpt_oss") else plain)
     try:
         found = whole_values(parse_response(said, spec, prefix="", tools=[dict(tool) for tool in tools] or None))
     except (ValueError, LookupError, TypeError, RecursionError):
         return Turn(said, malformed=1)
     calls = [_call(c) for c in _flat(found.get("tool_calls"))] if tools else []
     if broken := sum(call is None for call in calls):
-        thought = _parsed(said, _PLAIN) if name != "gpt_oss" else {}
+        thought = _parsed(said, plain) if name != "gpt_oss" else {}
         return Turn(thought.get("content", said).strip(), thought.get("thinking"), malformed=broken)
     content = found.get("content") or ""
     thinking = found.get("thinking") or found.get("reasoning_content") or None
     if not (content or thinking or calls):
         content = said
     return Turn(content.strip(), thinking, tuple(call for call in calls if call is not None))
+
+
+def _of_family(spec: dict[str, Any], said: str) -> dict[str, Any]:
+    """Return a format with the marks of thoughts that a text has."""
+    found = next((one for marks, one in _FAMILIES.items() if any(mark in said for mark in marks)), _THINKING)
+    if found is _THINKING or spec["fields"]["thinking"] is not _THINKING:
+        return spec
+    return {**spec, "fields": {**spec["fields"], "thinking": found}}
 
 
 def _parsed(text: str, spec: dict[str, Any]) -> dict[str, Any]:
