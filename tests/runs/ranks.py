@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
+import multiprocessing
 import os
+import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from multiprocessing import util
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +29,7 @@ from lightning.pytorch.strategies.launchers import subprocess_script
 from tests.runs import runs
 from tests.runs.processes import SERVER, Command, _child
 
-__all__ = ["WORLD", "fit_on_ranks", "launched", "two_ranks"]
+__all__ = ["WORLD", "fit_on_ranks", "launched", "started", "two_ranks"]
 
 WORLD = 2
 
@@ -119,3 +127,79 @@ def _hand_on(folder: str, handed: str, prepare: Callable[[], None] | None) -> No
         return SimpleNamespace(poll=lambda: None, pid=None, send_signal=lambda _: None)
 
     subprocess_script.subprocess = SimpleNamespace(Popen=start)
+
+
+def started(argv: Sequence[str], log: Path, seconds: float = 60.0) -> int:
+    """``gspo`` as one process that starts the other ranks itself, and ends as a command does; all of them forked.
+
+    Returns:
+        The exit code of the first rank.
+
+    Raises:
+        TimeoutError: it has not ended, with what it said.
+    """
+    (code,) = Command(argv, log=log, prepare=_start_ranks).start().wait(seconds)
+    return -1 if code is None else code
+
+
+def _start_ranks() -> None:
+    """In the first rank, before the command: fork the second one, which waits until Lightning starts it."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=_wait_to_start, args=(ours, theirs))
+    process.start()
+    subprocess_script.subprocess = SimpleNamespace(Popen=partial(_Forked, process, ours))
+    util.Finalize(None, _as_a_command_ends, (ours,), exitpriority=10)
+
+
+def _as_a_command_ends(ours: Connection) -> None:
+    """A forked process ends without this."""
+    atexit._run_exitfuncs()
+    ours.close()
+
+
+def _wait_to_start(ours: Connection, theirs: Connection) -> None:
+    from gspo_lightning.cli import main
+
+    ours.close()
+    with contextlib.suppress(EOFError):  # the command did not come so far
+        argv, variables = theirs.recv()
+        os.environ.update(variables)
+        os.setsid()
+        code = main(argv)
+        sys.stdout.flush()
+        sys.exit(code)
+
+
+class _Forked:
+    """The second rank: what is used of a :class:`subprocess.Popen`."""
+
+    def __init__(
+        self, process: BaseProcess, ours: Connection, command: list[str], env: dict[str, str], cwd: str | None
+    ) -> None:
+        assert cwd is None
+        assert command[-len(sys.argv[1:]) :] == sys.argv[1:]
+        names = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")
+        ours.send((sys.argv[1:], {name: env[name] for name in names}))
+        assert process.pid is not None
+        self._lock, self._process, self.pid = threading.Lock(), process, process.pid
+
+    def poll(self) -> int | None:
+        with self._lock:  # several threads ask
+            return self._process.exitcode
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    def wait(self) -> int:
+        while (code := self.poll()) is None:
+            time.sleep(0.02)
+        return code
+
+    def send_signal(self, signum: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it ended in this moment
+                os.kill(self.pid, signum)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)

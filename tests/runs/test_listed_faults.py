@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from gspo_lightning.core.temp_files import alive
 from tests.runs import runs
 from tests.runs.faulty import key
 from tests.runs.processes import run_module
+from tests.runs.ranks import started
 
 OPTIONS = [
     *runs.UNTAUGHT, "--trainer.num_sanity_val_steps=-1", "--data.record_rollouts=true", "--trainer.max_epochs=3",
@@ -133,42 +133,60 @@ def stopping(**arguments: str) -> str:
     return f"--trainer.callbacks+={json.dumps(content)}"
 
 
-def on_two(root: Path, which: str, *more: str) -> tuple[int, str]:
-    """``gspo fit`` on two ranks that it starts itself, as a process whose end is that of a command."""
-    argv = [sys.executable, "-m", "gspo_lightning", "fit", f"--config={runs.QUICKSTART}", *PARALLEL[which], *runs.SMALL]
-    argv += [*runs.UNTAUGHT, "--data.val=null", "--trainer.num_sanity_val_steps=0", "--trainer.accelerator=cpu"]
-    argv += ["--trainer.devices=2", f"--trainer.default_root_dir={root}", *more]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        argv, cwd=runs.ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    return ended.returncode, ended.stderr
+def on_two(root: Path, which: str) -> list[str]:
+    """Arguments of ``gspo fit`` on two ranks: three iterations of two updates, a checkpoint after each."""
+    argv = ["fit", f"--config={runs.QUICKSTART}", *PARALLEL[which], *runs.SMALL, *runs.UNTAUGHT, "--data.val=null"]
+    argv += ["--trainer.num_sanity_val_steps=0", "--trainer.accelerator=cpu", "--trainer.max_epochs=3"]
+    return [*argv, "--trainer.devices=2", f"--trainer.default_root_dir={root}"]
+
+
+def stopped_in(place: str, which: str, root: Path) -> str:
+    """What is wrong with the end of a run whose rank 1 was stopped there (see :data:`WRONG`); empty: nothing."""
+    log = root.with_suffix(".log")
+    try:
+        code = started([*on_two(root, which), stopping(place=place)], log)
+    except TimeoutError:
+        code = None
+    said = log.read_text()
+    stopped = re.search(r"stopped: (\d+) in", said)
+    if stopped is None:
+        return f"was not stopped there; the run ended with {code}: {said[-300:]}"
+    if code is None or alive(int(stopped[1])):
+        os.kill(int(stopped[1]), signal.SIGKILL)
+        return f"the stopped rank is left behind: {said[-300:]}"
+    if "Traceback" in said or "did not expect" in said or "was killed by" in said:  # it was stopped
+        return f"called a bug: {said[-800:]}"
+    if code == 0 or "error: rank 0 cannot continue: another rank has ended" not in said:
+        return f"silent: ended with {code}: {said[-300:]}"
+    return ""
+
+
+def gone_on(which: str, root: Path, whole: Path) -> str:
+    """What is wrong with the run when it goes on from its last checkpoint; empty: nothing."""
+    log = root.with_suffix(".again.log")
+    if started([*on_two(root, which), "--ckpt_path=last", "--allow_changed_config=true"], log) != 0:
+        return f"lost: {log.read_text()[-300:]}"
+    (run,) = (root / "quickstart").iterdir()
+    if runs.largest_difference(runs.weights(run), runs.weights(whole)) != 0.0 or scalars(run) != scalars(whole):
+        return "lost: the run that went on is not the one that was not stopped"
+    return ""
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("which", sorted(PARALLEL))
 def test_a_rank_that_is_stopped_in_every_collective(which: str, tmp_path: Path, record_property: Any) -> None:
-    """The other rank ends with a sentence, and nothing is left behind: neither the stopped rank nor a bug."""
-    code, said = on_two(tmp_path / "whole", which, stopping(listed=str(tmp_path / "places")))
-    assert code == 0, said
-    places = sorted(set((tmp_path / "places").read_text().splitlines()))
+    """The other rank ends with a sentence, nothing is left behind, and the run goes on from its last checkpoint."""
+    log = tmp_path / "whole.log"
+    argv = [*on_two(tmp_path / "whole", which), stopping(listed=str(tmp_path / "places"))]
+    assert started(argv, log) == 0, log.read_text()
+    places = (tmp_path / "places").read_text().splitlines()
     assert any("all_to_all_single" in place for place in places), places
-    wrong: list[str] = []
+    whole = tmp_path / "whole" / "quickstart" / "version_0"
+    wrong = []
     for number, place in enumerate(places):
-        root, short = tmp_path / str(number), "--trainer.strategy.timeout_minutes=0.2"
-        code, said = on_two(root, which, short, stopping(place=place))
-        stopped = re.search(r"stopped: (\d+) in", said)
-        if stopped is None or code == 0:
-            wrong.append(f"{place}: was not stopped there, or ended with {code}: {said[-300:]}")
-        elif "Traceback" in said or "did not expect" in said:
-            wrong.append(f"{place}: called a bug: {said[-800:]}")
-        elif "error: rank 0 cannot continue: another rank has ended" not in said:
-            wrong.append(f"{place}: silent: {said[-300:]}")
-        elif alive(int(stopped[1])):
-            os.kill(int(stopped[1]), signal.SIGKILL)
-            wrong.append(f"{place}: the stopped rank is left behind")
-        elif number == 0 and (again := on_two(root, which, "--ckpt_path=last"))[0] != 0:
-            wrong.append(f"{place}: lost: {again[1][-300:]}")
+        root = tmp_path / str(number)
+        if what := stopped_in(place, which, root) or gone_on(which, root, whole):
+            wrong.append(f"{place}: {what}")
     report = f"{which}: a rank stopped in each of {len(places)} collectives ({'; '.join(places)}), {len(wrong)} wrong"
     record_property("stopped", report)
     print(report)

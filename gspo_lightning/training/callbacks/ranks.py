@@ -19,6 +19,8 @@ from gspo_lightning.core.faults import has_lost_a_rank
 PATIENCE_S = 10.0
 """Seconds that ranks have to end by themselves after the first one has failed."""
 _LEFT: list[subprocess.Popen[bytes]] = []
+_ENDED = threading.Event()
+"""Set when ranks are killed here, which is no news of its own."""
 
 
 def _end_left() -> None:
@@ -27,8 +29,10 @@ def _end_left() -> None:
     while any(process.poll() is None for process in _LEFT) and time.monotonic() < end:
         for process in _LEFT:
             if process.poll() is None and _is_stopped(process.pid):
+                _ENDED.set()
                 process.kill()
         time.sleep(0.05)
+    _ENDED.set()
     for process in _LEFT:
         process.kill()
 
@@ -76,7 +80,7 @@ class WatchRanks(Callback):
 
     def _watch(self, number: int, process: subprocess.Popen[bytes], ranks: list[subprocess.Popen[bytes]]) -> None:
         code = process.wait()
-        if self._over or code >= 0:
+        if self._over or _ENDED.is_set() or code >= 0:
             return
         self._over = True
         say(

@@ -11,7 +11,7 @@ from gspo_lightning.core.temp_files import alive
 from tests import ROOT
 
 PROGRAM = """
-import os, signal, subprocess, sys, time
+import os, signal, subprocess, sys, threading, time
 from gspo_lightning.training.callbacks import ranks
 
 ranks.PATIENCE_S = 1.0
@@ -19,6 +19,7 @@ rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 if sys.argv[1] == "stopped":
     os.kill(rank.pid, signal.SIGSTOP)
 ranks._LEFT.append(rank)
+threading.Thread(target=ranks.WatchRanks()._watch, args=(1, rank, [rank]), daemon=True).start()
 print(rank.pid)
 """
 
@@ -28,3 +29,4 @@ def test_a_rank_is_not_left_behind(how: str) -> None:
     argv = [sys.executable, "-c", PROGRAM, how]
     ended = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     assert not alive(int(ended.stdout))
+    assert ended.stderr == ""  # not that somebody else has killed it
