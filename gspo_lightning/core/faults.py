@@ -23,7 +23,8 @@ _ACCESS = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETO
 _OF_RUST = re.compile(r"(?:I/O error: )?([^:(]+) \(os error (\d+)\)")
 """Text by which safetensors and tokenizers pass on an error of the operating system."""
 _PEER = re.compile(
-    r"gloo/.*(closed by peer|reset by peer|Broken pipe|[Tt]imed out|timeout|Connection refused)"
+    r"Application timeout caused pair closure"  # of gloo, when an earlier collective has timed out
+    r"|gloo/.*(closed by peer|reset by peer|Broken pipe|[Tt]imed out|timeout|Connection refused)"
     r"|NCCL.*(remote process exited|remote error|was aborted|timeout)",
     re.DOTALL,
 )

@@ -21,6 +21,7 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] "
         (RuntimeError("I/O error: No space left on device (os error 28)"), InfrastructureError, "No space left"),
         (PermissionError(errno.EACCES, "Permission denied", "/etc/x"), UserError, "/etc/x: cannot be used: Permission"),
         (RuntimeError(GLOO + "Connection closed by peer [127.0.0.1]:9"), InfrastructureError, "another rank has ended"),
+        (RuntimeError("Application timeout caused pair closure"), InfrastructureError, "another rank has ended"),
         (RuntimeError(GLOO + "Read error [::1]:9: Connection reset by peer"), InfrastructureError, "another rank"),
         (FileNotFoundError(2, "No such file", b"/no/such/file"), InfrastructureError, "the folder /no is gone"),
         (MemoryError(), InfrastructureError, "memory ran out: MemoryError; checkpoints that were finished are whole."),
