@@ -78,7 +78,7 @@ def recorded_by_a_new_thread() -> str:
     def work(x: Simulated) -> None:
         try:
             with within_thread():
-                recording.record(lambda: x + 1, x.device).replay()
+                recording.record(lambda: x + 1, recording.GraphMemory(x.device)).replay()
             found.append("recorded")
         except RuntimeError as error:
             found.append(str(error))

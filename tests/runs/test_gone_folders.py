@@ -26,7 +26,8 @@ class Vanishing(Callback):
         if trainer.global_step == self.update and trainer.is_global_zero:
             folder = run_folder(trainer)
             if self.how == "deleted":
-                shutil.rmtree(folder)
+                while folder.exists():  # a thread of TensorBoard's writes meanwhile
+                    shutil.rmtree(folder, ignore_errors=True)
             else:
                 os.rename(folder, folder.with_name("moved"))
 
