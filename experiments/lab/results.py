@@ -49,7 +49,9 @@ def make(cell: Cell, configs: Sequence[Path], root: Path, gspo: Callable[[list[s
     One that did not begin is a mistake in the grid.
     """
     note, root = _note(root, cell), root.resolve()
-    write_text(_record(root, cell), json.dumps(cell.arguments))
+    record = _record(root, cell)
+    record.parent.mkdir(parents=True, exist_ok=True)
+    write_text(record, json.dumps(cell.arguments))
     taught = [f"--model.name_or_path={_cold_start(cell, configs, root, gspo)}", "--model.cold_start=null"]
     try:
         run_once(cell.name, cell.name, [*cell.arguments, *taught], configs=configs, output=root, gspo=gspo)
@@ -57,6 +59,7 @@ def make(cell: Cell, configs: Sequence[Path], root: Path, gspo: Callable[[list[s
         began = any((root / cell.name).glob("version_*/scalars.jsonl"))
         if f"exit code {BROKE}" not in str(error) or not began:
             raise
+        note.parent.mkdir(exist_ok=True)
         write_text(note, f"{error}\n")
 
 

@@ -43,6 +43,7 @@ def main(argv: Sequence[str]) -> int:
             print(f"stopped after {options.minutes:g} minutes; start again to go on")
             break
         result = run(cell, grid.declared, options.root, options.device)
+        target.parent.mkdir(parents=True, exist_ok=True)
         write_text(target, json.dumps({"cell": dataclasses.asdict(cell), **result}))
         shown = f"{result['accuracy_before']:.2f} -> {result['accuracy_after']:.2f}"
         print(f"{number + 1}/{len(cells)} {cell.name}: accuracy {shown}, {result['seconds']} s", flush=True)
