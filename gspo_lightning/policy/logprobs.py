@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from gspo_lightning.policy.kernels.fused import kernels_for
+from gspo_lightning.policy.kernels.fused import Definition, kernels_for
 from gspo_lightning.policy.kernels.linear import PLAIN_LINEAR, product
 
 DEFAULT_CHUNK = 1024
@@ -53,7 +53,8 @@ class _LogProbs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         chosen, entropy, log_z = _measured(logits)
-        _measure(logits, targets, temperature, chosen, entropy, log_z)
+        measure, _ = _functions(logits)
+        measure(logits, targets, temperature, chosen, entropy, log_z)
         ctx.save_for_backward(logits, targets, log_z, entropy)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)
@@ -64,7 +65,8 @@ class _LogProbs(torch.autograd.Function):
     def backward(ctx: Any, d_chosen: Tensor | None, d_entropy: Tensor | None) -> tuple[Tensor | None, None, None]:
         logits, targets, log_z, entropy = ctx.saved_tensors
         gradient = torch.empty_like(logits)
-        _differentiate(gradient, logits, targets, ctx.temperature, log_z, entropy, d_chosen, d_entropy)
+        _, differentiate = _functions(logits)
+        differentiate(gradient, logits, targets, ctx.temperature, log_z, entropy, d_chosen, d_entropy)
         return gradient, None, None
 
 
@@ -86,7 +88,8 @@ class _HeadLogProbs(torch.autograd.Function):
             buffer = narrow.new_empty(chunk, len(weight))
             for rows in _slices(hidden, chunk):
                 logits = product(form, narrow[rows], factor, buffer)
-                _measure(logits, targets[rows], temperature, *(x[rows] for x in found))
+                measure, _ = _functions(logits)
+                measure(logits, targets[rows], temperature, *(x[rows] for x in found))
                 del logits
         chosen, entropy, log_z = found
         ctx.save_for_backward(hidden, weight, targets, log_z, entropy)
@@ -110,7 +113,8 @@ class _HeadLogProbs(torch.autograd.Function):
                 part = narrow[rows]
                 logits = product(ctx.form, part, factor, buffer)
                 wanted = (x if x is None else x[rows] for x in (d_chosen, d_entropy))
-                _differentiate(logits, logits, targets[rows], ctx.temperature, log_z[rows], entropy[rows], *wanted)
+                _, differentiate = _functions(logits)
+                differentiate(logits, logits, targets[rows], ctx.temperature, log_z[rows], entropy[rows], *wanted)
                 if d_hidden is not None:
                     d_hidden[rows] = logits @ factor
                 if d_weight is not None and d_weight.dtype == logits.dtype:
@@ -131,17 +135,7 @@ def _measured(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _measure(
     logits: Tensor, targets: Tensor, temperature: float, chosen: Tensor, entropy: Tensor, log_z: Tensor
 ) -> None:
-    """Write log-probabilities, entropies and log Z of [M, V] logits into three [M] tensors."""
-    if (kernels := kernels_for(logits, DEFINITION)) is not None:
-        kernels.measure(logits, targets, temperature, chosen, entropy, log_z)
-    else:
-        _measure_in_blocks(logits, targets, temperature, chosen, entropy, log_z)
-
-
-def _measure_in_blocks(
-    logits: Tensor, targets: Tensor, temperature: float, chosen: Tensor, entropy: Tensor, log_z: Tensor
-) -> None:
-    """Compute what :func:`_measure` says by its definition."""
+    """Write log-probabilities, entropies and log Z of [M, V] logits into three [M] tensors, by their definition."""
     for rows in _blocks(logits):
         part = logits[rows].to(log_z.dtype)
         top = part.amax(-1, keepdim=True)
@@ -166,24 +160,7 @@ def _differentiate(
     d_chosen: Tensor | None,
     d_entropy: Tensor | None,
 ) -> None:
-    """Write the gradient of [M, V] ``logits`` into ``gradient``, which may be ``logits``."""
-    if (kernels := kernels_for(logits, DEFINITION)) is not None:
-        kernels.differentiate(gradient, logits, targets, temperature, log_z, entropy, d_chosen, d_entropy)
-    else:
-        _differentiate_in_blocks(gradient, logits, targets, temperature, log_z, entropy, d_chosen, d_entropy)
-
-
-def _differentiate_in_blocks(
-    gradient: Tensor,
-    logits: Tensor,
-    targets: Tensor,
-    temperature: float,
-    log_z: Tensor,
-    entropy: Tensor,
-    d_chosen: Tensor | None,
-    d_entropy: Tensor | None,
-) -> None:
-    """Compute what :func:`_differentiate` says by its definition."""
+    """Write the gradient of [M, V] ``logits`` into ``gradient``, which may be ``logits``, by its definition."""
     for rows in _blocks(logits):
         logp = logits[rows].to(log_z.dtype).div(temperature).sub_(log_z[rows].unsqueeze(-1))
         part = torch.exp(logp)
@@ -202,8 +179,14 @@ def _differentiate_in_blocks(
         gradient[rows] = part.div_(temperature)
 
 
-DEFINITION = (_measure_in_blocks, _differentiate_in_blocks)
+DEFINITION = (_measure, _differentiate)
 """What the kernels are compared with."""
+
+
+def _functions(logits: Tensor) -> Definition:
+    """Return the two functions that compute these logits: kernels of their device, or else the definition."""
+    kernels = kernels_for(logits, DEFINITION)
+    return DEFINITION if kernels is None else (kernels.measure, kernels.differentiate)
 
 
 def _row_sums(x: Tensor) -> Tensor:
