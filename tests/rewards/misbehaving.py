@@ -76,6 +76,19 @@ class _Slow(Reward):
         return float(len(completion))
 
 
+class _Marks(Reward):
+    """Adds a byte to a file for each text, before it is scored."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def score(self, completion: str) -> float:
+        with open(self.path, "ab") as file:
+            file.write(b".")
+        time.sleep(0.002)
+        return float(len(completion))
+
+
 class _Prints(Reward):
     def score(self, completion: str) -> float:
         print("noise", "\x00" * 50)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import sqlite3
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,44 +12,41 @@ import pytest
 from gspo_lightning.cli import main
 from gspo_lightning.report.view.index import INDEX
 from gspo_lightning.report.view.run_data import RunData
-from tests import ROOT
 from tests.report.view.made import make_run, row
+from tests.runs.processes import Command
 
-CODE = "import sys; from gspo_lightning.cli import main; sys.exit(main(sys.argv[1:]))"
 ROWS = 12_000
+"""More than two batches of the index."""
+MOMENTS = {
+    "gspo_lightning.report.view.index:_connect:1": "before there is an index",
+    "gspo_lightning.report.view.index:parse:1": "its tables are empty",
+    "gspo_lightning.report.view.index:parse:7000": "some rows are in it, others are read and not yet in it",
+    "gspo_lightning.report.view.index:_tail:2": "rows are added, in a transaction that is not yet committed",
+    "gspo_lightning.report.view.index:RolloutIndex.facts:1": "all rows are in it, without the facts of the whole",
+    "gspo_lightning.report.view.page:write_page:1": "the page has not begun",
+    "gspo_lightning.report.view.page:_private:1": "before the file beside it is made",
+    "pathlib:Path.replace:1": "the file beside it is whole, and not yet swapped in",
+}
 
 
-def killed(argv: list[str], seconds: float) -> bool:
-    """Start a command, kill it after some seconds; True if it was still running."""
-    process = subprocess.Popen([sys.executable, "-c", CODE, *argv], cwd=ROOT, stdout=subprocess.DEVNULL)
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        return True
-    return False
-
-
-@pytest.mark.long
-def test_kills_while_an_index_is_built_or_a_page_exported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_kill_leaves_an_index_and_a_page_that_can_be_used(moment: str, tmp_path: Path) -> None:
     run, out = make_run(tmp_path / "run", (row(i // 8, sample=i % 8) for i in range(ROWS))), tmp_path / "page.html"
-    begin = time.monotonic()
-    assert main(["view", str(run), "--output", str(out)]) == 0
-    took, page = time.monotonic() - begin + 2.0, out.read_bytes()  # and the start of a process
-    numbers, kills = random.Random(1), 0
-    for _ in range(12):
-        (run / INDEX).unlink(missing_ok=True)
-        kills += killed(["view", str(run), "--output", str(out)], numbers.uniform(0.2, 1.0) * took)
-        assert out.read_bytes() == page  # the old one, or the same one anew
-        data = RunData(run)
-        data.refresh()
-        assert data.index.facts()["rollouts"] == ROWS
-        data.index.close()
-        with sqlite3.connect(run / INDEX) as base:
-            assert base.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        base.close()
-    assert kills > 3
-    assert main(["view", str(run), "--output", str(out)]) == 0
-    left = [name for name in os.listdir(tmp_path) if name not in ("run", "page.html")]
-    assert all(name.endswith(".unfinished") for name in left), left
+    view = ["view", str(run), "--output", str(out)]
+    assert main(view) == 0
+    page = out.read_bytes()
+    (run / INDEX).unlink()
+    killed = Command(view, kill_at=moment, log=tmp_path / "killed.log").start()
+    assert killed.wait() == [-signal.SIGKILL], f"{moment} never came\n{killed.log.read_text()}"
+    assert out.read_bytes() == page  # the old one
+    data = RunData(run)
+    data.refresh()
+    assert data.index.facts()["rollouts"] == ROWS
+    data.index.close()
+    with sqlite3.connect(run / INDEX) as base:
+        assert base.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    base.close()
+    assert main(view) == 0
+    assert out.read_bytes() == page  # the same one anew
+    left = set(os.listdir(tmp_path)) - {"run", "page.html", "killed.log"}
+    assert all(name.endswith(".unfinished") for name in left), left  # which a killed writer cannot remove
