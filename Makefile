@@ -38,7 +38,7 @@ help:
 	@echo "make real-model            fetch SmolLM2-135M-Instruct (93 MB, once) for gspo fit --config smollm2; trains nothing"
 	@echo "make test                  the test suite: under eight minutes on two cores"
 	@echo "make test-quick            in two minutes, without the files that take long (tests/durations.json)"
-	@echo "make test-thorough         what make test leaves out of its files (tests/thorough.json): as long again"
+	@echo "make test-thorough         what make test leaves out of its files (the marker thorough): as long again"
 	@echo "make test-durations        CPU time of the last GSPO_TEST_CPU=cpu.json make test: 15 % more than before is an error"
 	@echo "make test-long             the long forms: kills, damage, fuzzing, a soak, more seeds (30 CPU minutes)"
 	@echo "make test-sandbox          programs and agents in bubblewrap, which is installed first; make test takes it or Landlock"

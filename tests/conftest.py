@@ -21,7 +21,7 @@ from tests import ROOT
 from tests.support.caller import forget_the_caller
 from tests.support.cpu_seconds import FILE_VARIABLE, CpuSeconds
 from tests.support.leftovers import describe, end_group_and_ranks, threads_left
-from tests.support.order import PARTS, SEED_VARIABLE, in_order, mark_slow, measured, parted, shuffled, thorough
+from tests.support.order import PARTS, SEED_VARIABLE, in_order, mark_slow, measured, missing_cases, parted, shuffled
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -38,7 +38,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--parts", choices=PARTS, help="default without files and folders: suite; with them: all (tests/thorough.json)"
+        "--parts", choices=PARTS, help="default without files and folders: suite; with them: all (marker `thorough`)"
     )
 
 
@@ -52,7 +52,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    chosen, others = parted(items, config.option.parts, thorough())
+    if not any("::" in argument for argument in config.args) and (missing := missing_cases(items)):
+        raise pytest.UsageError(f"cases that a marker `thorough` names are not there: {missing}")
+    chosen, others = parted(items, config.option.parts)
     if others:
         config.hook.pytest_deselected(items=others)
         items[:] = chosen

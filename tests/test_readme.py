@@ -44,6 +44,7 @@ def shortened(arguments: list[str]) -> list[str]:
     return [*arguments, "--trainer.max_epochs", "1", *small, *few]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [shortened, pytest.param(list, marks=pytest.mark.long, id="as written")])
 def test_every_gspo_command_works_in_order(

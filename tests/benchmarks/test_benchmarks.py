@@ -296,6 +296,7 @@ def test_command_line_refuses_what_it_does_not_know(argv: list[str], capsys: pyt
     assert argv[-1] in capsys.readouterr().err or "--rounds" in argv
 
 
+@pytest.mark.thorough
 def test_peak_memory_sees_a_tensor_that_is_gone_again() -> None:
     reset_peak()
     before = peak_memory()
@@ -314,6 +315,7 @@ def test_plain_loss_is_minus_the_mean_advantage_on_policy() -> None:
     assert [len(r.token_ids) for g in frozen_groups(WORK, 128) for r in g] == WORK.lengths.flatten().tolist()
 
 
+@pytest.mark.thorough
 def test_gpu_parity_in_toy_form() -> None:
     parity = check_parity(Bench.on(cuda=False))
     assert parity["ok"]

@@ -6,9 +6,12 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 from benchmarks.gateway import TURNS, bodies, main
 
 
+@pytest.mark.thorough
 def test_both_servers_are_measured(tmp_path: Path) -> None:
     assert main(["--conversations", "2", "--output", str(tmp_path / "x.json")]) == 0
     found = json.loads((tmp_path / "x.json").read_text())

@@ -16,6 +16,7 @@ def counts(file: Path) -> dict[str, dict[str, int]]:
     return found
 
 
+@pytest.mark.thorough
 def test_some_of_each_kind(tmp_path: Path) -> None:
     assert main(["--each", "3", "--output", str(tmp_path / "x.json")]) == 0
     for kind, count in counts(tmp_path / "x.json").items():

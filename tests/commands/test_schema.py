@@ -49,6 +49,7 @@ def faults(text: str, schema: jsonschema.Draft7Validator = FIT) -> list[str]:
     return [f"{list(e.absolute_path)}: {e.message[:200]}" for e in schema.iter_errors(yaml.load(text, Editor))]
 
 
+@pytest.mark.thorough("fit-reward")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_shipped_file_is_what_the_command_prints(command: str) -> None:
     """In a process of its own: plug-ins of other tests are registered here.
@@ -170,6 +171,7 @@ def test_a_right_config_is_valid(text: str) -> None:
     assert faults(text) == []
 
 
+@pytest.mark.thorough
 def test_a_plugin_is_named_where_it_is_imported(tmp_path: Path) -> None:
     plugin = tmp_path / "named_in_schema.py"
     plugin.write_text(

@@ -140,6 +140,7 @@ metrics: [avg]
 """
 
 
+@pytest.mark.thorough
 def test_a_bomb_ends_an_evaluation_and_not_the_machine(tmp_path: Path) -> None:
     (tmp_path / "one.yaml").write_text(SUITE)
     with HostileServer.of("gzip bomb") as server:

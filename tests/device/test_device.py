@@ -65,6 +65,7 @@ def test_a_step_is_recorded_on_the_device_of_its_tensors(threaded: dict[str, Any
     assert threaded["there, recorded"] == threaded["here"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("what", [
     "dense", "mixture", "Routing Replay R2", "Routing Replay R3", "critic", "teacher", "teacher's distributions",
     "adapters",
@@ -76,10 +77,12 @@ def test_a_device_gives_what_the_cpu_gives(checked: subprocess.CompletedProcess[
     assert f"{what}: the tokens, log-probabilities, gradients and weights of the CPU" in checked.stdout
 
 
+@pytest.mark.thorough
 def test_the_last_line_has_every_number(counted: dict[str, float]) -> None:
     assert list(counted) == KEYS
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "most"), [
     ("kernels_compiled", 3), ("eager_attention", 0), ("weight_casts_per_step", 0), ("syncs_per_step", 0),
     ("syncs_per_micro_batch", 1), ("copy_syncs_per_large_micro_batch", 0), ("launches_per_layer_and_step", 16),
@@ -96,11 +99,13 @@ def test_a_run_in_bf16_compiles_no_attention_in_float32(checked: subprocess.Comp
     assert "attention kernels in the shortest run: 3, for torch.bfloat16; calls" in checked.stdout
 
 
+@pytest.mark.thorough
 def test_a_compaction_and_the_join_after_it_wait_four_times_at_most(seeded: dict[str, Any]) -> None:
     assert len(seeded["between compactions"]) > 3
     assert max(seeded["between compactions"]) <= 4
 
 
+@pytest.mark.thorough
 def test_a_critic_and_a_teacher_that_say_something_else_are_seen(seeded: dict[str, Any]) -> None:
     assert all(f"{what} off by " in seeded["another value"] for what in ("gradients", "values", "critic's weights"))
     assert seeded["another teacher"].startswith("gradients off by ")

@@ -196,6 +196,7 @@ def test_a_model_in_pieces_is_joined_in_order(tmp_path: Path) -> None:
     assert joined(pieces, tmp_path).read_bytes() == b"GGUF"
 
 
+@pytest.mark.thorough
 def test_budgets_are_tried_on_one_rollout_and_plans_are_added_later(tmp_path: Path) -> None:
     output = tmp_path / "out.json"
     with torch.random.fork_rng():

@@ -55,6 +55,7 @@ def test_the_site_has_a_badge_where_a_repository_builds_it(monkeypatch: pytest.M
     assert "/github/someone/repo/blob/v0.1.0/examples/first_run.ipynb)" in shown[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_it_runs_and_the_model_learns(tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)

@@ -176,6 +176,7 @@ def test_rows_are_dealt_as_in_the_package(
     assert [b.rows for b in batches] == deal_rows(every, mini_batches=minibatches, deal="stratified")
 
 
+@pytest.mark.thorough
 def test_losses_on_the_first_rollouts_of_the_quickstart_are_those_of_the_package(
     example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def tiny(path: Path) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_an_interrupted_grid_goes_on_with_its_missing_runs_and_writes_its_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,6 +94,9 @@ def cells_of(grid: Grid) -> list[Cell]:
     return [cell for cell in grid.cells() if cell.seed == 1 and (cell.condition == first or cell.variant == variant)]
 
 
+@pytest.mark.thorough(
+    "advantages", "compute", "engine_noise", "group_size", "learning_rate", "length", "mismatch", "recipe"
+)
 @pytest.mark.parametrize("name", names())
 def test_every_argument_of_a_grid_is_read(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     grid = Grid.read(GRIDS / f"{name}.yaml")
@@ -103,6 +106,7 @@ def test_every_argument_of_a_grid_is_read(name: str, capsys: pytest.CaptureFixtu
     assert "Task" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_a_grid_runs_in_pieces_and_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "tiny.yaml"
     file.write_text(TINY)
@@ -149,6 +153,7 @@ def test_rewritten_steps_are_those_of_the_task() -> None:
     assert character_tokenizer().unk_token_id not in character_tokenizer()(completion).input_ids
 
 
+@pytest.mark.thorough
 def test_a_run_that_cannot_begin_is_a_mistake_in_the_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "tiny.yaml"
     file.write_text(
@@ -225,6 +230,7 @@ def log_odds(rollout: Rollout) -> torch.Tensor:
     return torch.logit(rollout.logprobs.double().exp())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["iid", "position"])
 def test_noise_has_the_size_that_was_asked_for_and_changes_no_token(kind: str) -> None:
     exact, noisy = sampled(GroupedSampler()), sampled(NoisySampler(0.1, kind))  # type: ignore[arg-type]
@@ -239,6 +245,7 @@ def test_noise_has_the_size_that_was_asked_for_and_changes_no_token(kind: str) -
     assert all(a.logprobs.equal(b.logprobs) for a, b in zip(noisy, again, strict=True))  # type: ignore[union-attr, arg-type]
 
 
+@pytest.mark.thorough
 def test_rounded_sampling_reports_other_log_probabilities() -> None:
     """float16 has three bits more than bfloat16: an eighth of the error."""
     gaps = {}

@@ -30,6 +30,7 @@ def fit(folder: Path, name: str, root: Path, *arguments: str) -> Path:
     return root / "quickstart" / "version_0"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("page", PAGES)
 def test_the_plug_in_trains(
     page: str, page_folder: Folder, cold_starts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -42,6 +43,7 @@ def test_the_plug_in_trains(
     assert summary["updates"] == 4
 
 
+@pytest.mark.thorough
 def test_a_run_ends_when_it_is_solved(
     page_folder: Folder, cold_starts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

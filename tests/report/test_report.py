@@ -358,6 +358,7 @@ def test_a_damaged_run_is_reported_as_far_as_it_goes(kind: str, tmp_path: Path) 
     assert "\n> " in (folder / "report.md").read_text()
 
 
+@pytest.mark.thorough("config.yaml")
 @pytest.mark.parametrize("name", ["summary.json", "config.yaml", "alarms.json"])
 def test_a_file_that_is_nested_too_deeply_is_damaged(name: str, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", iterations=1)
@@ -379,6 +380,7 @@ def notes(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.thorough
 def test_a_truncated_event_file_is_named_with_the_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The reader takes the place for the end of the file; so does whoever reads its curves."""
     folder = write_run(tmp_path / "run")
@@ -408,6 +410,7 @@ def test_a_damaged_event_file_is_named(tmp_path: Path, capsys: pytest.CaptureFix
     assert "is damaged" in told
 
 
+@pytest.mark.thorough("content0")
 @pytest.mark.parametrize("content", [b"PK" * 500, b"x", struct.pack("<Q", 2) + b"\0" * 40])
 def test_a_foreign_event_file_is_no_run(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path / "run")

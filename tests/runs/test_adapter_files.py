@@ -109,6 +109,7 @@ def test_an_export_alone_is_the_policy_to_peft_and_the_merged_one_too(whole: Pat
     assert not list(alone.glob("model*.safetensors"))
 
 
+@pytest.mark.thorough
 def test_a_run_continues_from_its_own_export(whole: Path, tmp_path: Path) -> None:
     alone = export(whole, tmp_path / "adapter", "--adapter")
     policy = load_policy(ModelSettings("tiny-qwen3", seed=1, lora=LoRA(start_from=str(alone))))
@@ -117,6 +118,7 @@ def test_a_run_continues_from_its_own_export(whole: Path, tmp_path: Path) -> Non
     assert runs.largest_difference(found, own) == 0.0
 
 
+@pytest.mark.thorough
 def test_the_base_of_an_export_is_named_for_readers(tmp_path: Path) -> None:
     base = tmp_path / "base"
     load_policy(ModelSettings("tiny-qwen3", seed=1)).save_pretrained(base)
@@ -125,6 +127,7 @@ def test_the_base_of_an_export_is_named_for_readers(tmp_path: Path) -> None:
     assert json.loads((alone / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
 
 
+@pytest.mark.thorough("ddp")
 @pytest.mark.parametrize("overlay", ["ddp", "fsdp2"])
 def test_two_ranks_start_from_the_same_adapters_and_reference(overlay: str, tmp_path: Path, sft: Path) -> None:
     """Under FSDP2 one rank has the weights at first, and all must agree on what the reference is."""
@@ -224,6 +227,7 @@ def test_adapters_of_another_model_are_refused(
     assert "layers.7" in message or "q_proj" in message
 
 
+@pytest.mark.thorough
 def test_a_resume_refuses_other_adapters_in_the_same_place(
     tmp_path: Path, sft: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -241,6 +245,7 @@ def test_a_tied_head_gets_no_adapter(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "tied to the embedding" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_without_adapters_has_none_to_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = runs.fit(tmp_path, *TRAINED, ONE)
     assert main(["export", str(run), str(tmp_path / "out"), "--adapter"]) == 2

@@ -112,6 +112,7 @@ def test_a_recording_of_an_agent_replays_bit_for_bit(tmp_path: Path, trained: Pa
     assert runs.largest_difference(runs.weights(again), runs.weights(trained)) == 0.0
 
 
+@pytest.mark.thorough
 def test_an_interrupted_run_goes_on(tmp_path: Path, trained: Path) -> None:
     """The batches of turns depend on time, and with them the last digits of log-probabilities, but no token does."""
     runs.share_cold_start(trained.parents[1], tmp_path)
@@ -121,6 +122,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, trained: Path) -> None:
     assert runs.largest_difference(runs.weights(run), runs.weights(trained)) < 1e-5
 
 
+@pytest.mark.thorough
 def test_sampling_ahead_of_training(tmp_path: Path, trained: Path) -> None:
     runs.share_cold_start(trained.parents[1], tmp_path)
     run = runs.fit(tmp_path, *BRIEF, "--data.max_staleness=1", config=AGENT)
@@ -160,6 +162,7 @@ def test_a_path_too_long_for_a_socket_is_refused_before_the_first_rollout(
     assert "trying again" not in error
 
 
+@pytest.mark.thorough
 def test_predictions_are_conversations_of_the_agent(trained: Path) -> None:
     argv = ["predict", f"--config={AGENT}", f"--trainer.default_root_dir={trained.parents[1]}", *BRIEF]
     assert main([*argv, "--data.evaluation.limit=8"]) == 0

@@ -152,6 +152,7 @@ def test_shards_of_two_ranks(tmp_path: Path, whole: Path) -> None:
         assert runs.largest_difference(sharded_weights(mine), sharded_weights(theirs)) == 0.0
 
 
+@pytest.mark.thorough("folders:all_gather_objects:4", "folders:synced:5", "manifest:Manifest.write:2")
 @pytest.mark.parametrize("moment", ["folders:synced:5", "folders:all_gather_objects:4", "manifest:Manifest.write:2"])
 def test_a_rank_is_killed_while_shards_are_written(moment: str, tmp_path: Path, whole: Path) -> None:
     """In the thread, at the second checkpoint: the first one is whole, and the run that goes on is the same."""

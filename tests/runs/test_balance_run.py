@@ -97,6 +97,7 @@ def test_the_coefficient_reaches_the_weights_beside_an_objective(tmp_path: Path)
     assert all(2 <= value <= 16 for _, value in runs.scalars(balanced)["moe/aux_loss"])  # k of E experts
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_two_ranks_balance_their_tokens_together(tmp_path: Path) -> None:
     """Each rank holds other rows: their means of shares are not the share of the whole."""

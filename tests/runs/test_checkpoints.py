@@ -86,6 +86,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 FULLY = ("torn", "one bit", "missing")
 
 
+@pytest.mark.thorough("missing", "torn")
 @pytest.mark.parametrize("kind", [k if k in FULLY else pytest.param(k, marks=pytest.mark.long) for k in DAMAGE])
 def test_damage_falls_back_and_trains_the_same(
     kind: str, tmp_path: Path, three_iterations: Path, four_iterations: Path, capsys: pytest.CaptureFixture[str]
@@ -183,6 +184,7 @@ def test_a_resume_with_another_number_of_threads_says_so(
     assert runs.checkpoint(resumed)["gspo_run"]["threads"] == 2
 
 
+@pytest.mark.thorough
 def test_policy_of_what_is_kept(tmp_path: Path) -> None:
     policy = {"class_path": "LastCheckpoint", "init_args": {"keep_last": 1, "keep_best": 2}}
     overlay = tmp_path / "keep.yaml"
@@ -217,6 +219,7 @@ def kept(run: Path) -> set[int]:
     return {int(path.stem.split("-")[1]) for path in (run / "checkpoints").glob("step-*.ckpt")}
 
 
+@pytest.mark.thorough
 def test_a_large_checkpoint_is_written_first_every_n_minutes_last_and_for_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +236,7 @@ def test_a_large_checkpoint_is_written_first_every_n_minutes_last_and_for_the_be
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("more", [[], ["--model.lora.r=4"], ["--model.old_policy=ResidentSnapshot"]])
 def test_a_plan_says_how_large_a_checkpoint_is(
     tmp_path: Path, more: list[str], capsys: pytest.CaptureFixture[str]
@@ -256,6 +260,7 @@ def test_a_plan_says_how_large_a_checkpoint_is(
     assert "disk: " not in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_the_state_of_the_optimizer_is_left_out_if_wanted(
     tmp_path: Path, three_iterations: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -297,6 +302,7 @@ def test_a_run_that_fails_long_after_its_checkpoint_is_resumed_exactly(
     assert runs.scalars(run) == runs.scalars(four_iterations)
 
 
+@pytest.mark.thorough
 def test_a_changed_config_is_shown_and_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = runs.fit(tmp_path, *OPTIONS, "--trainer.max_epochs=1")
     before = {f: f.read_bytes() for f in run.rglob("*") if f.is_file()}
@@ -318,6 +324,7 @@ def test_a_changed_config_is_shown_and_refused(tmp_path: Path, capsys: pytest.Ca
     assert resume["update"] == 2
 
 
+@pytest.mark.thorough
 def test_other_prompts_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"{i}:", "answer": "1"}) + "\n" for i in range(16)))
@@ -340,6 +347,7 @@ def limit_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
 
 
+@pytest.mark.thorough
 def test_a_disk_that_is_full_when_a_checkpoint_is_written(tmp_path: Path, three_iterations: Path) -> None:
     run = shutil.copytree(three_iterations, tmp_path / "quickstart" / "version_0", symlinks=True)
     before = {f.name: f.read_bytes() for f in (run / "checkpoints").iterdir()}

@@ -57,6 +57,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return write_demos(folder), fit(folder / "root", folder / "demos.jsonl")
 
 
+@pytest.mark.thorough
 def test_a_file_is_learnt_and_its_curve_is_logged(trained: tuple[Path, Path]) -> None:
     run = trained[1]
     (made,) = cold_starts(run.parents[1])
@@ -91,6 +92,7 @@ def test_another_run_finds_it_and_another_content_would_make_another(
     assert ColdStart(str(demos)).key(TINY, prompt_format=short) != ColdStart(str(demos)).key(TINY)
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_keeps_the_curve_and_needs_no_file(trained: tuple[Path, Path], tmp_path: Path) -> None:
     run = tmp_path / "quickstart" / "version_0"
     shutil.copytree(trained[1], run, symlinks=True)
@@ -105,6 +107,7 @@ def test_a_resumed_run_keeps_the_curve_and_needs_no_file(trained: tuple[Path, Pa
     assert after["reward/mean"][-1][0] == 4
 
 
+@pytest.mark.thorough
 def test_a_run_that_measures_a_divergence_refuses_another_file_when_it_is_resumed(
     tmp_path: Path, demos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,6 +163,7 @@ def test_too_long_demonstrations_are_counted_and_left_out(
     assert f"dropped {long} of 400 demonstrations that are longer than data.max_prompt_tokens = 16 or" in caplog.text
 
 
+@pytest.mark.thorough
 def test_files_and_commands_of_the_page(page_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = page_folder("cold_start")
     monkeypatch.chdir(folder)
@@ -218,6 +222,7 @@ def test_the_quickstarts_demonstrations_in_a_file_reach_the_same_accuracy(tmp_pa
     assert found == pytest.approx(wanted, abs=0.08)  # four standard errors of a difference over 512 prompts
 
 
+@pytest.mark.thorough("adapters")
 @pytest.mark.parametrize("adapters", [False, True], ids=["all weights", "adapters"])
 def test_the_stage_alone_leaves_a_checkpoint_that_training_continues_from(
     adapters: bool, tmp_path: Path, demos: Path

@@ -125,6 +125,7 @@ def alarms(run: Path) -> list[dict[str, Any]]:
 QUICK = ("certain",)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in PROVOKED]
 )
@@ -145,6 +146,7 @@ def test_a_provoked_collapse_rings_within_five_iterations(
     assert max(value for _, value in scalars) >= 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("large", [False, True], ids=["every iteration has a checkpoint", "only the first one has"])
 def test_a_rollback_goes_on_from_before_the_collapse(
     taught: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], large: bool
@@ -198,6 +200,7 @@ def test_a_fall_of_held_out_accuracy_goes_back_to_the_best_evaluation(
     assert accuracy[8] < 0.5 * accuracy[best] < accuracy[10]  # restored after update 10, before its evaluation
 
 
+@pytest.mark.thorough
 def test_after_a_fall_in_the_last_evaluation_nothing_is_rolled_back(
     taught: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +258,7 @@ def test_without_a_checkpoint_from_before_it_a_rollback_is_a_stop(
     assert [(alarm["update"], alarm["action"]) for alarm in alarms(run)] == [(1, "stopped")]
 
 
+@pytest.mark.thorough
 def test_a_nan_that_stops_the_run_by_itself_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch)
     run = runs.fit(tmp_path, *OPTIONS, code=1)
@@ -262,6 +266,7 @@ def test_a_nan_that_stops_the_run_by_itself_is_listed(tmp_path: Path, monkeypatc
     assert (alarm["signature"], alarm["update"], alarm["dump"]) == ("non_finite", 3, "dumps/update-00000003.pt")
 
 
+@pytest.mark.thorough
 def test_watching_changes_nothing_and_a_resumed_run_raises_the_same_alarms(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

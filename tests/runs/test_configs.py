@@ -47,6 +47,7 @@ def resolved(config: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_overlay_runs_one_step(overlay: str, taught: Path) -> None:
     one_cpu = ["--trainer.accelerator=cpu", "--trainer.devices=1"]
@@ -79,6 +80,7 @@ def test_the_stable_recipes_differ_by_what_staleness_needs() -> None:
     assert measured == {k: options[k] for k in measured}
 
 
+@pytest.mark.thorough
 def test_math_config_runs_one_step_on_a_local_model(tmp_path: Path, real_model: Path) -> None:
     rows = [{"problem": f"{i}+{i}", "solution": str(2 * i), "level": 1} for i in range(1, 9)]
     data = tmp_path / "train.jsonl"
@@ -98,6 +100,7 @@ def test_math_config_runs_one_step_on_a_local_model(tmp_path: Path, real_model: 
     assert {"val/pass@4", "val/accuracy"} <= runs.scalars(run).keys()
 
 
+@pytest.mark.thorough
 def test_reasoning_gym_on_a_model_with_a_chat_template_runs_one_step(tmp_path: Path, real_model: Path) -> None:
     tokenizer = FAMILIES["qwen"].tokenizer()
     config = json.loads((real_model / "config.json").read_text())
@@ -127,6 +130,7 @@ def test_environment_configs_run_one_step(name: str, tmp_path: Path) -> None:
     assert all(turns >= 1 for _, turns in runs.scalars(run)["response/turns"])
 
 
+@pytest.mark.thorough
 def test_vision_config_runs_one_step(tmp_path: Path) -> None:
     few = ["--data.train.size=64", "--data.val.size=16", "--model.cold_start.demonstrations.size=64"]
     run = runs.fit(
@@ -135,6 +139,7 @@ def test_vision_config_runs_one_step(tmp_path: Path) -> None:
     assert runs.summary(run)["updates"] == 2
 
 
+@pytest.mark.thorough
 def test_logic_config_runs_one_step(tmp_path: Path) -> None:
     few = ["--data.train.size=64", "--data.val.size=16", "--model.cold_start.demonstrations.size=64"]
     run = runs.fit(
@@ -145,6 +150,7 @@ def test_logic_config_runs_one_step(tmp_path: Path) -> None:
     assert rewards <= {i / 32 for i in range(33)}
 
 
+@pytest.mark.thorough
 def test_code_config_runs_one_step(tmp_path: Path) -> None:
     few = ["--data.train.size=64", "--data.val.size=16", "--model.cold_start.demonstrations.size=64"]
     run = runs.fit(tmp_path, *few, "--model.cold_start.steps=2", "--trainer.max_epochs=1", config=CONFIGS / "code.yaml")
@@ -161,6 +167,7 @@ def test_logic_config_learns(tmp_path: Path) -> None:
     assert all(example["after"].count(">") > 0 for example in summary["examples"])  # it tries the cases
 
 
+@pytest.mark.thorough
 def test_parquet_and_hub_folder_train_like_jsonl(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     rows = [{"q": f"{i}:", "a": str(i)} for i in range(10)]
@@ -185,6 +192,7 @@ def test_printed_config_fed_back_is_the_same(name: str, tmp_path: Path, capsys: 
     assert resolved([f"--config={tmp_path / 'printed.yaml'}"], capsys) == first
 
 
+@pytest.mark.thorough
 def test_saved_config_of_a_run_repeats_it(tmp_path: Path) -> None:
     first = runs.fit(tmp_path / "a", *runs.UNTAUGHT)
     again = tmp_path / "b"
@@ -201,6 +209,7 @@ def test_objective_is_swapped_by_one_word(capsys: pytest.CaptureFixture[str]) ->
     assert (init["clip_low"], init["clip_high"]) == (0.1, 0.27)
 
 
+@pytest.mark.thorough
 def test_another_logger_gets_the_scalars_and_the_settings_too(tmp_path: Path) -> None:
     logger = json.dumps({"class_path": "CSVLogger", "init_args": {"save_dir": str(tmp_path / "csv")}})
     run = runs.fit(tmp_path / "run", *runs.UNTAUGHT, f"--trainer.logger={logger}")
@@ -213,6 +222,7 @@ def test_another_logger_gets_the_scalars_and_the_settings_too(tmp_path: Path) ->
     assert settings == {name: saved[name] for name in ("seed_everything", "trainer", "model", "data", "plugins")}
 
 
+@pytest.mark.thorough
 def test_generate_source_trains_like_the_sampler(tmp_path: Path) -> None:
     options = [*runs.UNTAUGHT, *ONE_STEP, "--data.val=null"]
     sampler = runs.fit(tmp_path / "sampler", *options, "--data.rollouts=GroupedSampler")
@@ -220,6 +230,7 @@ def test_generate_source_trains_like_the_sampler(tmp_path: Path) -> None:
     assert runs.largest_difference(runs.weights(sampler), runs.weights(generate)) < 1e-6
 
 
+@pytest.mark.thorough
 def test_several_epochs_over_a_rollout_batch(tmp_path: Path) -> None:
     run = runs.fit(tmp_path, *runs.UNTAUGHT, "--data.epochs_per_rollout=3", "--trainer.max_epochs=2")
     scalars = runs.scalars(run)

@@ -56,6 +56,7 @@ def mesh(run: Path) -> dict[str, float]:
     return {tag: event.value for tag in tags for event in events.Scalars(tag)}
 
 
+@pytest.mark.thorough("GRPO", "GSPOToken", "KL in the reward", "KL", "adapters", "critic", "snapshot of old weights")
 @EVERY
 def test_two_ranks_are_one_process(name: str, tmp_path: Path) -> None:
     case = Case("cp", CASES[name])
@@ -64,18 +65,21 @@ def test_two_ranks_are_one_process(name: str, tmp_path: Path) -> None:
     assert_same_run(case, two, tmp_path / "one")
 
 
+@pytest.mark.thorough
 @EVERY
 def test_two_groups_of_two_ranks_are_one_process(name: str, tmp_path: Path) -> None:
     case = Case("cp", [*CASES[name], "--data.prompts_per_rollout=8"])
     assert_same_run(case, case.run(tmp_path / "four", ranks=4), tmp_path / "one")
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_without_a_group(tmp_path: Path) -> None:
     options = CASES["GSPO"]
     two = Case("cp", options).run(tmp_path / "two")
     assert assert_resumes(Case("fsdp2", options), two, tmp_path / "resumed") < 1e-6
 
 
+@pytest.mark.thorough
 def test_an_update_that_is_not_finite_is_written_by_the_rank_that_has_the_rows(tmp_path: Path) -> None:
     run = fit_on_ranks(tmp_path / "two", *OPTIONS, "--model.on_nonfinite=skip", overlay="cp", prepare=poison)
     rewards: list[str] = []
@@ -91,12 +95,14 @@ def test_an_update_that_is_not_finite_is_written_by_the_rank_that_has_the_rows(t
     assert len(rewards) == len(set(rewards)) > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_group_goes_on_bit_for_bit(ranks: int, tmp_path: Path) -> None:
     case = Case("cp", [*CASES["critic"], "--data.prompts_per_rollout=8"])
     assert assert_resumes(case, case.run(tmp_path / "whole", ranks=ranks), tmp_path / "resumed", ranks=ranks) == 0.0
 
 
+@pytest.mark.thorough
 def test_four_ranks_compute_rows_in_replicas_of_the_weights(tmp_path: Path) -> None:
     """A group of four deals six heads, and crosses the replicas."""
     options = [

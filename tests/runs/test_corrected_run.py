@@ -44,6 +44,7 @@ def test_a_mask_with_two_bounds_and_a_trust_region_say_what_they_drop(tmp_path: 
     assert "correction/weight" not in region
 
 
+@pytest.mark.thorough
 def test_two_ranks_scale_a_step_as_one_process_does(tmp_path: Path) -> None:
     options = [*CORRECTED, "--model.ess_step_scaling=true"]
     two = fit_on_ranks(tmp_path / "two", *options, overlay="ddp")

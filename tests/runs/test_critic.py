@@ -71,6 +71,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.fit(tmp_path_factory.mktemp("whole"), *OPTIONS)
 
 
+@pytest.mark.thorough
 def test_a_run_measures_its_critic(whole: Path) -> None:
     found = runs.scalars(whole)
     assert [v for _, v in found["critic/updates"]] == [2, 2, 4, 4]
@@ -103,6 +104,7 @@ def assert_goes_on(root: Path, undisturbed: Path, updates: Sequence[int], *optio
     assert measured(undisturbed) == measured(run)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "updates", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long), 3]
 )
@@ -113,6 +115,7 @@ def test_it_goes_on_bit_for_bit(tmp_path: Path, whole: Path, updates: int) -> No
 HALVED = ["--model.lr_scheduler=torch.optim.lr_scheduler.StepLR", "--model.lr_scheduler.step_size=2"]
 
 
+@pytest.mark.thorough
 def test_its_rate_follows_the_schedule_of_the_policy_and_goes_on_bit_for_bit(tmp_path: Path) -> None:
     """Halved after the two updates of an iteration; interrupted there, and so before the critic's next updates."""
     halved = [*HALVED, "--model.lr_scheduler.gamma=0.5"]
@@ -122,6 +125,7 @@ def test_its_rate_follows_the_schedule_of_the_policy_and_goes_on_bit_for_bit(tmp
     assert_goes_on(tmp_path / "cut", whole, [2], *halved)
 
 
+@pytest.mark.thorough
 def test_at_a_rate_of_zero_it_stays_as_it_is(tmp_path: Path, whole: Path) -> None:
     stopped = runs.fit(tmp_path / "stopped", *OPTIONS, *HALVED, "--model.lr_scheduler.gamma=0")
     first = runs.fit(tmp_path / "first", *OPTIONS, "--trainer.max_epochs=1")
@@ -151,6 +155,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path, whole: Path) -> None:
     assert same(critic_state(whole), critic_state(run))
 
 
+@pytest.mark.thorough
 def test_the_policy_waits_for_the_critic(tmp_path: Path) -> None:
     """4 updates are 2 iterations: the third one is the first that moves the policy."""
     warm = [*OPTIONS, "--model.critic.warm_up=3"]
@@ -182,6 +187,7 @@ def test_the_first_update_of_the_policy_has_the_first_rate_of_the_schedule(
     assert_goes_on(tmp_path / "cut", run, [3, 5], *RISES)
 
 
+@pytest.mark.thorough
 def test_a_plateau_does_not_count_what_came_before_the_policy(tmp_path: Path) -> None:
     """Nothing is an improvement here: the second of its looks lowers the rate, and the first is after 3 iterations."""
     plateau = ["--model.lr_scheduler=lightning.pytorch.cli.ReduceLROnPlateau", "--model.lr_scheduler.mode=max"]
@@ -226,6 +232,7 @@ def assert_two_are_one(root: Path, strategy: str, kind: str) -> None:
     assert runs.largest_difference(first, second) < 2e-3  # AdamW makes a whole step of a rounding: lr is 1e-3
 
 
+@pytest.mark.thorough
 def test_two_ranks_are_one(tmp_path: Path) -> None:
     assert_two_are_one(tmp_path, "fsdp2", "copy")
 
@@ -249,6 +256,7 @@ def test_two_ranks_go_on_bit_for_bit(tmp_path: Path, strategy: str) -> None:
     assert same(critic_state(undisturbed), critic_state(cut))
 
 
+@pytest.mark.thorough
 def test_turns_and_a_penalty_per_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guess the number: what turns earn and what tokens pay arrives where it arose; the other side's tokens get 0."""
     seen: list[Rollout] = []

@@ -48,6 +48,7 @@ LONG = pytest.mark.long
 EXACT, ADAPTERS = ("--model.objective.distill_exact=true",), ("--model.lora={r: 4}",)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("more", [(), pytest.param(EXACT, marks=LONG), pytest.param(ADAPTERS, marks=LONG)], ids=str)
 def test_without_any_reward_the_policy_comes_closer_to_its_teacher(
     tmp_path: Path, teacher: Path, more: tuple[str, ...]
@@ -63,6 +64,7 @@ def test_without_any_reward_the_policy_comes_closer_to_its_teacher(
     assert not [name for name in runs.checkpoint(run)["state_dict"] if "teacher" in name]
 
 
+@pytest.mark.thorough
 def test_the_gradient_does_not_depend_on_the_micro_batches_nor_does_the_exact_one(
     tmp_path: Path, teacher: Path
 ) -> None:
@@ -129,6 +131,7 @@ def test_shards_do_the_update_of_one(tmp_path: Path, teacher: Path, strategy: st
     assert runs.largest_difference(runs.weights(alone), runs.weights(together)) < 2e-6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("exact", ["false", pytest.param("true", marks=LONG)])
 def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path: Path, teacher: Path, exact: str) -> None:
     """In the middle of a rollout batch: what the teacher said of the rest of it is in the checkpoint."""
@@ -145,6 +148,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path: Path, teacher: Path, e
     assert runs.scalars(run) == runs.scalars(undisturbed)
 
 
+@pytest.mark.thorough
 def test_a_server_teaches_like_the_same_model_here(tmp_path: Path, teacher: Path) -> None:
     here = runs.fit(tmp_path / "here", *follow(teacher, *SGD))
     with ToyServer() as toy:

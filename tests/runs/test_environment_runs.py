@@ -38,6 +38,7 @@ def undisturbed(trained: tuple[Path, list[MiniBatch]]) -> Path:
     return trained[0]
 
 
+@pytest.mark.thorough
 def test_turns_with_rewards_of_their_own_are_trained_on(trained: tuple[Path, list[MiniBatch]]) -> None:
     undisturbed, batches = trained
     scalars = runs.scalars(undisturbed)
@@ -94,6 +95,7 @@ def test_conversations_can_be_read(undisturbed: Path) -> None:
         assert row["finish_reason"] in ("done", "length")
 
 
+@pytest.mark.thorough
 def test_the_example_of_the_page_runs(page_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     for _, block in re.findall(r"<!-- (\S+) -->\n```\w+\n(.*?)```", DOCS, flags=re.DOTALL):
         assert len(block.splitlines()) <= 24

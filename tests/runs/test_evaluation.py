@@ -15,6 +15,7 @@ SAMPLED = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_avg_and_pass_at_k_are_logged(taught: Path) -> None:
     scalars = runs.scalars(runs.fit(taught, *SAMPLED, "--trainer.max_epochs=1"))
     average, best = scalars["val/accuracy"][0][1], scalars["val/pass@4"][0][1]
@@ -29,6 +30,7 @@ def test_evaluation_has_its_own_length(taught: Path) -> None:
     assert scalars["response/length"][0][1] > 1.0
 
 
+@pytest.mark.thorough
 def test_evaluation_never_changes_training(taught: Path, tmp_path: Path) -> None:
     with_evaluation = runs.fit(taught, *SAMPLED, "--trainer.check_val_every_n_epoch=1")
     runs.share_cold_start(taught, tmp_path / "without")
@@ -36,6 +38,7 @@ def test_evaluation_never_changes_training(taught: Path, tmp_path: Path) -> None
     assert runs.largest_difference(runs.weights(with_evaluation), runs.weights(without)) == 0.0
 
 
+@pytest.mark.thorough
 def test_final_accuracy_is_that_of_the_final_policy(taught: Path) -> None:
     run = runs.fit(taught, "--trainer.check_val_every_n_epoch=3")  # two iterations: no regular evaluation at the end
     assert [step for step, _ in runs.scalars(run)["val/accuracy"]] == [0, 4]

@@ -21,6 +21,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough("GRPO with R3", "critic", "snapshot of old weights")
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_are_one_process_and_go_on_with_or_without(name: str, tmp_path: Path) -> None:
     case = Case("ep", CASES[name])
@@ -31,11 +32,13 @@ def test_two_ranks_are_one_process_and_go_on_with_or_without(name: str, tmp_path
     assert assert_resumes(Case("fsdp2", case.options), two, tmp_path / "fsdp2") < 1e-6
 
 
+@pytest.mark.thorough
 def test_four_ranks_with_four_experts_each_are_one_process(tmp_path: Path) -> None:
     case = Case("ep", [*MOE, "--data.prompts_per_rollout=8"])
     assert_same_run(case, case.run(tmp_path / "four", ranks=4), tmp_path / "one")
 
 
+@pytest.mark.thorough
 def test_a_dense_model_is_refused(tmp_path: Path) -> None:
     argv = ["fit", f"--config={runs.QUICKSTART}", f"--config={runs.ROOT / 'configs' / 'ep.yaml'}", *runs.SMALL]
     argv += ["--trainer.accelerator=cpu", "--trainer.devices=2", f"--trainer.default_root_dir={tmp_path}"]

@@ -42,6 +42,7 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     small_memory()
 
 
+@pytest.mark.thorough
 def test_out_of_memory_while_sampling_goes_on_with_fewer_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,6 +76,7 @@ def test_out_of_memory_while_sampling_goes_on_with_fewer_rows(
     assert "fix: lower data.max_response_tokens or data.group_size" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_out_of_memory_repeats_the_update_in_smaller_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,6 +128,7 @@ def argv(root: Path, *more: str) -> list[str]:
 TWO = ["--trainer.devices=2", "--trainer.strategy=ddp"]
 
 
+@pytest.mark.thorough
 def test_out_of_memory_on_two_ranks_stops_both_and_the_resume_fits(tmp_path: Path) -> None:
     log = tmp_path / "log"
     failed = Command(argv(tmp_path, *TWO, "--ckpt_path=last"), 2, log=log, prepare=small_memory).start().wait()
@@ -141,6 +144,7 @@ def test_out_of_memory_on_two_ranks_stops_both_and_the_resume_fits(tmp_path: Pat
     assert codes == [0, 0], log.read_text()
 
 
+@pytest.mark.thorough
 def test_sigterm_to_one_of_two_ranks_stops_both_with_a_checkpoint(tmp_path: Path) -> None:
     log, root = tmp_path / "log", tmp_path / "stopped"
     whole = Command(argv(tmp_path / "whole", *TWO, "--trainer.max_epochs=6"), 2, log=log).start()
@@ -174,6 +178,7 @@ class _Flaky(GroupedSampler):
         return super().generate(*args, **kwargs)
 
 
+@pytest.mark.thorough("2-0")
 @pytest.mark.parametrize(("failures", "code"), [(2, 0), (9, 1)])
 def test_a_rollout_source_that_fails_for_a_while(
     failures: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -200,6 +205,7 @@ def no_room_for_events() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
 
 
+@pytest.mark.thorough
 def test_a_disk_that_is_full_when_events_are_written(tmp_path: Path) -> None:
     log = tmp_path / "log"
     assert Command(argv(tmp_path, "--ckpt_path=last"), log=log, prepare=no_room_for_events).start().wait() == [1]

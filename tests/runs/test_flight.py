@@ -24,6 +24,7 @@ UNTAUGHT = [*runs.UNTAUGHT, "--data.val=null", "--trainer.num_sanity_val_steps=0
 PARTIAL = [*UNTAUGHT, "--data.prompts_in_flight=12", "--data.max_response_tokens=40", "--data.stop_token_ids=[5,9,20]"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("old", ["auto", "recompute"])
 def test_partial_rollouts_resume_exactly_with_responses_in_flight(tmp_path: Path, old: str) -> None:
     options = [*PARTIAL, f"--model.old_logprobs={old}"]
@@ -101,6 +102,7 @@ def test_pieces_keep_the_log_probabilities_of_the_snapshot_that_sampled_them(tmp
     assert len(seen) > 1  # pieces of several iterations, by the number of updates before them
 
 
+@pytest.mark.thorough
 def test_rollouts_ahead_of_training_are_one_iteration_old_and_do_not_depend_on_timing(tmp_path: Path) -> None:
     options = [*UNTAUGHT, "--data.max_staleness=1", "--trainer.max_epochs=4", "--model.objective=GSPO",
                "--model.objective.correction=sequence"]  # fmt: skip

@@ -34,6 +34,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.fit(tmp_path_factory.mktemp("plain"), *runs.UNTAUGHT, *SGD, *CUT)
 
 
+@pytest.mark.thorough("auto")
 @pytest.mark.parametrize("strategy", ["auto", "ddp"])
 def test_scaled_losses_give_the_gradients_of_plain_ones(plain: Path, tmp_path: Path, strategy: str) -> None:
     scaled = runs.fit(tmp_path, *runs.UNTAUGHT, *SGD, *CUT, *plugin(2.0**12), f"--trainer.strategy={strategy}")
@@ -44,6 +45,7 @@ def test_scaled_losses_give_the_gradients_of_plain_ones(plain: Path, tmp_path: P
     assert set(series(scaled, "optim/loss_scale")) == {2.0**12}
 
 
+@pytest.mark.thorough
 def test_a_scale_that_is_too_large_halves_and_changes_nothing(tmp_path: Path) -> None:
     """Gradients of some hundredths overflow float32 at 2^127 and at a few powers below."""
     run = runs.fit(tmp_path, *runs.UNTAUGHT, *SGD, *plugin(2.0**127), "--trainer.max_epochs=8")
@@ -68,6 +70,7 @@ def test_what_is_no_matter_of_the_scale_is_not_left_to_the_scaler() -> None:
     assert not overflows(large, sound | {"largest ratio": math.inf})
 
 
+@pytest.mark.thorough
 def test_a_run_in_float16(tmp_path: Path) -> None:
     """Real float16 forward and backward passes, and their noise is between float32's and bfloat16's."""
     noise = {}

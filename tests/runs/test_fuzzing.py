@@ -73,6 +73,7 @@ def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.thorough
 def test_thirty_mutations(quiet: Path, capsys: pytest.CaptureFixture[str]) -> None:
     @BOUNDED
     @given(NUMBERS)

@@ -41,6 +41,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / ANSWERS).read_text().splitlines()]
 
 
+@pytest.mark.thorough
 def test_the_same_eight_prompts_are_answered_at_every_evaluation(graded: Path) -> None:
     found = rows(graded)
     assert [row["update"] for row in found] == [update for update in (0, 2, 4, 6) for _ in range(8)]
@@ -116,6 +117,7 @@ def test_a_folder_that_cannot_be_written_is_named_and_the_run_stays(
     assert sorted(run.rglob("*")) == before
 
 
+@pytest.mark.thorough
 def test_a_negative_reward_is_shown_as_a_mean_reward(negative: Path, capsys: pytest.CaptureFixture[str]) -> None:
     logged = runs.scalars(negative)
     first, last = (logged["val/reward"][i][1] for i in (0, -1))

@@ -14,6 +14,7 @@ SGD = ["--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.5", "--train
 OPTIONS = [*runs.UNTAUGHT, *SGD, "--trainer.max_epochs=1", "--trainer.num_sanity_val_steps=0", "--data.val=null"]
 
 
+@pytest.mark.thorough("GRPO", "GSPO")
 @pytest.mark.parametrize("objective", ["GSPO", "GRPO", "DAPO"])
 def test_update_does_not_depend_on_the_token_budget(tmp_path: Path, objective: str) -> None:
     def run(budget: int) -> Path:
@@ -31,6 +32,7 @@ def test_update_does_not_depend_on_the_token_budget(tmp_path: Path, objective: s
     assert runs.largest_difference(runs.weights(whole), runs.untrained()) > 1e-3  # something was learnt at all
 
 
+@pytest.mark.thorough
 def test_old_policy_forms_train_bit_identically(tmp_path: Path) -> None:
     options = [*runs.UNTAUGHT, "--trainer.max_epochs=2", "--data.max_tokens_per_micro_batch=100"]
     cached = runs.fit(tmp_path / "cached", *options, "--model.old_policy=CachedLogProbs")
@@ -48,6 +50,7 @@ def test_resident_snapshot_may_outlive_an_iteration(tmp_path: Path) -> None:
     assert spread[5] == 0.0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("objective", "budget", "deal", "group_size"),
     [

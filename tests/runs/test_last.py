@@ -56,6 +56,7 @@ def test_readers_take_the_newest_run_of_their_own_files(root: Path, caplog: pyte
     assert taken(root, "validate") == ["version_0", "version_1"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [
@@ -119,6 +120,7 @@ def test_a_run_without_a_checkpoint_is_continued_by_its_config_alone(root: Path)
     assert runs.summary(folder / "version_1")["updates"] == 2
 
 
+@pytest.mark.thorough
 def test_a_run_that_records_nothing_is_the_newest_run(root: Path) -> None:
     """Older versions did not record the config in every file; a folder may have been made a moment ago."""
     folder = root / "quickstart"
@@ -165,6 +167,7 @@ def checkpoint(root: Path) -> str:
     return str(root / "quickstart" / "version_0" / "checkpoints" / "last.ckpt")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", OTHERS)
 @pytest.mark.parametrize("name", ["validate", "predict", "test", "evaluate"])
 def test_another_model_is_refused_by_both_names(
@@ -197,6 +200,7 @@ def test_weights_that_do_not_fit_are_refused_even_if_another_config_is_allowed(
     assert "Traceback" not in said
 
 
+@pytest.mark.thorough
 def test_weights_in_shards_that_do_not_fit_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs.fit(tmp_path, *FEW, "--config=fsdp2")
     last = tmp_path / "quickstart" / "version_0" / "checkpoints" / "last.ckpt"
@@ -226,6 +230,7 @@ def test_one_process_reads_shards_and_does_not_train_on_from_them(
     assert "step-00000002.ckpt is a folder of shards" in said
 
 
+@pytest.mark.thorough
 def test_adapters_of_another_rank_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = runs.fit(tmp_path, *FEW, "--model.lora.r=2")
     capsys.readouterr()

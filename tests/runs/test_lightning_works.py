@@ -63,6 +63,7 @@ def ema(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, 
 Ema = tuple[Path, list[dict[str, torch.Tensor]]]
 
 
+@pytest.mark.thorough
 def test_an_average_is_that_of_the_weights_after_every_update(ema: Ema) -> None:
     run, seen = ema
     found, expected = runs.weights(run), averaged(seen, 0.5)
@@ -81,6 +82,7 @@ def test_gradients_take_no_memory_while_responses_are_sampled(tmp_path: Path) ->
     assert seen["rollouts"] == [0, 0]
 
 
+@pytest.mark.thorough
 def test_training_does_not_notice_its_average(plain: Path, ema: Ema) -> None:
     run, _ = ema
     state = runs.checkpoint(plain)["state_dict"]
@@ -111,6 +113,7 @@ def test_evaluations_and_exports_are_of_the_average(
     }
 
 
+@pytest.mark.thorough
 def test_an_average_goes_on_bit_for_bit(ema: Ema, tmp_path: Path) -> None:
     run, _ = ema
     runs.fit(tmp_path, *FAST, *EMA, "--trainer.max_steps=3")  # in the middle of an iteration
@@ -120,6 +123,7 @@ def test_an_average_goes_on_bit_for_bit(ema: Ema, tmp_path: Path) -> None:
     assert runs.scalars(resumed)["val/reward"][-1] == runs.scalars(run)["val/reward"][-1]
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_without_its_average(plain: Path, tmp_path: Path) -> None:
     runs.fit(tmp_path, *FAST, *EMA, "--trainer.max_epochs=2")
     resumed = runs.fit(tmp_path, *FAST, "--trainer.max_epochs=3", "--ckpt_path=last")
@@ -144,6 +148,7 @@ def test_adapters_and_snapshots_are_not_mistaken_for_one_another(tmp_path: Path)
     assert all(float(w.abs().max()) == 0.0 for name, w in snapshot.items() if "lora_B" in name)
 
 
+@pytest.mark.thorough
 def test_a_plateau_lowers_the_rate_with_the_iteration_and_after_a_resume(tmp_path: Path) -> None:
     never_better = {"patience": 0, "factor": 0.5, "threshold": 1e9, "threshold_mode": "abs", "mode": "max"}
     options = [
@@ -159,6 +164,7 @@ def test_a_plateau_lowers_the_rate_with_the_iteration_and_after_a_resume(tmp_pat
     assert runs.largest_difference(runs.weights(resumed), runs.weights(whole)) == 0.0
 
 
+@pytest.mark.thorough
 def test_a_plateau_of_evaluations_steps_with_them_and_takes_a_new_rate(tmp_path: Path) -> None:
     options = [
         *FAST, *PLATEAU, "--model.lr_scheduler.monitor=val/response_length", "--model.lr_scheduler.patience=0",
@@ -192,18 +198,21 @@ def test_the_checkpoints_of_another_callback_stay(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_a_run_that_only_max_steps_ends_samples_ahead(tmp_path: Path) -> None:
     options = [*BLIND, "--data.max_staleness=1", "--trainer.max_epochs=-1", "--trainer.max_steps=6"]
     ages = [age for _, age in runs.scalars(runs.fit(tmp_path, *options))["staleness/mean_age"]]
     assert ages == [0.0, 0.0, 2.0, 2.0, 2.0, 2.0]  # updates: an iteration has two
 
 
+@pytest.mark.thorough
 def test_one_callback_needs_no_list(tmp_path: Path) -> None:
     one = '--trainer.callbacks={"class_path": "LearningRateMonitor"}'
     run = runs.fit(tmp_path, *BLIND, one, "--trainer.max_epochs=1")
     assert [value for _, value in runs.scalars(run)["lr-AdamW"]] == pytest.approx([LR] * 3)  # an epoch's start, too
 
 
+@pytest.mark.thorough
 def test_other_progress_bars_a_throughput_and_a_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     monitor = '{"class_path": "ThroughputMonitor", "init_args": {"batch_size_fn": "tests.runs.of_a_user.rows"}}'
     both = [f'--trainer.callbacks=[{{"class_path": "TQDMProgressBar"}}, {monitor}]']

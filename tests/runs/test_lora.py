@@ -46,6 +46,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.fit(tmp_path_factory.mktemp("whole"), *ADAPTERS)
 
 
+@pytest.mark.thorough
 def test_only_adapters_are_saved_and_a_resume_is_exact(tmp_path: Path, whole: Path) -> None:
     saved = runs.checkpoint(whole)["state_dict"]
     assert saved
@@ -58,6 +59,7 @@ def test_only_adapters_are_saved_and_a_resume_is_exact(tmp_path: Path, whole: Pa
     assert len(rewards) == 4
 
 
+@pytest.mark.thorough("ResidentSnapshot")
 @pytest.mark.parametrize("form", ["ResidentSnapshot", "OffloadedSnapshot"])
 def test_every_form_of_the_old_policy_trains_the_same_adapters(form: str, tmp_path: Path, whole: Path) -> None:
     run = runs.fit(tmp_path, *ADAPTERS, f"--model.old_policy={form}")
@@ -84,6 +86,7 @@ def test_export_is_an_ordinary_model_with_the_same_logits(tmp_path: Path, whole:
 FOUR_BITS = [*ADAPTERS, "--model.lora.base=4bit"]
 
 
+@pytest.mark.thorough
 def test_adapters_on_four_bit_weights_train_resume_and_export_merged(tmp_path: Path) -> None:
     whole = runs.fit(tmp_path / "whole", *FOUR_BITS)
     assert all(".lora_" in name for name in runs.checkpoint(whole)["state_dict"])

@@ -58,6 +58,7 @@ def test_head_on_both_streams_does_not_end_a_run_nor_its_rewards(tmp_path: Path)
     assert runs.checkpoint(run)["global_step"] == 6
 
 
+@pytest.mark.thorough
 def test_head_ends_a_short_command_quietly(tmp_path: Path) -> None:
     run = runs.fit(tmp_path, *runs.UNTAUGHT, *FEW, "--trainer.max_epochs=1")
     with fifo(tmp_path / "pipe") as pipe:
@@ -72,6 +73,7 @@ def ignores_hangups() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
+@pytest.mark.thorough
 def test_a_hangup_leaves_a_checkpoint_and_nohup_goes_on(tmp_path: Path) -> None:
     log, last = tmp_path / "log", tmp_path / "quickstart" / "version_0" / "checkpoints" / "last.ckpt"
     command = Command(argv(tmp_path, LONG), log=log).start()

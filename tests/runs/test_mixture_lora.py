@@ -106,12 +106,14 @@ def test_plan_counts_what_a_run_trains(whole: Path, capsys: pytest.CaptureFixtur
     assert "get no adapters" not in planned.err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("overlay", ["ep", "fsdp"])
 def test_two_ranks_are_one_process(overlay: str, tmp_path: Path) -> None:
     case = Case(overlay, [*MIXTURE, "--model.lora={r: 4}"])
     assert_same_run(case, case.run(tmp_path / "two"), tmp_path / "one")
 
 
+@pytest.mark.thorough
 def test_four_bits_leave_experts_and_routers_alone(tmp_path: Path, base: Path) -> None:
     options = [f"--model.name_or_path={base}", "--model.lora={r: 4, alpha: 8, base: 4bit}", ONE]
     run = runs.fit(tmp_path, *MIXTURE, *options)

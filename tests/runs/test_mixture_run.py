@@ -86,6 +86,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(config(root), root)
 
 
+@pytest.mark.thorough
 def test_every_iteration_has_its_quotas_and_every_source_its_numbers(mixed: Path) -> None:
     """Means by hand, from the recorded responses."""
     curves, rows = runs.scalars(mixed), recorded(mixed)
@@ -135,6 +136,7 @@ CURRICULUM = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("curriculum", "updates"),
     [
@@ -170,6 +172,7 @@ def curriculum_state(folder: Path) -> list[dict[str, Any]]:
     return state
 
 
+@pytest.mark.thorough
 def test_two_ranks_learn_and_choose_as_one(tmp_path: Path) -> None:
     """Two real processes over gloo; the budget for dead groups is a rank's, so half of it each."""
     still = ["--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.01"]
@@ -190,12 +193,14 @@ def test_two_ranks_learn_and_choose_as_one(tmp_path: Path) -> None:
         assert [v for _, v in mine[tag]] == pytest.approx([v for _, v in theirs[tag]], abs=1e-5)
 
 
+@pytest.mark.thorough
 def test_rollouts_made_ahead_keep_the_quotas(tmp_path: Path) -> None:
     ahead = run(config(tmp_path, curriculum="Informative", max_staleness=1), tmp_path)
     for rows in recorded(ahead).values():
         assert Counter(len(r["prompt"]) for r in rows) == {6: 6 * GROUP, 8: 2 * GROUP}
 
 
+@pytest.mark.thorough
 def test_partial_rollouts_take_sources_in_their_order_and_no_curriculum(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -284,6 +289,7 @@ def test_mistakes_in_rewards_by_record_are_named(
     assert "Traceback" not in error
 
 
+@pytest.mark.thorough
 def test_a_printed_config_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = {"by": "source", "math": "Graded", "code": "Flat"}
     path = config(tmp_path, rewards={"other": one}, curriculum="Informative")

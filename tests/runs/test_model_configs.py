@@ -152,6 +152,7 @@ def test_a_model_config_runs_at_toy_size(name: str, tmp_path: Path, real_model: 
     assert runs.summary(run)["updates"] == 4
 
 
+@pytest.mark.thorough
 def test_the_model_that_reads_pictures_runs_on_geometry3k(tmp_path: Path) -> None:
     """A tiny model of the same family, and problems in the set's own layout: pictures are cells of ``datasets``."""
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")

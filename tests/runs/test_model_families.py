@@ -22,6 +22,7 @@ def saved(family: str, folder: Path) -> str:
     return f"--model.name_or_path={folder}"
 
 
+@pytest.mark.thorough("qwen3_next")
 @pytest.mark.parametrize("family", ["qwen3_next", pytest.param("qwen3_5_text", marks=pytest.mark.long), "minimax"])
 def test_a_model_with_states_is_trained_on_what_it_samples(
     family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

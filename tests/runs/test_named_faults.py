@@ -98,6 +98,7 @@ def test_a_folder_of_runs_that_cannot_be_written(tmp_path: Path, capsys: pytest.
     assert f"trainer.default_root_dir: '{tmp_path / 'quickstart'}' cannot be written: Not a directory" in said
 
 
+@pytest.mark.thorough("quickstart/version_0")
 @pytest.mark.skipif(os.getuid() != 0, reason="changes its user id")
 @pytest.mark.parametrize("name", ["quickstart", "quickstart/version_0"])
 def test_somebody_elses_folder_of_runs(name: str) -> None:
@@ -142,6 +143,7 @@ def test_output_that_takes_ascii_only(tmp_path: Path) -> None:
     assert (tmp_path / "quickstart" / "version_0" / "summary.json").exists()
 
 
+@pytest.mark.thorough
 def test_a_rank_that_is_killed_is_named_by_the_others(tmp_path: Path) -> None:
     """Ranks that somebody else has started see a connection that is closed, in the words of their library."""
     log, root = tmp_path / "log", tmp_path / "root"

@@ -71,6 +71,7 @@ SOURCES: dict[str, Callable[[pytest.MonkeyPatch, float], None]] = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough("gradient-nan")
 @pytest.mark.parametrize(("source", "value"), [("loss", NAN), ("loss", INF), ("gradient", NAN), ("gradient", INF),
                                                ("log-probability", NAN), ("log-probability", INF)])  # fmt: skip
 def test_it_stops_the_run_and_leaves_a_good_checkpoint(
@@ -87,6 +88,7 @@ def test_it_stops_the_run_and_leaves_a_good_checkpoint(
     assert [p.name for p in (run / "dumps").iterdir()] == ["update-00000004.pt"]
 
 
+@pytest.mark.thorough
 def test_after_the_stop_the_run_goes_on_as_if_nothing_had_been(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poison_loss(monkeypatch, NAN)
     runs.fit(tmp_path, *OPTIONS, code=1)
@@ -96,6 +98,7 @@ def test_after_the_stop_the_run_goes_on_as_if_nothing_had_been(tmp_path: Path, m
     assert runs.largest_difference(runs.weights(whole), runs.weights(resumed)) == 0.0
 
 
+@pytest.mark.thorough
 def test_a_skipped_mini_batch_changes_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,6 +56,7 @@ def run_files(run: Path) -> dict[str, int]:
     return {f.name: f.stat().st_ino for f in run.glob("*") if f.is_file() and f.name != "report.png"}
 
 
+@pytest.mark.thorough
 def test_a_second_fit_is_refused_and_readers_are_not(living: tuple[Path, Command], tmp_path: Path) -> None:
     run, command = living
     pid, before, log = command.processes[0].pid, run_files(run), tmp_path / "second.log"
@@ -102,6 +103,7 @@ def test_a_kill_leaves_nothing_stale_and_its_half_files_go(living: tuple[Path, C
     assert other.exists()  # this process lives
 
 
+@pytest.mark.thorough
 def test_two_fits_at_the_same_moment_get_two_folders(tmp_path: Path) -> None:
     logs = [tmp_path / "a.log", tmp_path / "b.log"]
     both = [Command(argv(tmp_path, "--trainer.max_epochs=1"), log=log).start() for log in logs]
@@ -126,6 +128,7 @@ def test_no_version_is_given_twice(tmp_path: Path) -> None:
     assert sorted(given) == list(range(200))
 
 
+@pytest.mark.thorough
 def test_of_two_that_go_on_at_the_same_moment_one_does(tmp_path: Path) -> None:
     runs.fit(tmp_path, *runs.UNTAUGHT, *FEW, "--trainer.max_epochs=1")
     logs = [tmp_path / "a.log", tmp_path / "b.log"]
@@ -136,6 +139,7 @@ def test_of_two_that_go_on_at_the_same_moment_one_does(tmp_path: Path) -> None:
     assert [step for step, _ in runs.scalars(run)["loss"]] == list(range(1, 41))
 
 
+@pytest.mark.thorough
 def test_two_ranks_share_the_lock_and_learn_of_a_refusal_together(living: tuple[Path, Command], tmp_path: Path) -> None:
     run, _ = living
     log, before = tmp_path / "ranks.log", run_files(run)
@@ -148,6 +152,7 @@ def test_two_ranks_share_the_lock_and_learn_of_a_refusal_together(living: tuple[
     assert [f.name for f in sorted((tmp_path / "quickstart").iterdir())] == ["version_0", "version_1"]
 
 
+@pytest.mark.thorough
 def test_the_lock_ends_with_the_command_however_it_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = [*runs.UNTAUGHT, *FEW]
     run = runs.fit(tmp_path, *options, "--trainer.max_epochs=1")

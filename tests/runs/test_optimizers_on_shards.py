@@ -174,6 +174,7 @@ def test_muon_on_shards_is_muon_but_for_its_rounding() -> None:
         assert difference < 1e-4
 
 
+@pytest.mark.thorough("fused")
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [

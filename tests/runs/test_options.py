@@ -19,6 +19,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.fit(tmp_path_factory.mktemp("plain"), *UNTAUGHT)
 
 
+@pytest.mark.thorough
 def test_kl_to_the_reference_is_zero_at_the_start_and_pulls_back(tmp_path: Path) -> None:
     options = [*UNTAUGHT, "--model.objective=GSPO", "--trainer.max_epochs=4", "--model.optimizer.lr=0.003"]
     tags = ("kl/policy_reference_k3", "kl/policy_reference_k1")
@@ -30,6 +31,7 @@ def test_kl_to_the_reference_is_zero_at_the_start_and_pulls_back(tmp_path: Path)
     assert not any("reference" in name for name in runs.checkpoint(near)["state_dict"])
 
 
+@pytest.mark.thorough
 def test_kl_reference_survives_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = [*UNTAUGHT, "--model.objective=GSPO", "--model.objective.kl_coef=0.5", "--model.optimizer.lr=0.003"]
     whole = runs.fit(tmp_path / "whole", *options, "--trainer.max_epochs=4")
@@ -38,6 +40,7 @@ def test_kl_reference_survives_a_resume(tmp_path: Path, monkeypatch: pytest.Monk
     assert runs.largest_difference(runs.weights(whole), runs.weights(resumed)) == 0.0
 
 
+@pytest.mark.thorough
 def test_kl_in_the_reward_pulls_back_too(tmp_path: Path) -> None:
     # the penalty is 0 while policy and reference are equal, then it changes advantages, never the raw reward
     options = [*UNTAUGHT, "--trainer.max_epochs=3", "--model.optimizer.lr=0.003"]
@@ -51,6 +54,7 @@ def test_kl_in_the_reward_pulls_back_too(tmp_path: Path) -> None:
     )  # the same rollouts: only the first iteration's updates differ
 
 
+@pytest.mark.thorough
 def test_segments_by_delimiter(tmp_path: Path) -> None:
     segment = [*UNTAUGHT, "--model.objective=Segment", "--model.objective.by=given", "--trainer.max_epochs=1"]
     never = runs.fit(tmp_path / "never", *segment, '--model.segment_delimiters=["<eos>"]')
@@ -78,6 +82,7 @@ def test_penalised_truncation_changes_advantages_not_rewards(tmp_path: Path, pla
     assert penalised["optim/gradient_norm"][0] != kept["optim/gradient_norm"][0]
 
 
+@pytest.mark.thorough
 def test_rewards_normalised_separately(tmp_path: Path) -> None:
     two = '--data.rewards={"graded": "Graded", "short": {"class_path": "Brevity"}}'
     plugins = f"--plugins={[str(Path(__file__).with_name('graded.py')), str(runs.ROOT / 'plugins' / 'brevity.py')]}"
@@ -88,6 +93,7 @@ def test_rewards_normalised_separately(tmp_path: Path) -> None:
     assert together["optim/gradient_norm"][0] != apart["optim/gradient_norm"][0]
 
 
+@pytest.mark.thorough
 def test_dead_groups_are_replaced_within_the_budget(taught: Path) -> None:
     options = ["--data.group_size=2", "--data.val=null", "--trainer.num_sanity_val_steps=0"]
     plain = runs.scalars(runs.fit(taught, *options))

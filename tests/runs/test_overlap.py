@@ -69,6 +69,7 @@ def assert_ahead_as_one(server: ToyServer, strategy: str, root: Path, *more: str
     return found
 
 
+@pytest.mark.thorough
 def test_two_ranks_sample_ahead_what_one_process_samples_ahead(server: ToyServer, tmp_path: Path) -> None:
     assert_ahead_as_one(server, "fsdp2", tmp_path)
 
@@ -132,6 +133,7 @@ def test_what_shards_cannot_overlap_is_refused(
     assert says in shown
 
 
+@pytest.mark.thorough("0")
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_rank_that_is_killed_while_rollouts_are_in_flight_is_named_by_the_other(killed: int, tmp_path: Path) -> None:
     log, root = tmp_path / "log", tmp_path / "root"

@@ -69,6 +69,7 @@ def test_one_update_of_fit_moves_the_weights_as_computed_by_hand(
     assert "policy/positive_nll" not in runs.scalars(plain)
 
 
+@pytest.mark.thorough
 def test_the_update_depends_neither_on_the_cut_nor_on_the_deal_nor_on_padding(tmp_path: Path) -> None:
     cut = "--data.max_tokens_per_micro_batch"
     ways = {

@@ -61,6 +61,7 @@ def test_recorded_rewards_are_taken_without_scoring(recorded: Path, tmp_path: Pa
     assert runs.scalars(again)["reward/parts/digit"] == runs.scalars(recorded)["reward/parts/digit"]
 
 
+@pytest.mark.thorough
 def test_predictions_are_recordings(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Sampled at the training temperature they can be trained on; greedy ones are refused with the reason."""
     from gspo_lightning.cli import main

@@ -31,6 +31,7 @@ def assert_same_run(run: Path, undisturbed: Path) -> None:
     assert runs.summary(run)["accuracy_before"] == runs.summary(undisturbed)["accuracy_before"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("update", [1, 4, 7])  # 4: an evaluation is due
 @pytest.mark.parametrize(
     "old_policy",  # with cached log-probabilities the next test interrupts one run after every update
@@ -88,6 +89,7 @@ def test_a_run_that_max_steps_ends_goes_on_where_it_stopped(tmp_path: Path, undi
     }  # the run that ended has one more evaluation
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("deal", ["shuffled", "groups"])
 def test_a_deal_is_resumed_in_the_middle_of_an_iteration_and_is_not_changed(
     tmp_path: Path, undisturbed: Path, deal: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -105,6 +107,7 @@ def test_a_deal_is_resumed_in_the_middle_of_an_iteration_and_is_not_changed(
     assert runs.scalars(run)["loss"][:2] != runs.scalars(undisturbed)["loss"][:2]  # which deals in another way
 
 
+@pytest.mark.thorough
 def test_interrupt_during_a_rollout_then_resume(
     tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +137,7 @@ def test_interrupt_before_the_first_update_saves_nothing(
     assert "there is no checkpoint" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_may_change_the_form_of_the_old_policy(tmp_path: Path, undisturbed: Path) -> None:
     half = [*OPTIONS, "--trainer.max_epochs=2"]
     for before, after in (("ResidentSnapshot", "CachedLogProbs"), ("CachedLogProbs", "ResidentSnapshot")):

@@ -94,6 +94,7 @@ def test_the_documented_commands_are_found() -> None:
     assert {shlex.split(line)[0] for line in lines} >= {"gspo", "exec", "torchrun"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("line", documented(), ids=_short)
 def test_a_documented_command_goes_on_from_another_folder(line: str, project: Path) -> None:
     words, given = from_elsewhere(line)
@@ -119,6 +120,7 @@ def test_a_relative_folder_leads_both_ranks_to_one_checkpoint(project: Path, com
     go_on(project, command, "../link", "last")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("given", ["../runs/my/version_0", "../link/my/version_0/checkpoints/last.ckpt"])
 def test_a_relative_path_does(project: Path, given: str) -> None:
     go_on(project, "fit", "../runs", given)

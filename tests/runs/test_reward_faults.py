@@ -98,6 +98,7 @@ def kill_workers(judges: Path, stop: threading.Event, killed: list[int]) -> None
         time.sleep(0.01)
 
 
+@pytest.mark.thorough
 def test_a_run_whose_workers_are_killed_at_random_is_the_undisturbed_run(tmp_path: Path) -> None:
     options = [*plug_in(tmp_path / "plugin", SLOW, "GradedSlowly"), "--trainer.max_epochs=4"]
     undisturbed = runs.fit(tmp_path / "undisturbed", *options)
@@ -127,6 +128,7 @@ def on_two_ranks(folder: Path, strategy: str) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_plug_in_that_raises_on_one_rank_ends_the_other_one_too(tmp_path: Path, rank: int) -> None:
     """Each rank a process that nobody else ends, as where torchrun has started them."""

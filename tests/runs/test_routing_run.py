@@ -24,6 +24,7 @@ def first_updates(tags: dict[str, list[tuple[int, float]]], tag: str) -> list[fl
     return [value for step, value in tags[tag] if step % 2 == 1]
 
 
+@pytest.mark.thorough
 def test_metrics_change_no_weight_and_show_what_routing_does(tmp_path: Path) -> None:
     with_metrics = fit(tmp_path / "with", *MOE)
     without = fit(tmp_path / "without", *MOE, "--model.router_metrics=false")
@@ -40,6 +41,7 @@ def test_metrics_change_no_weight_and_show_what_routing_does(tmp_path: Path) -> 
     assert all(0 < value < 7 for _, value in tags["moe/load_max_violation"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("replay", ["R2", pytest.param("R3", marks=pytest.mark.long)])
 def test_replay_by_one_word_survives_a_resume_inside_an_iteration(tmp_path: Path, replay: str) -> None:
     chosen = [*MOE, f"--model.routing_replay={replay}"]
@@ -55,6 +57,7 @@ def test_replay_by_one_word_survives_a_resume_inside_an_iteration(tmp_path: Path
     assert scalars(resumed) == tags
 
 
+@pytest.mark.thorough
 def test_replay_with_a_resident_snapshot_trains_alike(tmp_path: Path) -> None:
     chosen = [*MOE, "--model.routing_replay=R2"]
     cached = fit(tmp_path / "cached", *chosen)

@@ -43,6 +43,7 @@ def test_one_process_saves_at_any_moment(alone: Path, tmp_path: Path) -> None:
     assert runs.scalars(run) == runs.scalars(alone)
 
 
+@pytest.mark.thorough("cp", "ddp", "fsdp", "hsdp")
 @pytest.mark.parametrize("strategy", RANKS)
 def test_ranks_save_at_any_moment(strategy: str, alone: Path, tmp_path: Path) -> None:
     run = fit_on_ranks(tmp_path / "run", *OPTIONS, ANYWHERE, overlay=strategy, ranks=RANKS[strategy])
@@ -51,6 +52,7 @@ def test_ranks_save_at_any_moment(strategy: str, alone: Path, tmp_path: Path) ->
     assert runs.largest_difference(runs.weights(run), runs.weights(alone)) < 1e-5 * moved
 
 
+@pytest.mark.thorough
 def test_adam_is_not_moved_by_a_save(tmp_path: Path) -> None:
     """Its first steps after a warm-up of two iterations, in every bit; the second checkpoint is a thread's."""
     options = [*ADAMW, "--trainer.max_epochs=3", "--model.critic.warm_up=4", "--data.val=null"]
@@ -68,6 +70,7 @@ RESUMES = {
 }
 
 
+@pytest.mark.thorough("one file")
 @pytest.mark.parametrize("name", RESUMES)
 def test_a_terminated_run_goes_on_before_the_first_step_of_its_policy(name: str, tmp_path: Path) -> None:
     """SIGTERM in the warm-up saves a checkpoint without any state of the optimizer."""

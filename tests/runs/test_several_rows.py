@@ -25,6 +25,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.fit(tmp_path_factory.mktemp("whole"), *OPTIONS, "--data.record_rollouts=true")
 
 
+@pytest.mark.thorough
 def test_half_of_the_rollouts_have_two_rows_and_every_row_its_own_context(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,6 +43,7 @@ def test_half_of_the_rollouts_have_two_rows_and_every_row_its_own_context(
     assert runs.scalars(whole)["response/length"][0][1] == pytest.approx(sum(sizes) / 32)
 
 
+@pytest.mark.thorough
 def test_a_recording_replays_the_rows_bit_for_bit(tmp_path: Path, whole: Path) -> None:
     source = ["--data.rollouts=Recorded", f"--data.rollouts.path={whole / 'rollouts'}"]
     again = runs.fit(tmp_path, *OPTIONS, *source, "--trainer.limit_val_batches=0")
@@ -56,6 +58,7 @@ def test_a_recording_replays_the_rows_bit_for_bit(tmp_path: Path, whole: Path) -
     assert runs.largest_difference(runs.weights(again), runs.weights(whole)) < 1e-4
 
 
+@pytest.mark.thorough
 def test_rows_of_weight_one_train_otherwise_and_a_single_row_does_not_care(tmp_path: Path, whole: Path) -> None:
     rows = runs.fit(tmp_path / "rows", *OPTIONS, "--data.rows=row")
     assert runs.largest_difference(runs.weights(rows), runs.weights(whole)) > 1e-5
@@ -64,6 +67,7 @@ def test_rows_of_weight_one_train_otherwise_and_a_single_row_does_not_care(tmp_p
     assert runs.largest_difference(runs.weights(one), runs.weights(two)) == 0.0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [[], CRITIC], ids=["group", "critic"])
 def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path: Path, options: list[str]) -> None:
     """After the first of two mini-batches: rows of the other are in the checkpoint."""
@@ -75,6 +79,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path: Path, options: list[st
     assert runs.scalars(resumed) == runs.scalars(undisturbed)
 
 
+@pytest.mark.thorough
 def test_micro_batches_and_ranks_do_not_change_the_training(tmp_path: Path) -> None:
     options = [*OPTIONS, *SGD]
     wanted = runs.weights(runs.fit(tmp_path / "one", *options))

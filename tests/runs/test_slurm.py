@@ -106,6 +106,7 @@ def as_a_task() -> None:
     os.environ.update(SCRIPT | {f"SLURM_{name}": value for name, value in variables.items()})
 
 
+@pytest.mark.thorough
 def test_a_task_for_each_device_is_one_run(tmp_path: Path) -> None:
     argv = ["fit", f"--config={runs.QUICKSTART}", *runs.SMALL, *OPTIONS, "--trainer.devices=2"]
     command = Command([*argv, f"--trainer.default_root_dir={tmp_path}"], 2, log=tmp_path / "log", prepare=as_a_task)

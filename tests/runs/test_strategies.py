@@ -128,11 +128,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: case.run(tmp_path_factory.mktemp(name) / "two") for name, case in CASES.items()}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_do_the_updates_of_one(name: str, made: dict[str, Path], tmp_path: Path) -> None:
     assert_same_run(CASES[name], made[name], tmp_path)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CASES)
 def test_a_sharded_run_goes_on_bit_for_bit(name: str, made: dict[str, Path], tmp_path: Path) -> None:
     assert assert_resumes(CASES[name], made[name], tmp_path / "resumed") == 0.0
@@ -267,6 +269,7 @@ def assert_exports_merged(checkpoint: Path, folder: Path) -> None:
     assert torch.allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_muon_sees_whole_matrices_of_shards(tmp_path: Path) -> None:
     """Its iteration rounds to bfloat16, 3 % of an update here; made of shards one by one, updates would be others."""
     options = [o for o in OPTIONS if not o.startswith("--model.optimizer")] + [*ADAPTERS, "--trainer.max_epochs=1"]
@@ -279,6 +282,7 @@ def test_muon_sees_whole_matrices_of_shards(tmp_path: Path) -> None:
         assert (two[name] - one[name]).norm() < 0.1 * one[name].norm()
 
 
+@pytest.mark.thorough
 def test_two_replicas_of_two_shards_are_one_process_and_resume_on_another_mesh(tmp_path: Path) -> None:
     """HSDP: norms count every shard once, whoever has copies of it."""
     case = Case("hsdp", [*DENSE, *BY_NORM, "--data.prompts_per_rollout=8"])
@@ -295,6 +299,7 @@ def test_ranks_that_cannot_be_cut_into_replicas_are_refused(tmp_path: Path, caps
     assert "trainer.strategy.replicas: is 2, but 1 ranks cannot be cut into so many equal groups" in said
 
 
+@pytest.mark.thorough
 def test_shards_of_two_ranks_are_those_of_four_and_of_one(tmp_path: Path) -> None:
     """Bit for bit: a rate of 0 leaves the weights that were loaded."""
     still = ["--model.optimizer.lr=0", "--allow_changed_config=true", "--data.prompts_per_rollout=8"]

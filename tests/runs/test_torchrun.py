@@ -113,6 +113,7 @@ needs_torchrun = pytest.mark.skipif(
 )
 
 
+@pytest.mark.thorough
 @needs_torchrun
 def test_a_rank_that_is_killed_is_started_again_with_all_others(whole: Path, tmp_path: Path) -> None:
     killed = tmp_path / "killed"
@@ -142,6 +143,7 @@ def two_nodes(root: Path, *options: str) -> tuple[subprocess.Popen[str], dict[st
     return first, shared
 
 
+@pytest.mark.thorough
 @needs_torchrun
 def test_the_nodes_that_are_left_go_on_without_a_lost_one(whole: Path, tmp_path: Path) -> None:
     root = tmp_path / "run"
@@ -153,6 +155,7 @@ def test_the_nodes_that_are_left_go_on_without_a_lost_one(whole: Path, tmp_path:
     assert difference(whole, root) < 1e-5
 
 
+@pytest.mark.thorough
 @needs_torchrun
 def test_a_node_that_comes_back_joins_the_run(tmp_path: Path) -> None:
     """The ranks stop in the middle of an iteration, most likely, from where only as many ranks could go on."""

@@ -138,6 +138,7 @@ def test_peft_reads_adapters_of_bfloat16_weights(narrow: Path, saved: dict[str, 
     assert gap.mean() < 0.02  # merged weights are rounded
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("overlay", ["ddp", "fsdp2"])
 def test_two_ranks_train_adapters_on_bfloat16_weights(overlay: str, tmp_path: Path) -> None:
     run = fit_on_ranks(tmp_path / "two", *NARROW, ONE, overlay=overlay)
@@ -147,6 +148,7 @@ def test_two_ranks_train_adapters_on_bfloat16_weights(overlay: str, tmp_path: Pa
     assert runs.largest_difference(trained, runs.weights(one)) < 1e-3  # bfloat16 beside them rounds sums of gradients
 
 
+@pytest.mark.thorough
 def test_fsdp_flattens_weights_of_one_dtype_only(tmp_path: Path) -> None:
     overlay = runs.ROOT / "configs" / "fsdp.yaml"
     argv = ["fit", f"--config={runs.QUICKSTART}", f"--config={overlay}", *runs.SMALL, *NARROW]

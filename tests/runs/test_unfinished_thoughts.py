@@ -85,6 +85,7 @@ def test_scoring_the_records_again_gives_the_same_rewards(run: Path, tmp_path: P
     assert scored == [json.loads(line)["reward"] for line in lines]
 
 
+@pytest.mark.thorough
 def test_a_replay_of_records_gives_the_same_rewards(
     run: Path, model: tuple[Path, bool], data: Path, tmp_path: Path
 ) -> None:
@@ -119,6 +120,7 @@ def test_an_evaluation_has_no_answer_and_no_vote_inside_a_thought(
     assert json.loads((tmp_path / "again" / "results.json").read_text())["sums"] == told["sums"]
 
 
+@pytest.mark.thorough
 def test_a_format_that_wants_the_mark_the_template_has_written_is_said_at_start(
     model: tuple[Path, bool], data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

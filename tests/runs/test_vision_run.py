@@ -33,6 +33,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.fit(tmp_path_factory.mktemp("undisturbed"), *OPTIONS, config=CONFIG)
 
 
+@pytest.mark.thorough
 def test_an_interrupted_run_goes_on_bit_for_bit(
     tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,6 +55,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
     assert runs.scalars(run) == runs.scalars(undisturbed)
 
 
+@pytest.mark.thorough
 def test_a_frozen_tower_stays_as_it_is_and_everything_else_is_trained(tmp_path: Path, undisturbed: Path) -> None:
     frozen = runs.fit(tmp_path, *OPTIONS, "--model.freeze=null", config=CONFIG)
     start = load_policy(ModelSettings("tiny-qwen3-vl", seed=1)).model.state_dict()
@@ -64,6 +66,7 @@ def test_a_frozen_tower_stays_as_it_is_and_everything_else_is_trained(tmp_path: 
         assert not torch.equal(found["lm_head.weight"], start["lm_head.weight"])
 
 
+@pytest.mark.thorough
 def test_an_export_is_read_by_transformers_and_answers_the_same(tmp_path: Path, undisturbed: Path) -> None:
     folder = tmp_path / "exported"
     assert main(["export", str(undisturbed / "checkpoints" / "last.ckpt"), str(folder)]) == 0
@@ -86,6 +89,7 @@ ONE_TILE = ["--data.pictures.max_pixels=1024"]
 """Five tiles of SmolVLM do not fit into the prompts of the config."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "chosen", [["tiny-smolvlm", "--data.max_prompt_tokens=64"], ["tiny-gemma3"]], ids=["tiles", "both directions"]
 )
@@ -111,6 +115,7 @@ MIXED = "--data.train=" + json.dumps({"class_path": "Mixture", "init_args": {"so
 """Half of the prompts have no picture: a rank may have micro-batches without one while the other has some."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.long), "fsdp2"])
 def test_two_ranks_train_as_one_also_where_only_some_prompts_have_pictures(tmp_path: Path, strategy: str) -> None:
     more = [MIXED, *SGD, "--model.optimizer.momentum=0.9", "--data.prompts_per_rollout=4", "--trainer.max_epochs=2"]
@@ -156,6 +161,7 @@ def test_two_ranks_train_a_tower_with_a_part_that_nothing_goes_through(tmp_path:
     assert runs.largest_difference(runs.weights(two), runs.weights(one)) < 1e-6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["tiny-qwen3-vl", "tiny-smolvlm", "tiny-gemma3"])
 def test_weights_in_bfloat16_as_models_are_published(tmp_path: Path, name: str) -> None:
     more = [f"--model.name_or_path={name}", "--model.dtype=bfloat16", "--model.freeze=null", "--model.lora={r: 2}"]
@@ -165,6 +171,7 @@ def test_weights_in_bfloat16_as_models_are_published(tmp_path: Path, name: str) 
     assert abs(next(value for _, value in runs.scalars(run)["ratio/mean"]) - 1) < 1e-6
 
 
+@pytest.mark.thorough
 def test_adapters_are_saved_alone_and_exported_into_the_weights(tmp_path: Path) -> None:
     run = runs.fit(tmp_path, *OPTIONS, "--model.freeze=null", "--model.lora={r: 2}", config=CONFIG)
     saved = runs.checkpoint(run)["state_dict"]
@@ -186,6 +193,7 @@ def replay(root: Path, recorded: Path, *arguments: str, code: int = 0) -> Path:
     return runs.fit(root, *OPTIONS, *source, *arguments, config=CONFIG, code=code)
 
 
+@pytest.mark.thorough
 def test_recorded_rollouts_are_replayed_bit_by_bit_and_know_their_pictures_by_hash(
     tmp_path: Path, undisturbed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,6 +220,7 @@ def test_a_mixture_with_pictures_replays_its_routes(tmp_path: Path, replayed: st
     assert dict(tags["moe/changed_choices"])[2] > 0
 
 
+@pytest.mark.thorough
 def test_conversations_about_pictures_are_trained_on(tmp_path: Path) -> None:
     """Guesses of the number of red squares, with the environment's hints between them."""
     conversation = {"class_path": "EnvironmentRollouts", "init_args": {"environment": "GuessNumber", "max_turns": 3}}

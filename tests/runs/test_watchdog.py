@@ -36,6 +36,7 @@ class Hangs(Callback):
 '''
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_rank_that_hangs_is_named_with_its_line_and_not_left_behind(tmp_path: Path, stopped: bool) -> None:
     plugin = tmp_path / "hanging.py"

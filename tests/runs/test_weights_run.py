@@ -43,6 +43,7 @@ def by_weight(folder: Path) -> dict[str, int]:
     return {row["prompt"]: row["weight"] or 1 for row in rows}
 
 
+@pytest.mark.thorough
 def test_every_prompt_is_drawn_by_its_weight_and_interrupts_change_nothing(tmp_path: Path) -> None:
     """Weights add up to 21: seven iterations of three draw each prompt exactly as often as its weight says."""
     path = words(tmp_path / "whole", prompts_per_rollout=3, minibatches_per_rollout=1)

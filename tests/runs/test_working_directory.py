@@ -56,6 +56,7 @@ def ran(folder: Path) -> list[str]:
     return sorted(file.name for file in folder.glob("*.ran"))
 
 
+@pytest.mark.thorough
 def test_a_run_takes_nothing_from_there_but_its_plugins(folder: Path) -> None:
     """Also the reward workers, and what the plug-in imports of the same folder is found."""
     names = f"NAMES, HERE = {SHADOWS!r}, {str(folder)!r}\n"

@@ -15,8 +15,7 @@ import pytest
 from tests import ROOT
 
 __all__ = [
-    "PARTS", "QUICK_S", "SEED_VARIABLE", "THOROUGH", "in_order", "mark_slow", "measured", "parted", "shuffled",
-    "thorough",
+    "PARTS", "QUICK_S", "SEED_VARIABLE", "in_order", "mark_slow", "measured", "missing_cases", "parted", "shuffled",
 ]  # fmt: skip
 
 SEED_VARIABLE = "GSPO_TEST_ORDER_SEED"
@@ -25,10 +24,6 @@ SEED_VARIABLE = "GSPO_TEST_ORDER_SEED"
 
 TABLE = ROOT / "tests" / "durations.json"
 """CPU seconds of files, as ``tools/durations.py`` writes them."""
-
-
-THOROUGH = ROOT / "tests" / "thorough.json"
-"""File -> tests, or cases of them, that are not in the suite: their files test the same with what takes less time."""
 
 
 PARTS = ("suite", "thorough", "all")
@@ -44,29 +39,47 @@ def measured() -> dict[str, float]:
     return found
 
 
-def thorough() -> dict[str, list[str]]:
-    """The content of :data:`THOROUGH`."""
-    found: dict[str, list[str]] = json.loads(THOROUGH.read_text(encoding="utf-8"))
-    return found
-
-
-def parted(
-    items: Sequence[pytest.Item], part: str, listed: Mapping[str, Sequence[str]]
-) -> tuple[list[pytest.Item], list[pytest.Item]]:
+def parted(items: Sequence[pytest.Item], part: str) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """Split tests into those of a part and the others, both in their order.
 
     Args:
         items: tests.
-        part: one of :data:`PARTS`: what is not listed, what is, or everything.
-        listed: file -> names of functions, or of single cases ``test_name[case]``.
+        part: one of :data:`PARTS`: what is not marked as thorough, what is, or everything.
     """
+    if part == "all":
+        return list(items), []
+    wanted = part == "thorough"
+    chosen = [item for item in items if is_thorough(item) == wanted]
+    others = [item for item in items if is_thorough(item) != wanted]
+    return chosen, others
 
-    def chosen(item: pytest.Item) -> bool:
-        file, _, name = item.nodeid.partition("::")
-        names = listed.get(file, ())
-        return part == "all" or (name in names or name.partition("[")[0] in names) == (part == "thorough")
 
-    return [item for item in items if chosen(item)], [item for item in items if not chosen(item)]
+def is_thorough(item: pytest.Item) -> bool:
+    """Whether a test has the marker ``thorough``: with arguments, only the cases with these ids have it."""
+    marker = item.get_closest_marker("thorough")
+    if marker is None:
+        return False
+    return not marker.args or case_of(item) in marker.args
+
+
+def case_of(item: pytest.Item) -> str:
+    """Id of a parametrised test's case; empty for a test without cases."""
+    return item.name.partition("[")[2].removesuffix("]")
+
+
+def missing_cases(items: Sequence[pytest.Item]) -> dict[str, set[str]]:
+    """Test -> cases that its marker ``thorough`` names and that it does not have: a renamed one joins the suite unseen.
+
+    Args:
+        items: every case of each test.
+    """
+    missing: dict[str, set[str]] = {}
+    for item in items:
+        marker = item.get_closest_marker("thorough")
+        if marker is not None and marker.args:
+            cases = missing.setdefault(item.nodeid.partition("[")[0], set(marker.args))
+            cases.discard(case_of(item))
+    return {test: cases for test, cases in missing.items() if cases}
 
 
 def in_order(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> list[pytest.Item]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests import ROOT
-from tests.support.order import QUICK_S, in_order, mark_slow, measured, parted, shuffled, thorough
+from tests.support.order import PARTS, QUICK_S, in_order, mark_slow, measured, missing_cases, parted, shuffled
 
 ITEMS: list[Any] = [
     SimpleNamespace(path=Path(f"test_{file}.py"), name=f"{file}{i}") for file in "abcdef" for i in (2, 0, 1)
@@ -61,18 +60,25 @@ def test_files_of_many_seconds_are_not_for_the_quick_suite() -> None:
     assert marked == ["tests/b.py slow"]
 
 
+def marked(name: str, *cases: str) -> Any:
+    """A test with the marker ``thorough``."""
+    marker = SimpleNamespace(args=cases)
+    return SimpleNamespace(name=name, nodeid=name, get_closest_marker={"thorough": marker}.get)
+
+
+def unmarked(name: str) -> Any:
+    return SimpleNamespace(name=name, nodeid=name, get_closest_marker=lambda _: None)
+
+
 def test_the_parts_are_disjoint_and_together_everything() -> None:
-    listed = {"tests/a.py": ["test_one", "test_two[big]"]}
-    ids = ["a.py::test_one", "a.py::test_one[x]", "a.py::test_two[big]", "a.py::test_two[small]", "b.py::test_one"]
-    items: list[Any] = [SimpleNamespace(nodeid=f"tests/{name}") for name in ids]
-    found = {part: [item.nodeid for item in parted(items, part, listed)[0]] for part in ("suite", "thorough", "all")}
-    assert found["thorough"] == [f"tests/{name}" for name in ids[:3]]
-    assert found["suite"] == [f"tests/{name}" for name in ids[3:]]
-    assert found["all"] == [f"tests/{name}" for name in ids]
-    assert [item.nodeid for item in parted(items, "suite", listed)[1]] == found["thorough"]
+    items = [marked("test_a[x]"), marked("test_b[big]", "big"), marked("test_b[small]", "big"), unmarked("test_c")]
+    chosen = {part: [item.name for item in parted(items, part)[0]] for part in PARTS}
+    assert chosen["thorough"] == ["test_a[x]", "test_b[big]"]
+    assert chosen["suite"] == ["test_b[small]", "test_c"]
+    assert chosen["all"] == ["test_a[x]", "test_b[big]", "test_b[small]", "test_c"]
+    assert [item.name for item in parted(items, "suite")[1]] == chosen["thorough"]
 
 
-def test_the_committed_list_names_tests_that_are_there() -> None:
-    for file, names in thorough().items():
-        there = {node.name for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)}
-        assert {name.partition("[")[0] for name in names} <= there, file
+def test_a_marker_that_names_a_case_that_is_gone_is_told() -> None:
+    items = [marked("test_b[large]", "big", "small"), marked("test_b[small]", "big", "small"), marked("test_d", "x")]
+    assert missing_cases(items) == {"test_b": {"big"}, "test_d": {"x"}}

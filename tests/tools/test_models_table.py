@@ -94,6 +94,7 @@ def test_a_family_that_hangs_or_eats_the_memory_takes_nobody_with_it(limit: floa
     assert all(said in str(row["reason"]) and not row["built"] for row in found)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_command_writes_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "models.md"

@@ -70,6 +70,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.thorough
 def test_a_good_test_kills_all_but_the_tie(project: Path) -> None:
     (project / "test_tiny.py").write_text(GOOD)
     before = sorted(p.name for p in project.rglob("*.py"))
@@ -85,6 +86,7 @@ def test_a_good_test_kills_all_but_the_tie(project: Path) -> None:
     assert (project / "tiny" / "clip.py").read_text() == SOURCE
 
 
+@pytest.mark.thorough
 def test_a_weak_test_leaves_survivors_that_are_named(project: Path) -> None:
     (project / "test_tiny.py").write_text(WEAK)
     code, said, page = run(project)
@@ -104,6 +106,7 @@ def test_a_test_that_fails_without_a_mutant_is_an_error(project: Path) -> None:
     assert page == ""
 
 
+@pytest.mark.thorough
 def test_a_sample_is_the_same_for_the_same_seed(project: Path) -> None:
     (project / "test_tiny.py").write_text(GOOD)
     first, second = (run(project, "--list", "--sample", "4", "--seed", "1")[1] for _ in range(2))
@@ -111,6 +114,7 @@ def test_a_sample_is_the_same_for_the_same_seed(project: Path) -> None:
     assert first.count("    + ") == 4
 
 
+@pytest.mark.thorough
 def test_a_mutant_that_never_ends_is_a_time_out(project: Path) -> None:
     (project / "tiny" / "clip.py").write_text("def count(n):\n    while n > 0:\n        n = n - 1\n    return n\n")
     (project / "test_tiny.py").write_text("from tiny.clip import count\n\ndef test():\n    assert count(3) == 0\n")

@@ -48,6 +48,7 @@ def test_order_time_owner_and_umask_do_not_reach_the_archive() -> None:
         assert found.read() == b"abc"
 
 
+@pytest.mark.thorough
 def test_two_builds_give_equal_bytes_with_everything_that_ships(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

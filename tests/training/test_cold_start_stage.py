@@ -60,6 +60,7 @@ def test_a_long_batch_is_computed_in_pieces_of_its_own_tokens(packed: bool, monk
     assert pieces == ([3, 1, 1] if packed else [2, 2, 1])
 
 
+@pytest.mark.thorough
 def test_adapters_alone_are_trained_and_the_run_starts_from_them(tmp_path: Path) -> None:
     cold = dataclasses.replace(QUICK, adapters=True)
     made = cold.ensure(ADAPTED, tmp_path)
@@ -179,6 +180,7 @@ def _killed(root: str) -> None:
     QUICK.ensure(TINY, Path(root))
 
 
+@pytest.mark.thorough
 def test_a_sigkill_costs_no_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     process = SERVER.Process(target=_killed, args=(str(tmp_path),))
     process.start()

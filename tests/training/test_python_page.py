@@ -24,6 +24,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return names | {"folder": folder}
 
 
+@pytest.mark.thorough
 def test_the_trainer_learns_and_is_saved(ran: dict[str, Any]) -> None:
     assert ran["after"] > ran["before"] + 0.1
     assert ran["resumed"].iteration == 11

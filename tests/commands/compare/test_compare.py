@@ -73,6 +73,7 @@ def test_runs_on_two_devices_follow_each_other(tmp_path: Path) -> None:
         assert (tmp_path / f"{name}-seed1" / "version_0" / "summary.json").is_file()
 
 
+@pytest.mark.thorough
 def test_two_objectives_two_seeds_and_nothing_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = [
         "compare", f"--config={QUICKSTART}", "--objectives=GSPO,GRPO", "--seeds=1,2", f"--output={tmp_path}",
@@ -95,6 +96,7 @@ def test_two_objectives_two_seeds_and_nothing_twice(tmp_path: Path, capsys: pyte
     assert (tmp_path / "compare.md").read_text() == text
 
 
+@pytest.mark.thorough
 def test_an_interrupted_run_of_a_comparison_is_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Killed in the last update of the first run; its weights end as those of the same run alone."""
     few = [*SMALL, *UNTAUGHT, "--trainer.max_epochs=2"]

@@ -73,6 +73,7 @@ def gradient(policy: Policy, rows: list[dict[str, Any]], old: list[Tensor], name
     return float(total), torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None])
 
 
+@pytest.mark.thorough
 def test_losses_norms_and_cosines_are_those_of_plain_autograd(recorded: Path, compared: Path, tmp_path: Path) -> None:
     names = ("GSPO", "GRPO", "GRPO tight")
     responses = [json.loads(line) for line in (recorded / "rollouts" / "000000.jsonl").read_text().splitlines()]

@@ -133,6 +133,7 @@ def test_an_interrupted_count_goes_on_to_the_same_rates(
     assert not journal.exists()
 
 
+@pytest.mark.thorough
 def test_fit_says_what_its_file_is(chain: Path, tmp_path: Path, capfd: Any) -> None:
     with chain.open("a") as file:
         file.write(json.dumps({"prompt": "1+2+3+4:", "answer": "0"}) + "\n")

@@ -70,6 +70,7 @@ def evaluate(output: Path, *arguments: object, code: int = 0) -> dict[str, Any]:
     return json.loads((output / "results.json").read_text()) if code == 0 else {}
 
 
+@pytest.mark.thorough
 def test_golds_that_cannot_be_read_are_said_before_any_answer_is_asked_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_checkout_without_metadata_evaluates(aime: Path, tmp_path: Path, monke
     assert found["run"]["versions"]["math-verify"] == known("math-verify")
 
 
+@pytest.mark.thorough
 def test_numbers_by_hand(aime: Path, tmp_path: Path) -> None:
     """3 problems, 4 answers each: 4, 2 and 0 right. Votes: right; 2 right to 1 and 1; all wrong."""
     said = {60: [25, "025", "25.0", r"\text{25}"], 61: ["113.0", 113, 112, 100], 62: [8, 8, "", 9]}
@@ -420,6 +422,7 @@ def test_zebra_counts_every_cell_and_sizes(tmp_path: Path) -> None:
     assert numbers["puzzle_accuracy/medium"] == 0.0
 
 
+@pytest.mark.thorough
 def test_two_evaluations_are_compared_problem_by_problem(
     aime: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -475,6 +478,7 @@ def test_verdicts_by_other_answers_or_rewards_are_not_compared(
     assert "the rewards (MathVerifier and ExactMatch) differ" in comparison(a, other, capsys, 2)
 
 
+@pytest.mark.thorough
 def test_the_fix_for_other_golds_is_to_judge_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = graded(tmp_path / "a", PLAIN, ["1"] * 10), graded(tmp_path / "b", PLAIN, GOLDS)
     again = tmp_path / "again"
@@ -482,6 +486,7 @@ def test_the_fix_for_other_golds_is_to_judge_again(tmp_path: Path, capsys: pytes
     assert "| 100.0 % | 100.0 % |" in comparison(again, b, capsys)
 
 
+@pytest.mark.thorough
 def test_fewer_problems_of_the_same_suite_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = graded(tmp_path / "a", PLAIN, GOLDS)
     rows = [{"id": f"n{i}", "completion": box(f"{i + 1}.004")} for i in range(4)]
@@ -505,6 +510,7 @@ def old(now: Path, **more: Any) -> Path:
     return output
 
 
+@pytest.mark.thorough
 def test_what_older_results_do_not_say_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new, rounded = graded(tmp_path / "new", PLAIN, GOLDS), graded(tmp_path / "rounded", ROUNDED, GOLDS)
     a, other = old(new), old(rounded)

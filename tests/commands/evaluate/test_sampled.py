@@ -61,6 +61,7 @@ def texts(output: Path) -> dict[tuple[str, int], str]:
     return {(line["id"], line["sample"]): line["completion"] for line in lines}
 
 
+@pytest.mark.thorough
 def test_every_way_to_the_model_gives_what_validate_gave(taught: Path, last: Path, suite: Path, tmp_path: Path) -> None:
     export(last, tmp_path / "folder")
     config = ("--config", runs.QUICKSTART, f"--trainer.default_root_dir={taught}")
@@ -99,6 +100,7 @@ def test_a_config_is_evaluated_in_the_precision_of_its_rollouts(
     assert seen[-1] == f"torch.{dtype}"  # the probes before it also sample in float32
 
 
+@pytest.mark.thorough("False")
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_prompts_are_shared_unless_embeddings_depend_on_the_longest_row(
     dynamic: bool, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -170,6 +172,7 @@ def test_an_interrupted_sampling_goes_on_with_the_same_answers(last: Path, suite
     assert any(rows[str(i), 0] != rows[str(i), 1] for i in range(1, PROBLEMS + 1))  # draws of their own
 
 
+@pytest.mark.thorough
 def test_a_server_answers_the_same_and_its_death_loses_nothing(
     last: Path, suite: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

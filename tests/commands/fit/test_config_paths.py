@@ -48,6 +48,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fix
     return folder
 
 
+@pytest.mark.thorough
 def test_a_run_finds_them_says_where_and_resumes(project: Path) -> None:
     config = f"--config={project / 'train.yaml'}"
     assert main(["fit", config]) == 0

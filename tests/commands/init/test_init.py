@@ -70,6 +70,7 @@ def test_the_written_test_passes_with_plain_pytest(kind: str, tmp_path: Path) ->
     assert "passed" in done.stdout
 
 
+@pytest.mark.thorough
 def test_a_project_runs_from_another_folder(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     before = {file.name: file.read_bytes() for file in project.iterdir() if file.is_file()}

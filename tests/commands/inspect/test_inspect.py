@@ -109,6 +109,7 @@ def recorded(output: Path) -> dict[tuple[int, int], str]:
     return {(int(line["id"]), line["sample"] + 1): line["completion"] for line in lines}
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_a_run_and_a_folder_give_what_validate_and_evaluate_gave(
     taught: Path, suite: Path, sums: Task, tmp_path: Path
 ) -> None:
@@ -130,6 +131,7 @@ def test_a_checkpoint_a_run_and_a_folder_give_what_validate_and_evaluate_gave(
     assert (scorer.name, scorer.options) == ("reward_scorer", {"reward": "ExactMatch"})
 
 
+@pytest.mark.thorough
 def test_epochs_have_draws_of_their_own_that_do_not_depend_on_timing(taught: Path, sums: Task, tmp_path: Path) -> None:
     first, second, other = (
         evaluate(sums, fresh(taught), tmp_path, limit=10, epochs=3, max_tokens=12, max_connections=most, seed=seed)
@@ -141,6 +143,7 @@ def test_epochs_have_draws_of_their_own_that_do_not_depend_on_timing(taught: Pat
     assert any(rows[i, 1] != rows[i, 2] for i, epoch in rows if epoch == 1)
 
 
+@pytest.mark.thorough
 def test_another_source_and_a_server_answer_the_same(taught: Path, sums: Task, tmp_path: Path) -> None:
     last = taught / "checkpoints" / "last.ckpt"
     wanted = texts(evaluate(sums, fresh(last), tmp_path, temperature=0, max_tokens=32))
@@ -156,6 +159,7 @@ def test_another_source_and_a_server_answer_the_same(taught: Path, sums: Task, t
         )
 
 
+@pytest.mark.thorough
 def test_a_server_that_dies_ends_the_evaluation_and_keeps_what_it_has_answered(
     taught: Path, sums: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +183,7 @@ def test_a_server_that_dies_ends_the_evaluation_and_keeps_what_it_has_answered(
         assert sum(sample.error is None for sample in log.samples or ()) > 0
 
 
+@pytest.mark.thorough
 def test_what_an_answer_brings_with_it(taught: Path) -> None:
     async def ask(**config: Any) -> Any:
         return await fresh(taught).generate("3+4:", config=GenerateConfig(temperature=0, **config))
@@ -198,6 +203,7 @@ def test_what_an_answer_brings_with_it(taught: Path) -> None:
     assert (stopped.completion, stopped.stop_reason) == (whole.completion.partition(stop)[0], "stop")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [
@@ -216,6 +222,7 @@ def test_what_is_no_model(name: str, arguments: dict[str, Any], said: str) -> No
     assert said in str(found.value.message)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("reward", "init_args", "said"),
     [
@@ -229,6 +236,7 @@ def test_what_is_no_scorer(reward: str, init_args: dict[str, Any], said: str) ->
     assert said in str(found.value.message)
 
 
+@pytest.mark.thorough
 def test_scores_of_answers_that_are_right_wrong_unreadable_and_not_judged(tmp_path: Path) -> None:
     """Judged from a recorded model: columns come from the metadata, and a missing verdict counts nowhere."""
     said = [r"<think>1</think> so \boxed{7}", r"\boxed{8}", "I give up", r"\boxed{7}"]
@@ -270,6 +278,7 @@ def installed(folder: Path) -> Path:
     return metadata.parent
 
 
+@pytest.mark.thorough
 def test_the_entry_point_resolves(tmp_path: Path) -> None:
     """In a process of its own: here the checkout's root comes first, where a build leaves metadata without a URL."""
     assert declared().name == "gspo_lightning"  # Inspect loads only this package's for gspo_lightning/reward_scorer
@@ -293,6 +302,7 @@ def run(*words: object, path: Path, cwd: Path) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.thorough
 def test_without_the_extra_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "inspect_ai.py").write_text("raise ImportError('not here')\n")
     found = run("-c", "import gspo_lightning.commands.inspect", path=tmp_path, cwd=tmp_path)
@@ -303,6 +313,7 @@ def test_without_the_extra_one_sentence(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.long
 def test_the_command_line_of_inspect(taught: Path, tmp_path: Path) -> None:
     (tmp_path / "some_task.py").write_text(

@@ -480,6 +480,7 @@ def test_an_assumed_device_is_said_to_be_one(capsys: pytest.CaptureFixture[str])
     assert "1 x H100, single" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_two_options_where_it_does_not_fit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["plan", f"--config={QUICKSTART}", f"--model.name_or_path={folder}", "--model.layout=padded"]
     sizes = ["--data.max_response_tokens=480", "--data.max_tokens_per_micro_batch=8192"]
@@ -508,6 +509,7 @@ def test_mistakes(arguments: list[str], field: str, hint: str, capsys: pytest.Ca
     assert hint in error
 
 
+@pytest.mark.thorough
 def test_what_would_need_splitting_a_sequence_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = Qwen3Config(
         hidden_size=512, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=8, head_dim=64,
@@ -543,6 +545,7 @@ def test_a_plan_is_what_the_tracker_of_torch_counts(case: TrackedCase) -> None:
     assert expected[TRAINING] == pytest.approx(found[TRAINING], rel=0.1)
 
 
+@pytest.mark.thorough
 def test_a_plan_asks_no_hub(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(field: str, name: str, kind: str) -> None:
         raise UserError(field, f"{name} was asked for")

@@ -176,6 +176,7 @@ def test_the_step_that_was_measured_on_an_h100() -> None:
     assert sum(p.seconds for p in hoped.values()) < sum(p.seconds for p in measured.values()) / 3
 
 
+@pytest.mark.thorough
 def test_what_a_phase_waits_for() -> None:
     small = dataclasses.replace(CARD, bandwidth=1e15, flops=1e18)
     assert decoding_seconds(job(), small, 64, 100)[1] == "launches"

@@ -186,6 +186,7 @@ def test_memory_and_adapters() -> None:
     assert own.parameters == bare.vision
 
 
+@pytest.mark.thorough
 def test_the_command_says_what_a_picture_costs(capsys: pytest.CaptureFixture[str]) -> None:
     config = f"--config={runs.ROOT / 'configs' / 'vision.yaml'}"
     assert main(["plan", config, "--device=24GiB"]) == 0

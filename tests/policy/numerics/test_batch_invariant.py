@@ -98,6 +98,7 @@ def reported(rollouts: list[Rollout]) -> Tensor:
     return torch.cat([rollout.logprobs for rollout in rollouts if rollout.logprobs is not None])
 
 
+@pytest.mark.thorough("bf16-mixed-large vocabulary", "float32-large vocabulary")
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS)
 def test_what_the_sampler_reports_equals_whole_rows_in_every_batch(name: str, context: Context) -> None:
@@ -134,6 +135,7 @@ def test_gradients_are_those_of_the_plain_model() -> None:
         torch.testing.assert_close(gradient, found[1][name], rtol=1e-4, atol=1e-4, msg=name)
 
 
+@pytest.mark.thorough
 def test_adapters_sample_and_train_in_the_same_bits() -> None:
     policy = load_policy(ModelSettings(lora=LoRA(r=4), batch_invariant=True)).eval()
     with torch.no_grad():

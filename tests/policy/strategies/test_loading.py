@@ -23,16 +23,19 @@ def two() -> dict[str, Any]:
     return report(2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [*CASES, "refused"])
 def test_a_model_that_rank_0_loads_is_the_one_that_every_rank_would_load(two: dict[str, Any], name: str) -> None:
     assert [found.get(name, found) for found in two["ranks"]] == ["", ""]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", ["fsdp", "fsdp2"])
 def test_gradients_of_replayed_routes_on_two_ranks_are_those_of_one_process(two: dict[str, Any], strategy: str) -> None:
     assert [found.get(f"replay {strategy}", found) for found in two["ranks"]] == ["", ""]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", ["fsdp", "fsdp2"])
 @pytest.mark.parametrize("name", SENT)
 def test_servers_are_sent_the_bytes_of_whole_weights(two: dict[str, Any], strategy: str, name: str) -> None:
@@ -48,6 +51,7 @@ def check_traffic(traffic: dict[str, float], ranks: int) -> None:
     assert traffic["peak_sending"] <= 1 + 1 / ranks + 0.1  # the tensor that is sent, and this rank's part of it
 
 
+@pytest.mark.thorough
 def test_of_two_ranks_one_reads_and_one_receives(two: dict[str, Any]) -> None:
     check_traffic(two["traffic"], 2)
 

@@ -34,6 +34,7 @@ def test_a_sampler_that_is_off_by_a_hundredth_of_a_nat(taught: Path) -> None:
     assert "gamed" not in hints
 
 
+@pytest.mark.thorough
 def test_a_gamed_reward(taught: Path) -> None:
     hints = found(gamed(taught))
     assert hints["gamed"]["level"] == "bad"
@@ -41,6 +42,7 @@ def test_a_gamed_reward(taught: Path) -> None:
     assert "Most of the rise is paid." in hints["gamed"]["why"]
 
 
+@pytest.mark.thorough
 def test_a_client_that_rewrites_what_the_policy_said(taught: Path) -> None:
     run = drifting(taught)
     hints = found(run)
@@ -54,6 +56,7 @@ def test_a_client_that_rewrites_what_the_policy_said(taught: Path) -> None:
     assert all(0 < r["shared"] < r["context"] for r in branches)
 
 
+@pytest.mark.thorough
 def test_a_healthy_run_has_no_bad_hint(taught: Path) -> None:
     assert [h for h in found(runs.fit(taught, "--trainer.max_epochs=6")).values() if h["level"] == "bad"] == []
 

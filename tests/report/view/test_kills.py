@@ -29,6 +29,7 @@ MOMENTS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_kill_leaves_an_index_and_a_page_that_can_be_used(moment: str, tmp_path: Path) -> None:
     run, out = make_run(tmp_path / "run", (row(i // 8, sample=i % 8) for i in range(ROWS))), tmp_path / "page.html"

@@ -67,6 +67,7 @@ def test_every_row_says_why_it_clips(recorded: Path) -> None:
     assert any(row["clip"] for row in rows)
 
 
+@pytest.mark.thorough
 def test_token_level_objectives_say_which_tokens_clip(tmp_path: Path, cold_starts: Path) -> None:
     runs.share_cold_start(cold_starts, tmp_path)
     lr = "--model.optimizer.init_args.lr=1e-3"
@@ -82,6 +83,7 @@ def test_token_level_objectives_say_which_tokens_clip(tmp_path: Path, cold_start
                 assert side == 0 or side * ratio > 0
 
 
+@pytest.mark.thorough
 def test_nothing_else_changes(tmp_path: Path, cold_starts: Path, recorded: Path) -> None:
     runs.share_cold_start(cold_starts, tmp_path)
     without = runs.fit(tmp_path, "--data.record_tokens=0", "--data.max_response_tokens=32")
@@ -89,6 +91,7 @@ def test_nothing_else_changes(tmp_path: Path, cold_starts: Path, recorded: Path)
     assert runs.largest_difference(runs.weights(without), runs.weights(recorded)) == 0.0
 
 
+@pytest.mark.thorough("1")
 @pytest.mark.parametrize("trained", [1, 2])
 def test_a_resumed_run_writes_the_same_bytes(tmp_path: Path, cold_starts: Path, recorded: Path, trained: int) -> None:
     runs.share_cold_start(cold_starts, tmp_path)

@@ -132,6 +132,7 @@ HONEST: dict[str, tuple[str, str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough("a_coroutine", "an_object_that_gives_itself")
 @pytest.mark.parametrize("name", HONEST)
 def test_a_script_pays_what_is_right_and_nothing_else(name: str) -> None:
     right, wrong, answer = HONEST[name]

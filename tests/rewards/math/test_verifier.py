@@ -202,6 +202,7 @@ def runner() -> Iterator[RewardRunner]:
         yield found
 
 
+@pytest.mark.thorough
 def test_hostile_mathematics_is_bounded_and_disturbs_no_other_sample(runner: RewardRunner) -> None:
     hostile = [
         r"\boxed{10^{10^{10^{10}}}}",
@@ -222,6 +223,7 @@ def test_hostile_mathematics_is_bounded_and_disturbs_no_other_sample(runner: Rew
     assert [i for i, s in enumerate(scores[::2]) if s.reward == 1.0 and i != 1] == []
 
 
+@pytest.mark.thorough
 def test_the_fast_path_judges_thousands_of_samples_a_second(runner: RewardRunner) -> None:
     texts = [f"Some reasoning, {i} steps of it. Thus \\boxed{{{i % 7}}}." for i in range(4000)]
     batch = [Sample(str(i), "", t, (1, 2, 3), {"answer": "3"}) for i, t in enumerate(texts)]

@@ -79,6 +79,7 @@ def test_a_hostile_sample_is_judged_and_disturbs_no_other(
     assert rewards_of(scores[:9] + scores[10:]) == [1.0] * 9 + [2.0] * 10
 
 
+@pytest.mark.thorough
 def test_a_busy_machine_decides_no_reward() -> None:
     spin = "import time; end = time.monotonic() + 8\nwhile time.monotonic() < end: pass"
     others = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(3 * len(os.sched_getaffinity(0)))]
@@ -287,6 +288,7 @@ def test_a_missing_part_makes_the_sum_missing_unless_it_has_no_weight() -> None:
         assert rewards_of(runner.score(samples("none"))) == [2.0]
 
 
+@pytest.mark.thorough
 def test_too_many_lost_samples_stop_the_run() -> None:
     runner = RewardRunner({"r": bad._Obeys()}, num_workers=2, deadline_s=0.3, max_missing_rate=0.2)
     with runner, pytest.raises(InfrastructureError, match=r"10 of 16 samples could not be scored.*SIGKILL"):

@@ -364,6 +364,7 @@ def test_processes_that_it_has_left_behind_end_with_it(place: Place) -> None:
     assert silent(place)
 
 
+@pytest.mark.thorough
 def test_nothing_of_it_outlives_its_deadline(place: Place) -> None:
     with pytest.raises(TimeoutError):
         place.run(
@@ -373,6 +374,7 @@ def test_nothing_of_it_outlives_its_deadline(place: Place) -> None:
     assert silent(place)
 
 
+@pytest.mark.thorough
 def test_nothing_of_it_outlives_a_killed_trainer(place: Place) -> None:
     place.agent(DAEMON + "time.sleep(60)")
     program = f"""

@@ -225,6 +225,7 @@ def test_any_history_keeps_its_tokens_and_trains_each_once(count: int, seed: int
     histories(count, seed)
 
 
+@pytest.mark.thorough
 def test_ten_thousand_random_histories_keep_their_tokens() -> None:
     for seed in range(10_000):
         histories(1 + seed % 14, seed)

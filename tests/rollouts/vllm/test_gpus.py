@@ -169,6 +169,7 @@ def test_a_transport_that_was_asked_for_is_not_replaced(toy: ToyServer, policy: 
     assert toy.loads == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("direct")
 def test_servers_of_our_own_start_again_with_files(policy: Policy, tmp_path: Path) -> None:
     script = tmp_path / "python"

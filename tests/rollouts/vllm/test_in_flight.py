@@ -139,6 +139,7 @@ def test_every_token_says_which_weights_sampled_it(
         assert {(r.policy_version, r.versions) for group in asked for r in group} == {(7, None)}
 
 
+@pytest.mark.thorough
 def test_a_rollout_that_was_submitted_earlier_does_not_bring_older_weights_back(
     toy: ToyServer, policy: Policy, newer: Policy, prompts: list[Prompt]
 ) -> None:
@@ -175,6 +176,7 @@ def test_weights_that_do_not_arrive_leave_the_rollout_what_it_has(
         assert toy.loads == 2
 
 
+@pytest.mark.thorough
 def test_what_was_sampled_while_weights_were_replaced_by_halves_is_asked_again(
     toy: ToyServer, policy: Policy, newer: Policy, prompts: list[Prompt]
 ) -> None:
@@ -577,6 +579,7 @@ def test_a_wrapper_that_does_not_say_so_is_refused() -> None:
         check_sources(ExperienceSettings(max_staleness=1), outer, {}, (), "conversation")
 
 
+@pytest.mark.thorough
 def test_a_run_trains_on_fresher_tokens(tmp_path: Path) -> None:
     """A rollout takes longer than the updates beside it, so what is left of it is sampled from the newest weights."""
     with ToyServer(pace_s=0.06) as toy:

@@ -97,6 +97,7 @@ def test_a_run_in_bf16_mixed_leaves_the_engine_its_precision(tmp_path: Path, see
     assert [what for what, autocast in seen if autocast] == []
 
 
+@pytest.mark.thorough
 def test_weights_gathered_for_an_engine_are_freed_before_it_samples(
     tmp_path: Path, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,19 @@ FAULTS: dict[str, tuple[Fault, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough(
+    "another JSON",
+    "another prompt",
+    "another vocabulary",
+    "closed connection",
+    "cut early",
+    "no log-probabilities",
+    "one log-probability too few",
+    "past the end",
+    "probabilities",
+    "text only",
+    "too long",
+)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_asked_again_and_one_that_stays_is_a_clear_stop(
     toy: ToyServer, policy: Policy, prompts: list[Prompt], name: str
@@ -216,6 +229,7 @@ def test_seeds_are_sent_only_where_they_are_asked_for(
     assert len({tuple(row) for row in ids(groups)}) > len(prompts)  # a group has different responses
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("aborts", [True, False])
 def test_what_is_cut_keeps_its_tokens_where_the_server_can_end_a_request(
     toy: ToyServer, policy: Policy, aborts: bool

@@ -58,6 +58,7 @@ def test_thumbnails_are_small_and_bare_whatever_the_picture_is() -> None:
     assert len(thumbnails(tuple(picture(png(i)) for i in range(9)))) == SHOWN
 
 
+@pytest.mark.thorough
 def test_event_files_show_the_pictures_of_the_same_answers(run: Path) -> None:
     """Read back from the real file: red squares of the first held-out prompts, in their order, at every evaluation."""
     events = runs.events(run)

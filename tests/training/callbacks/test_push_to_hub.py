@@ -75,6 +75,7 @@ def test_a_run_is_uploaded_and_resumed_elsewhere_from_a_revision(
     assert runs.summary(again)["updates"] == 8
 
 
+@pytest.mark.thorough
 def test_each_commit_is_a_model_that_transformers_loads(hub: Hub, tmp_path: Path) -> None:
     run = runs.fit(tmp_path / "a", *LEARNS, *pushing(100, model=True), "--trainer.max_epochs=1")
     ((_, _, files),) = commits(hub)
@@ -103,6 +104,7 @@ def test_training_goes_on_whatever_the_hub_does(hub: Hub, tmp_path: Path, caplog
     assert not list(run.glob(".upload*"))
 
 
+@pytest.mark.thorough
 def test_a_public_repository_gets_nothing(hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     hub.repository(REPOSITORY)
     runs.fit(tmp_path, *LEARNS, *pushing(2), "--trainer.max_epochs=1")
@@ -130,6 +132,7 @@ def test_mistakes_are_named_first(hub: Hub, tmp_path: Path, capsys: pytest.Captu
     assert not list(tmp_path.glob("quickstart/version_*/hub.json"))
 
 
+@pytest.mark.thorough
 def test_commands_of_the_page(
     hub: Hub, page_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -169,6 +172,7 @@ def test_of_the_jobs_that_wait_the_newest_is_done() -> None:
     assert done[-1] == "fourth"
 
 
+@pytest.mark.thorough
 def test_an_export_that_fails_is_a_warning_with_its_words(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

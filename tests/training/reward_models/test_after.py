@@ -26,6 +26,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.fit_reward(folder, train, f"--data.val={val}", *SHORT)
 
 
+@pytest.mark.thorough
 def test_a_report_draws_the_picture_of_the_end_again(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,6 +91,7 @@ def rewards_of(folder: Path, answers: list[str]) -> list[float]:
     return [score.reward for score in reward.score_batch([Sample("0", "1+1:", answer) for answer in answers])]
 
 
+@pytest.mark.thorough("adapters")
 @pytest.mark.parametrize("lora", [[], ["--model.lora.r=4"]], ids=["all weights", "adapters"])
 def test_a_checkpoint_is_exported_as_the_run_exports_itself(
     tmp_path: Path, lora: list[str], capsys: pytest.CaptureFixture[str]
@@ -122,6 +124,7 @@ def test_a_checkpoint_is_exported_as_the_run_exports_itself(
     assert {file.name: file.read_bytes() for file in (tmp_path / "last").iterdir()} == ours
 
 
+@pytest.mark.thorough
 def test_a_run_does_not_end_by_deleting_what_it_did_not_write(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,6 +139,7 @@ def test_a_run_does_not_end_by_deleting_what_it_did_not_write(
     assert runs.fit_reward(tmp_path / "runs", train, *again) == run
 
 
+@pytest.mark.thorough
 def test_commands_for_policies_name_a_reward_model(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

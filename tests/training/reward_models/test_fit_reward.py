@@ -51,6 +51,7 @@ def learnt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.fit_reward(folder, train, f"--data.val={val}", "--model.center_rewards_coefficient=0.01", *more)
 
 
+@pytest.mark.thorough
 def test_a_planted_utility_is_recovered(learnt: Path) -> None:
     records = runs.planted(400, 1)
     differences = np.array([runs.worth(r["chosen"]) - runs.worth(r["rejected"]) for r in records])
@@ -120,6 +121,7 @@ def test_the_exported_model_is_scored_and_trained_with_unchanged(learnt: Path, t
     assert json.loads(summary.read_text())["updates"] == 1
 
 
+@pytest.mark.thorough
 def test_the_cut_into_micro_batches_does_not_change_a_run(pairs: Path, tmp_path: Path) -> None:
     train, val = str(pairs / "train.jsonl"), f"--data.val={pairs / 'val.jsonl'}"
     whole, cut = (
@@ -132,6 +134,7 @@ def test_the_cut_into_micro_batches_does_not_change_a_run(pairs: Path, tmp_path:
     assert float(one["model.score.weight"].abs().max()) > 1e-3  # something was learnt at all
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("step", [2, *(pytest.param(n, marks=pytest.mark.long) for n in (3, 4))])
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(pairs: Path, tmp_path: Path, step: int) -> None:
     """From the middle of an epoch, from its end, and from the middle of the next one."""
@@ -192,6 +195,7 @@ def test_long_and_identical_pairs_are_dropped_and_counted(tmp_path: Path, capfd:
     assert "| train | `t.jsonl` | 42 | 1 | 1 |" in (run / "model" / "README.md").read_text()
 
 
+@pytest.mark.thorough
 def test_adapters_train_and_are_merged(pairs: Path, tmp_path: Path) -> None:
     train, val = str(pairs / "train.jsonl"), f"--data.val={pairs / 'val.jsonl'}"
     options = [val, *SHORT, "--model.lora.r=4"]

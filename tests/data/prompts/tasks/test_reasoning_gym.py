@@ -23,6 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("items"))
 
 
+@pytest.mark.thorough
 def test_items_are_made_once(folder: str) -> None:
     task = ReasoningGym(FAMILIES, size=9, folder=folder)
     records = task.records()

@@ -34,6 +34,7 @@ def test_stopped_by_its_layer(program: Hostile, kind: Kind, working: dict[Kind, 
     assert list(complaints(program, kind, working[kind].python, target)) == []
 
 
+@pytest.mark.thorough("landlock-stopped")
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")
 @pytest.mark.parametrize(
