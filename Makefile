@@ -29,7 +29,7 @@ USER_TESTS := $(SANDBOX_TESTS) tests/resume tests/commands/export tests/commands
   tests/runs/test_checkpoints.py tests/runs/test_named_faults.py tests/rollouts/vllm/test_key.py
 
 .PHONY: help install sandbox bench-install bench bench-real test-gpu gpu-check device-check device-check-compile \
-  docs links quickstart real-model there test test-quick test-thorough test-durations test-long \
+  docs links quickstart real-model there test test-all test-quick test-thorough test-durations test-long \
   test-sandbox test-landlock test-user test-trl test-newest release test-wheel test-container test-vllm test-agents test-view test-real-model \
   audit mutants defects findings check format lint types doctest constraints lock clean
 
@@ -37,24 +37,12 @@ help:
 	@echo "make quickstart [SEED=2]   cold start, then GSPO, on a tiny model: about a minute on a CPU"
 	@echo "make real-model            fetch SmolLM2-135M-Instruct (93 MB, once) for gspo fit --config smollm2; trains nothing"
 	@echo "make test                  the test suite: under eight minutes on two cores"
-	@echo "make test-quick            in two minutes, without the files that take long (tests/durations.json)"
-	@echo "make test-thorough         what make test leaves out of its files (the marker thorough): as long again"
-	@echo "make test-durations        CPU time of the last GSPO_TEST_CPU=cpu.json make test: 15 % more than before is an error"
-	@echo "make test-long             the long forms: kills, damage, fuzzing, a soak, more seeds (30 CPU minutes)"
-	@echo "make test-sandbox          programs and agents in bubblewrap, which is installed first; make test takes it or Landlock"
-	@echo "make test-landlock         the same tests by Landlock, on a machine without bubblewrap (.ci/run sandbox hides it)"
-	@echo "make test-user             tests of programs, files and permissions as an ordinary user, where root calls"
-	@echo "make test-trl              the comparisons with TRL, which is installed first; make test skips them without it"
-	@echo "make test-agents           agents with six real clients; their environment is built once, in VLLM_HOME"
-	@echo "make test-view             the page of gspo view in Chromium, which is installed first; PICTURES=docs draws its pictures"
-	@echo "make test-vllm             training through real vLLM; its environment is built once, in VLLM_HOME"
-	@echo "make test-real-model       four updates of the model of make real-model (skipped where that has not fetched it)"
-	@echo "make test-newest           the whole suite with the newest torch, transformers, lightning and TRL"
+	@echo "make test-all              all that CI runs before a change lands: installs TRL, vLLM, agents, a browser; about an hour"
+	@echo "make test-PART             a part of it: quick thorough sandbox landlock user trl agents view vllm real-model wheel"
+	@echo "                           container; or long, newest, gpu, durations, which it has not: CONTRIBUTING.md says what each is"
 	@echo "make docs                  the documentation as a site, in build/site"
 	@echo "make links                 whether the links of the documentation lead somewhere (needs the network)"
 	@echo "make release               sdist and wheel of the commit in dist/, built twice with equal hashes; publishes nothing"
-	@echo "make test-container        lint examples/Dockerfile, and run its steps up to the device (minutes)"
-	@echo "make test-wheel            the wheel in an empty environment and an empty folder: gspo init, gspo fit (minutes)"
 	@echo "make audit                 known vulnerabilities of the pinned packages (needs the network)"
 	@echo "make mutants               break the mathematics in every place and see that the tests notice (docs/mutants.md)"
 	@echo "make defects               put proven defects back one by one and see that the tests notice (tools/defects)"
@@ -63,7 +51,6 @@ help:
 	@echo "make bench-install         TRL, for make bench and make test-trl"
 	@echo "make bench                 speed and memory beside TRL, on one CPU thread: under 10 minutes (benchmarks/README.md)"
 	@echo "make bench-real            a step of the model of make real-model beside TRL: CPU time and memory, 25 minutes"
-	@echo "make test-gpu              tests of runs on this machine's GPU instead of its CPU (two minutes on 16 cores)"
 	@echo "make gpu-check             is this card right, fast and small enough? 13 minutes, one JSON (docs/first_gpu_hour.md)"
 	@echo "make device-check          kernels, casts, syncs and bytes that a device would see, counted on a CPU in a minute"
 	@echo "make device-check-compile  attention compiled for an H100 without one; its environment (5 GB) is built once, in VLLM_HOME"
@@ -150,6 +137,9 @@ test: install
 
 test-thorough: install
 	$(COMPILED) $(BIN)/python -m pytest --parts thorough -n $(TEST_PROCESSES) --dist loadfile
+
+test-all:  # bubblewrap and a browser become packages of the system
+	.ci/run
 
 test-quick: install
 	$(COMPILED) $(BIN)/python -m pytest -m "not slow and not long" -n $(TEST_PROCESSES) --dist loadfile

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.escape import terminal
 from gspo_lightning.rewards.sandbox import cpp
 from gspo_lightning.rewards.sandbox.probe import INSTALL, choose, trials, with_packages
+from gspo_lightning.rewards.workers.runner_settings import available_cpus
 
 PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "jsonargparse", "math-verify", "bitsandbytes")
 LEAST = {"torch": (2, 10), "lightning": (2, 6), "transformers": (5, 16)}
@@ -26,8 +26,20 @@ PROGRAM_PACKAGES = ("numpy",)
 _COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 
 
+def system() -> Finding:
+    """Name the operating system; everything here was run on Linux alone."""
+    kernel = platform.release()
+    name = f"{platform.system()} {kernel}, {platform.machine()}"
+    if platform.system() != "Linux":
+        return Finding("note", "system", name, "untested: no sandbox for programs and agents (docs/install.md)")
+    if "microsoft" in kernel.lower():
+        return Finding("note", "system", name, "WSL is untested: WSL 2 has a Linux kernel, WSL 1 no sandbox")
+    return Finding("ok", "system", name)
+
+
 def versions() -> Iterator[Finding]:
     """Compare the versions of Python and of the main packages with the supported ones."""
+    yield system()
     supported = sys.version_info >= (3, 11)
     yield Finding(
         "ok" if supported else "problem",
@@ -49,7 +61,7 @@ def versions() -> Iterator[Finding]:
 
 def devices() -> Iterator[Finding]:
     """List CPUs and GPUs."""
-    cpus = len(os.sched_getaffinity(0))
+    cpus = available_cpus()
     yield Finding("ok", "CPUs", str(cpus), "" if cpus > 1 else "rewards share the core with the trainer")
     try:
         import torch

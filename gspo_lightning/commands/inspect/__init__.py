@@ -6,13 +6,12 @@ No other package imports this one. ``inspect`` finds it by the package's entry p
 from __future__ import annotations
 
 from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.extras import install_command
 
 try:
     import inspect_ai  # noqa: F401
 except ImportError as error:
-    raise UserError(
-        "gspo_lightning.commands.inspect", "needs inspect-ai", fix="pip install 'gspo_lightning[eval]'"
-    ) from error
+    raise UserError("gspo_lightning.commands.inspect", "needs inspect-ai", fix=install_command("eval")) from error
 
 from gspo_lightning.commands.inspect.scorer import reward_scorer
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from gspo_lightning.core.errors import PluginError, UserError, defined, did_you_mean, first_line, is_own
 from gspo_lightning.core.escape import whole, whole_values
+from gspo_lightning.core.extras import install_command
 from gspo_lightning.core.registry import components
 from gspo_lightning.data.corpus.files import SUFFIXES, check_there, suffix_of
 from gspo_lightning.data.prompts.demonstrations import Demonstrations, read_demonstrations
@@ -147,9 +148,7 @@ class HubPrompts(PromptSet):
         try:
             import datasets  # noqa: F401
         except ImportError as error:
-            raise UserError(
-                "data", f"{self.path!r} needs the package datasets", fix="pip install 'gspo_lightning[data]'"
-            ) from error
+            raise UserError("data", f"{self.path!r} needs the package datasets", fix=install_command("data")) from error
         commit = None
         if not _is_file(self.path, folder=True):
             check_reachable("data", self.path, "dataset")

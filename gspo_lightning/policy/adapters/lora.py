@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.extras import install_command
 from gspo_lightning.core.randomness import initial_weights
 from gspo_lightning.policy.adapters.adapter_files import FIELD as START
 from gspo_lightning.policy.adapters.adapter_files import (
@@ -107,7 +108,7 @@ def add_adapters(model: PreTrainedModel, lora: LoRA, seed: int, frozen: Sequence
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
-        raise UserError("model.lora", "needs peft", fix="pip install 'gspo_lightning[lora]'") from error
+        raise UserError("model.lora", "needs peft", fix=install_command("lora")) from error
     start = None if lora.start_from is None else adapter_folder(lora.start_from)
     model.requires_grad_(False)
     outside = layers_left_out(model, frozen)

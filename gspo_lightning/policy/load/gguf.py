@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from gspo_lightning.core.errors import UserError, first_line
+from gspo_lightning.core.extras import install_command
 from gspo_lightning.policy.hub import check_path
 from gspo_lightning.policy.load.loading_lock import LOADING
 from gspo_lightning.resume.cached_model import found_or_made
@@ -56,9 +57,7 @@ def _gguf_file(name: str) -> Path | None:
 @functools.cache
 def _converted(file: Path, size: int, modified: int) -> Path:
     if util.find_spec("gguf") is None:
-        raise UserError(
-            FIELD, f"{file.name} is a GGUF file, which needs the package gguf", fix="pip install 'gspo_lightning[gguf]'"
-        )
+        raise UserError(FIELD, f"{file.name} is a GGUF file, which needs the package gguf", fix=install_command("gguf"))
     made_from = [str(file), size, modified, metadata.version("transformers"), metadata.version("gguf")]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     target = cache / "gspo_lightning" / "gguf" / hashlib.sha256(repr(made_from).encode()).hexdigest()[:16]

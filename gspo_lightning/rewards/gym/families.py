@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 
 from gspo_lightning.core.errors import UserError, did_you_mean
+from gspo_lightning.core.extras import install_command
 from gspo_lightning.core.registry import installed_version
 
 VERSION = "0.1.25"
@@ -59,7 +60,7 @@ def check_installed() -> None:
     Raises:
         UserError: it is not installed, or in another version.
     """
-    fix = "pip install 'gspo_lightning[logic]'"
+    fix = install_command("logic")
     if importlib.util.find_spec("reasoning_gym") is None:
         raise UserError("ReasoningGym", "needs reasoning-gym, which is not installed", fix=fix)
     found = installed_version("reasoning-gym")

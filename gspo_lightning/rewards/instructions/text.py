@@ -9,6 +9,7 @@ import unicodedata
 from collections import Counter
 
 from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.extras import install_command
 
 _WORD = re.compile(r"\w+")
 _CHUNK = re.compile(r"[^\W_]+(?:[-.'\u2019&/][^\W_]+)*")
@@ -49,7 +50,7 @@ def check_installed() -> None:
         raise UserError(
             "IFVerifier",
             "tells languages apart with py3langid, which is not installed",
-            fix="pip install 'gspo_lightning[instructions]'",
+            fix=install_command("instructions"),
         )
 
 

@@ -14,7 +14,12 @@ from gspo_lightning.rewards.reward import Reward
 def default_workers() -> int:
     """Return the default number of workers: one core per local trainer process, the rest shared evenly; at least 1."""
     ranks = _local_ranks()
-    return max(1, (len(os.sched_getaffinity(0)) - ranks) // ranks)
+    return max(1, (available_cpus() - ranks) // ranks)
+
+
+def available_cpus() -> int:
+    """Return the number of CPUs that this process may use; of all CPUs on macOS, which has no affinity."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _local_ranks() -> int:

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from gspo_lightning.core.addresses import check_address
 from gspo_lightning.core.errors import InfrastructureError, UserError, first_line
+from gspo_lightning.core.extras import install_command
 from gspo_lightning.core.variables import check_variables, read_variables, without_secrets
 from gspo_lightning.rollouts.environments.mcp_result import NOTHING, result_text
 from gspo_lightning.rollouts.environments.tools import Tool, ToolError
@@ -29,7 +30,7 @@ class McpTool(Tool):
 
     Tools of one server share a connection. An answer that the server marks as an error is read by the policy; a server
     that is gone, or does not answer in time, is a failure of the environment, and is started or connected to again by
-    the next call. The same calls must get the same answers, as from any tool. Needs ``gspo_lightning[agents]``.
+    the next call. The same calls must get the same answers, as from any tool. Needs the package mcp.
 
     Args:
         tool: name on the server.
@@ -158,7 +159,7 @@ class _Link:
         try:
             import mcp
         except ImportError as error:
-            fix = "pip install 'gspo_lightning[agents]'"
+            fix = install_command("agents")
             raise UserError("McpTool", "needs the package mcp, which is not installed", fix=fix) from error
         variables = read_variables(environment, ENVIRONMENT)
         server = url or mcp.StdioServerParameters(command=command[0], args=command[1:], env=variables)

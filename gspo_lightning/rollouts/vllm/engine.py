@@ -11,6 +11,7 @@ import torch
 
 from gspo_lightning.core.distributed import rank_and_world
 from gspo_lightning.core.errors import GSPOError, InfrastructureError, UserError
+from gspo_lightning.core.extras import install_command
 from gspo_lightning.core.randomness import stream
 from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams
 from gspo_lightning.policy.numerics.autocast_weights import compute_dtype
@@ -78,7 +79,7 @@ class VLLMEngine(RolloutSource):
             raise UserError(
                 "data.rollouts",
                 "is VLLMEngine, but vLLM is not installed for this Python",
-                fix="pip install 'gspo_lightning[vllm]'; or VLLMServer with data.rollouts.python, the interpreter of "
+                fix=f"{install_command('vllm')}; or VLLMServer with data.rollouts.python, the interpreter of "
                 "an environment that has vLLM",
             )
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from gspo_lightning.core.addresses import UNIX
 from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.extras import install_command
 from gspo_lightning.core.variables import check_variables, read_variables
 from gspo_lightning.policy.adapters.adapter_files import uniform
 from gspo_lightning.policy.adapters.lora import adapter_rank
@@ -211,6 +212,6 @@ def check_installed(python: str) -> None:
         raise UserError(
             "data.rollouts",
             f"vLLM is not installed for {python}",
-            fix="pip install 'gspo_lightning[vllm]'; name the interpreter that has it in data.rollouts.python; or give "
+            fix=f"{install_command('vllm')}; name the interpreter that has it in data.rollouts.python; or give "
             "data.rollouts.urls of servers that run",
         )

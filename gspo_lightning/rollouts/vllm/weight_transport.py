@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from gspo_lightning.core.addresses import UNIX, is_loopback
 from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.extras import install_command
 
 Transport = Literal["files", "ipc", "nccl"]
 TransportOrAuto = Literal["auto", "files", "ipc", "nccl"]
@@ -81,7 +82,7 @@ def _obstacle(transport: Transport, found: TransportContext, requested: Transpor
     if importlib.util.find_spec("vllm") is None:
         return (
             "vLLM, which sends the weights, is not installed for the trainer's Python",
-            "pip install 'gspo_lightning[vllm]', or use transfer: files",
+            f"{install_command('vllm')}; or use transfer: files",
         )
     if other := [backend for backend in found.configured if backend != transport]:
         return (

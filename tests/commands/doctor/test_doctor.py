@@ -46,7 +46,7 @@ def test_without_a_sandbox_it_is_a_problem_that_names_probe_and_fix(
 def test_an_old_or_missing_package_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "PACKAGES", ("torch", "no-such-package"))
     monkeypatch.setattr(command, "LEAST", {"torch": (99, 0)})
-    _, torch, missing = command.versions()
+    _, _, torch, missing = command.versions()
     assert (torch.state, torch.fix) == ("problem", "install torch 99.0 or newer")
     assert (missing.state, missing.found) == ("problem", "not installed")
 
@@ -54,3 +54,21 @@ def test_an_old_or_missing_package_is_a_problem(monkeypatch: pytest.MonkeyPatch)
 def test_an_unknown_check_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "sandbx"]) == 2
     assert "it must be one of versions, devices, sandbox" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("system", "release", "state"),
+    [
+        ("Linux", "6.8.0-45-generic", "ok"), ("Darwin", "24.1.0", "note"),
+        ("Linux", "5.15.167.4-microsoft-standard-WSL2", "note"),
+    ],
+)  # fmt: skip
+def test_a_system_that_nobody_tried_is_noted(
+    system: str, release: str, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command.platform, "system", lambda: system)
+    monkeypatch.setattr(command.platform, "release", lambda: release)
+    finding = command.system()
+    assert finding.state == state
+    assert release in finding.found
+    assert ("untested" in finding.fix) == (state == "note")

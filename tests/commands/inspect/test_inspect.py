@@ -309,7 +309,7 @@ def test_without_the_extra_one_sentence(tmp_path: Path) -> None:
     assert found.returncode != 0
     assert found.stderr.splitlines()[-2:] == [
         "gspo_lightning.core.errors.UserError: gspo_lightning.commands.inspect: needs inspect-ai",
-        "  fix: pip install 'gspo_lightning[eval]'",
+        "  fix: pip install 'inspect-ai>=0.3.200'",
     ]
 
 

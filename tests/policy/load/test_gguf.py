@@ -27,7 +27,7 @@ from gspo_lightning.training.cold_start import ColdStart
 from tests import ROOT
 from tests.runs.runs import UNTAUGHT, fit
 
-gguf = pytest.importorskip("gguf", reason="pip install 'gspo_lightning[gguf]'")
+gguf = pytest.importorskip("gguf", reason="needs gguf")
 
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 LETTERS = [chr(code) for code in range(33, 127)]

@@ -14,7 +14,7 @@ from gspo_lightning.core.turn import ToolCall, Turn
 from gspo_lightning.rollouts.environments import McpTool, ToolUse
 from tests import ROOT
 
-pytest.importorskip("mcp", reason="pip install 'gspo_lightning[agents]'")
+pytest.importorskip("mcp", reason="needs mcp")
 SERVER = [sys.executable, str(ROOT / "tests" / "rollouts" / "environments" / "mcp_server.py")]
 
 
