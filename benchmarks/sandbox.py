@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,11 +113,11 @@ def measure(
     return {"cpu_ms": statistics.median(used), "wall_ms": statistics.median(walls)}
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=20, help="programs per cell and round; an eighth in C++")
     parser.add_argument("--output", type=Path, help="JSON file")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     runners = {"python -I": plain("-I"), "python -I -S": plain("-I", "-S")}
     compilers: dict[str, Callable[[str, str, str, int], None]] = {"g++": native}
     for kind in (Kind.BUBBLEWRAP, Kind.LANDLOCK):
@@ -134,7 +134,7 @@ def main() -> None:
         else:
             compilers[kind.value] = sandboxed(executor, "cpp")
     rows: list[dict[str, Any]] = []
-    fewer = max(2, options.repeats // 8)
+    fewer = max(1, options.repeats // 8)
     for programs, ways, repeats in (
         (PROGRAMS, runners, options.repeats),
         (CPP, compilers if len(compilers) > 1 else {}, fewer),
@@ -149,7 +149,7 @@ def main() -> None:
     _show(rows)
     if options.output:
         report = {
-            "command": f"python benchmarks/sandbox.py --repeats {options.repeats}",
+            "command": f"python -m benchmarks.sandbox --repeats {options.repeats}",
             "hardware": f"{platform.machine()}, {_processor()}, {os.cpu_count()} CPUs, root: {os.geteuid() == 0}",
             "versions": {
                 "kernel": platform.release(),

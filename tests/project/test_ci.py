@@ -69,7 +69,7 @@ def test_a_step_that_is_not_there_ends_before_any_other() -> None:
 
 def test_the_whole_suite_runs_where_tools_are_hidden() -> None:
     text = SCRIPT.read_text()
-    assert 'hidden="bwrap g++ c++ clang++ trl"' in text
+    assert 'hidden="bwrap g++ c++ clang++ trl chromium chromedriver"' in text
     assert '  env PATH="${newcomers%:}" "$@"\n' in text
     for target in ("quickstart", "test", "test-thorough"):
         assert re.search(
