@@ -103,7 +103,7 @@ def test_a_wrapped_exception_is_found(strange: ModuleType) -> None:
     assert mistake_of_plugin(caught(wrap)) is not None
 
 
-def test_what_this_package_raises_is_not_the_plugins(strange: ModuleType) -> None:
+def test_exceptions_of_this_package_are_not_blamed_on_a_plugin(strange: ModuleType) -> None:
     assert place_of(caught(strange.Foreign().score, "a")) is None
     assert mistake_of_plugin(caught(ExactMatch, 1, 2, 3, 4, 5)) is None
 
@@ -133,6 +133,6 @@ def test_a_command_without_torch_accuses_as_well(tmp_path: Path, capsys: pytest.
     assert all(f"{plugin}:6, in Broken0.score" in line for line in lines)
 
 
-def test_nothing_of_torch_is_imported() -> None:
+def test_errors_module_imports_no_torch() -> None:
     code = "import sys, gspo_lightning.core.errors; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

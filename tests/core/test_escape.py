@@ -51,7 +51,7 @@ SEEN = visible(FOREIGN)
 Captured = pytest.CaptureFixture[str]
 
 
-def test_all_of_it_can_be_read() -> None:
+def test_escaped_text_is_readable_in_every_kind_of_markdown() -> None:
     assert "[/INST] [red]x = [a, b][/] :smile: \\x1b[31mE\\x1b]0;title\\x07\\x9b2J\\rover \\u202eturned \\u2028" in SEEN
     assert shown(f"a {cell(FOREIGN)} b") == f"a {SEEN} b"
     assert shown(f"# {code(FOREIGN, table=False)}") == SEEN.replace("`", "'")
@@ -120,7 +120,7 @@ TERMINAL: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("command", TERMINAL)
-def test_a_terminal_shows_it_whole(command: str, capsys: Captured) -> None:
+def test_terminal_escapes_foreign_text(command: str, capsys: Captured) -> None:
     TERMINAL[command]()
     found = "".join(capsys.readouterr())
     assert SEEN in found
@@ -130,7 +130,9 @@ def test_a_terminal_shows_it_whole(command: str, capsys: Captured) -> None:
 @pytest.mark.parametrize(
     "error", [UserError(FOREIGN, FOREIGN, fix=FOREIGN), InfrastructureError(FOREIGN), ValueError(FOREIGN)]
 )
-def test_an_error_shows_it_whole(error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_error_message_escapes_foreign_text(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     def fail(arguments: list[str]) -> int:
         raise error
 
@@ -142,7 +144,7 @@ def test_an_error_shows_it_whole(error: Exception, monkeypatch: pytest.MonkeyPat
     assert not obeyed(found)
 
 
-def test_an_error_with_its_traceback_shows_it_whole(tmp_path: Path) -> None:
+def test_traceback_escapes_foreign_text(tmp_path: Path) -> None:
     script = "import sys; sys.argv[1:] = ['export', sys.argv[1], 'out', '--traceback']; "
     script += "from gspo_lightning.cli import entry_point; entry_point()"
     name = FOREIGN.replace("/", "").replace("\x00", "")
@@ -152,7 +154,7 @@ def test_an_error_with_its_traceback_shows_it_whole(tmp_path: Path) -> None:
     assert not obeyed(done.stderr)
 
 
-def test_log_lines_and_warnings_show_it_whole(capsys: Captured) -> None:
+def test_log_lines_and_warnings_escape_foreign_text(capsys: Captured) -> None:
     handler = logging.StreamHandler(sys.stderr)
     with escaped_logs(), warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -181,7 +183,7 @@ class Talkative(Reward):
 """
 
 
-def test_a_worker_that_logs_answers_shows_them_whole(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_logs_of_a_reward_worker_escape_answers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "talkative.py").write_text(PLUGIN)
     (tmp_path / "in.jsonl").write_text(json.dumps({"id": 1, "prompt": "", "completion": FOREIGN, "answer": ""}) + "\n")
     names = {"--input": "in.jsonl", "--output": "out.jsonl", "--plugins": "talkative.py"}
@@ -193,7 +195,7 @@ def test_a_worker_that_logs_answers_shows_them_whole(tmp_path: Path, capfd: pyte
 
 
 @pytest.mark.parametrize("status", [400, 500, 403])
-def test_an_error_of_a_server_is_shown_by_whoever_prints_it(status: int) -> None:
+def test_health_error_of_a_server_is_escaped(status: int) -> None:
     loop = LoopThread("test")
     with HostileServer(lambda: [FOREIGN.encode()], {}, status) as server:
         client = Client(Endpoint(server.url), 5.0, 5.0)
@@ -233,7 +235,7 @@ def nasty_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_report_shows_it(nasty_run: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_report_escapes_foreign_text(nasty_run: Path, tmp_path: Path, capsys: Captured) -> None:
     assert main(["report", str(nasty_run), "--output", str(tmp_path)]) == 0
     assert not obeyed(capsys.readouterr().out)
     page = (tmp_path / "report.md").read_text()
@@ -243,7 +245,7 @@ def test_the_report_shows_it(nasty_run: Path, tmp_path: Path, capsys: Captured) 
     assert found.count(SEEN.replace("`", "'").replace("\\|", "\\¦")) >= 4
 
 
-def test_the_report_of_several_runs_shows_it(nasty_run: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_report_of_several_runs_escapes_foreign_text(nasty_run: Path, tmp_path: Path, capsys: Captured) -> None:
     other = write_run(tmp_path / "other")
     write_report([nasty_run, other], tmp_path / "out")
     page = (tmp_path / "out" / "report.md").read_text()
@@ -253,7 +255,7 @@ def test_the_report_of_several_runs_shows_it(nasty_run: Path, tmp_path: Path, ca
     assert not obeyed(capsys.readouterr().out)
 
 
-def test_the_pages_of_comparisons_show_it(tmp_path: Path) -> None:
+def test_comparison_pages_escape_foreign_text(tmp_path: Path) -> None:
     compared = {FOREIGN: {1: run_of(), 2: run_of()}, "b": {1: run_of(2), 2: run_of(3)}}
     for page in (
         compare_page.page(compared, f"gspo compare ```{FOREIGN}", "report.png"),
@@ -263,7 +265,7 @@ def test_the_pages_of_comparisons_show_it(tmp_path: Path) -> None:
         assert SEEN in shown(page)
 
 
-def test_the_page_of_an_evaluation_shows_it(tmp_path: Path) -> None:
+def test_evaluation_page_escapes_foreign_text(tmp_path: Path) -> None:
     write_page(tmp_path, results())
     page = (tmp_path / "report.md").read_text()
     columns(page)
@@ -271,7 +273,7 @@ def test_the_page_of_an_evaluation_shows_it(tmp_path: Path) -> None:
     assert found.count(SEEN) == 5  # name, window, metric, note, version
 
 
-def test_model_cards_show_it() -> None:
+def test_model_cards_escape_foreign_text() -> None:
     config = {
         "model": {"name_or_path": FOREIGN, "objective": FOREIGN, "optimizer": {"class_path": f"x.{FOREIGN}"}},
         "data": {"train": FOREIGN, "rewards": {FOREIGN: FOREIGN}, "system_prompt": f"```\n# x\n{FOREIGN}",
@@ -290,7 +292,7 @@ def test_model_cards_show_it() -> None:
         assert SEEN in shown(body)
 
 
-def test_tensorboard_shows_it(tmp_path: Path) -> None:
+def test_tensorboard_tables_escape_foreign_text(tmp_path: Path) -> None:
     logger = TensorBoardLogger(tmp_path, name="", version="run")
     sink = Sink([logger])
     sink.table("samples", ["a", "b"], [[FOREIGN, FOREIGN]], 1, code=("a",))
@@ -380,7 +382,7 @@ def past(name: str, tree: ast.Module) -> list[str]:
     return found
 
 
-def test_nothing_in_the_package_goes_past_it() -> None:
+def test_no_module_prints_or_saves_without_escaping() -> None:
     wrong = []
     for file in files():
         name = file.relative_to(PACKAGE).as_posix()
@@ -400,11 +402,11 @@ def test_nothing_in_the_package_goes_past_it() -> None:
         "from rich.markup import escape", "from rich.progress import track", "from rich.text import Text",
     ],
 )  # fmt: skip
-def test_what_goes_past_it_is_found(source: str) -> None:
+def test_output_that_bypasses_escaping_is_detected(source: str) -> None:
     assert past("report/new.py", ast.parse(source))
 
 
-def test_pages_are_written_where_this_test_reads_them() -> None:
+def test_every_module_that_writes_markdown_has_an_escaping_test() -> None:
     found = set()
     for file in files():
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

@@ -30,7 +30,7 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] "
         (torch.OutOfMemoryError("CUDA out of memory. Tried to"), InfrastructureError, "memory ran out: CUDA out of"),
     ],
 )
-def test_named(error: Exception, kind: type[Exception], word: str) -> None:
+def test_disk_memory_and_rank_faults_are_named(error: Exception, kind: type[Exception], word: str) -> None:
     found = fault_around(error)
     assert type(found) is kind
     assert word in str(found)
@@ -47,11 +47,11 @@ def test_named(error: Exception, kind: type[Exception], word: str) -> None:
         ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),  # a server's
     ],
 )
-def test_not_named(error: Exception) -> None:
+def test_other_exceptions_are_not_taken_for_faults(error: Exception) -> None:
     assert fault_around(error) is None
 
 
-def test_what_was_dealt_with_before_is_not_named() -> None:
+def test_handled_exception_is_not_reported_as_the_fault() -> None:
     """A mistake of this package that shows where something was refused, and expected to be."""
 
     def after_a_refusal() -> None:
@@ -66,7 +66,7 @@ def test_what_was_dealt_with_before_is_not_named() -> None:
     assert not has_lost_a_rank(caught.value)
 
 
-def test_what_is_half_written_is_removed_whatever_ends_it(tmp_path: Path) -> None:
+def test_partial_output_folder_is_removed_after_any_exception(tmp_path: Path) -> None:
     folder = tmp_path / "out"
 
     def write(error: BaseException) -> None:

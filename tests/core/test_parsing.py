@@ -36,7 +36,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("text", "said"), BAD.values(), ids=BAD)
-def test_what_cannot_be_read_is_yaml_that_is_none(text: str, said: str) -> None:
+def test_malformed_or_excessive_yaml_is_a_yaml_error(text: str, said: str) -> None:
     with pytest.raises(yaml.YAMLError, match=said):
         load_yaml(text)
 

@@ -285,7 +285,7 @@ def test_a_plugin_that_ends_the_process_is_a_mistake_with_a_message(things: str,
         import_plugins([file], root=tmp_path)
 
 
-def test_what_stands_in_front_of_a_source_is_no_component() -> None:
+def test_only_public_rollout_sources_are_registered() -> None:
     """Also when everything is imported that a run imports."""
     importlib.import_module("gspo_lightning.training.module")
     own = {name for name, cls in components("rollouts").items() if cls.__module__.startswith("gspo_lightning.")}

@@ -39,7 +39,7 @@ def test_ptxas_is_read() -> None:
     ({"shared_bytes": 100_004, "wgmma": False}, ["shared memory: 100000 to 100004 bytes", "no wgmma any more"]),
     ({"shared_bytes": SHARED}, [f"shared memory: 100000 to {SHARED} bytes"]),
 ])  # fmt: skip
-def test_what_is_worse(change: dict[str, int], said: list[str]) -> None:
+def test_compile_check_names_each_kernel_regression(change: dict[str, int], said: list[str]) -> None:
     before = dataclasses.asdict(KERNEL)
     assert found_worse(before | change, before) == said
 

@@ -24,7 +24,7 @@ def rank_1_of_4() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("rank_1_of_4")
-def test_what_collectives_bring_is_counted() -> None:
+def test_received_bytes_of_each_collective_are_counted() -> None:
     four = [KIB.clone() for _ in range(4)]
     steps = {
         "all_gather": (lambda: dist.all_gather(four, KIB), 3),
@@ -46,7 +46,7 @@ def test_what_collectives_bring_is_counted() -> None:
     assert found == {name: 1024 * expected for name, (_, expected) in steps.items()}
 
 
-def test_what_is_held_at_a_time_is_counted() -> None:
+def test_peak_bytes_of_new_tensors_are_counted() -> None:
     before = torch.zeros(1024)
     with Held() as held:
         first = before + 1  # 4,096 bytes

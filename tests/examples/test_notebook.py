@@ -16,7 +16,7 @@ from tests import ROOT
 NOTEBOOK = ROOT / "examples" / "first_run.ipynb"
 
 
-def test_it_is_committed_without_outputs() -> None:
+def test_notebook_is_committed_without_outputs() -> None:
     """They would differ between machines, hide what changed, and go stale; the next test makes them anew."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
@@ -25,7 +25,7 @@ def test_it_is_committed_without_outputs() -> None:
     assert all(not cell.outputs and cell.execution_count is None for cell in code)
 
 
-def test_it_installs_the_released_version_first_where_the_package_is_missing() -> None:
+def test_notebook_first_installs_the_released_version_if_missing() -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     first = next(cell.source for cell in notebook.cells if cell.cell_type == "code")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -57,7 +57,7 @@ def test_the_site_has_a_badge_where_a_repository_builds_it(monkeypatch: pytest.M
 
 @pytest.mark.thorough
 @pytest.mark.slow
-def test_it_runs_and_the_model_learns(tmp_path: Path) -> None:
+def test_notebook_runs_and_its_model_learns(tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     notebook.cells.append(
         nbformat.v4.new_code_cell("import json\nprint('REWARDS', json.dumps([rewards[0], rewards[-1]]))")

@@ -26,7 +26,7 @@ from tests.runs import runs
         ("float8", "tensor", [[7.0, 3.5, -1.25, 0.203125], [7.0, 0.4375, 0.75, -7.0]]),
     ],
 )
-def test_what_weights_are_rounded_to(to: str, scales: str, expected: list[list[float]]) -> None:
+def test_quantised_weights_by_hand(to: str, scales: str, expected: list[list[float]]) -> None:
     """By hand: the largest is 7, so a step of int4 is 1, of int8 7/127; float8 keeps 3 bits behind the first one."""
     weight = torch.tensor([[7.0, 3.53, -1.2, 0.21], [7.0, 0.45, 0.73, -7.0]])
     torch.testing.assert_close(rounded(weight, to, scales), torch.tensor(expected))  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ def test_tokens_are_aggregated_as_the_objective_does() -> None:
     assert float(value) == pytest.approx((0.125 + 0.5 + 0.02) / 3)
 
 
-def test_what_is_measured() -> None:
+def test_distillation_metrics_by_hand() -> None:
     out = GSPO(distill_coef=1.0)(NEW, NEW, NO_REWARD, MASK, teacher_logprobs=TEACHER)
     x = torch.tensor([0.5, -1.0, 0.2], dtype=torch.float64)
     total, count = out.sums["kl_new_teacher"]
@@ -194,6 +194,6 @@ def test_whole_distributions_are_needed_only_with_a_weight() -> None:
 
 
 @pytest.mark.parametrize(("exact", "argument"), [(False, "teacher_logprobs"), (True, "teacher_kl")])
-def test_what_is_missing_is_named(exact: bool, argument: str) -> None:
+def test_missing_teacher_argument_is_named(exact: bool, argument: str) -> None:
     with pytest.raises(UserError, match=rf"{argument}: is None, but distill_coef=1.0 needs it"):
         loss(GSPO(distill_coef=1.0, distill_exact=exact), NEW)

@@ -252,7 +252,7 @@ TIES: list[tuple[Objective, list[list[float]], list[list[float]]]] = [
 
 
 @pytest.mark.parametrize(("objective", "new", "old"), TIES, ids=lambda v: repr(v) if isinstance(v, Objective) else "")
-def test_what_is_exactly_on_a_bound_is_inside(
+def test_ratio_exactly_on_a_clip_bound_is_not_clipped(
     objective: Objective, new: list[list[float]], old: list[list[float]]
 ) -> None:
     for sign in (1.0, -1.0):

@@ -43,7 +43,7 @@ def test_value_gradient_and_measurements_by_hand() -> None:
     assert not any(number.requires_grad for pair in out.sums.values() for number in pair)
 
 
-def test_what_other_terms_measure_stays() -> None:
+def test_positive_term_keeps_the_metrics_of_other_terms() -> None:
     sums = GSPO(positive_nll_coef=0.1, distill_coef=0.1, correction="sequence")(
         NEW, NEW, NO_REWARD, MASK, positive=POSITIVE, behaviour_logprobs=NEW, teacher_logprobs=NEW
     ).sums
@@ -51,7 +51,7 @@ def test_what_other_terms_measure_stays() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_beside_any_objective_it_adds_the_same(name: str) -> None:
+def test_positive_term_adds_the_same_to_every_objective(name: str) -> None:
     """Whatever divides the objective's own loss."""
     new, old, advantages, mask = example()
     positive = torch.tensor([False, True, True])

@@ -40,7 +40,7 @@ def test_losses_of_sequences(how: Aggregation, plain: float, weighted: float) ->
     assert aggregate(values, MASK, LENGTHS, how, WEIGHTS).item() == weighted
 
 
-def test_counts() -> None:
+def test_weighted_counts_of_rows_and_tokens_by_hand() -> None:
     """An empty row counts nothing, whatever its weight."""
     assert weighted_count(count_rows, MASK, WEIGHTS).item() == 0.5 + 0.25
     assert weighted_count(count_tokens, MASK, WEIGHTS).item() == 0.5 * 3 + 0.25 * 2

@@ -73,7 +73,7 @@ SHAPES: dict[str, tuple[Callable[[Rows], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_what_a_term_returns_is_checked_by_name(name: str) -> None:
+def test_malformed_output_of_a_term_is_refused_by_name(name: str) -> None:
     make, said = SHAPES[name]
     with pytest.raises(UserError, match=said) as error:
         call(make)

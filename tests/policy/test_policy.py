@@ -219,7 +219,7 @@ def test_context_length_is_read_from_the_config(saved: bool, policy: Policy, tmp
 # loading and saving ---------------------------------------------------------------------------------------------------
 
 
-def test_what_is_saved_is_what_is_loaded(policy: Policy, tmp_path: Path) -> None:
+def test_saved_policy_reloads_with_equal_outputs_and_end_tokens(policy: Policy, tmp_path: Path) -> None:
     policy.model.generation_config.eos_token_id = [1, 9]
     policy.save_pretrained(tmp_path / "model")
     again = load_policy(ModelSettings(str(tmp_path / "model"))).eval()

@@ -76,7 +76,7 @@ def test_every_dependency_is_imported_by_the_package() -> None:
     assert unused(requirements(PROJECT["dependencies"]), imported(PACKAGE)) == set()
 
 
-def test_what_nobody_imports_is_found() -> None:
+def test_unused_requirement_is_detected() -> None:
     assert unused(requirements(["lighteval>=0.1", "torch"]), imported(EVERYWHERE) | commands()) == {"lighteval"}
 
 

@@ -70,7 +70,7 @@ def test_metrics_that_a_document_names_are_defined(document: str) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_what_a_document_names_exists(document: str) -> None:
+def test_files_names_and_commands_of_a_document_exist(document: str) -> None:
     text = code(document)
     paths = [path.rstrip(".") for path in PATH.findall(text)]
     missing = [path for path in paths if not (ROOT / path).exists() and "STRATEGY" not in path]

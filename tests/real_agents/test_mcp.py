@@ -106,7 +106,7 @@ def test_tools_of_one_server_share_a_process_which_may_die() -> None:
         ({"tool": "multiply", "command": COMMAND, "timeout_s": 0.0}, "timeout_s"),
     ],
 )
-def test_what_cannot_be_used_is_said_before_anything_runs(arguments: dict[str, Any], complaint: str) -> None:
+def test_unusable_mcp_tool_is_refused_before_anything_runs(arguments: dict[str, Any], complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         McpTool(**arguments)
 

@@ -75,7 +75,7 @@ def test_an_end_without_a_reward_is_missing(url: str, word: str) -> None:
         talk(OpenEnvEnvironment(url, action="text", observation="hint"), Prompt(1, "30-49?", (1,)), word)
 
 
-def test_what_a_policy_reads_and_earns(url: str) -> None:
+def test_openenv_step_gives_its_observation_and_reward(url: str) -> None:
     environment = OpenEnvEnvironment(url, action="text", observation="seen")
     steps = talk(environment, Prompt(1, "30-49?", (1,)), "größer", "yes")
     assert steps[1] == ([{"role": "user", "content": '["größer"]'}], 0.0, False)  # no reward yet
@@ -94,7 +94,7 @@ def test_a_policy_learns_to_guess_from_it(url: str, tmp_path: Path) -> None:
     assert accuracy[-1] > accuracy[0] + 0.1, accuracy
 
 
-def test_its_capture_in_front_of_the_gateway_finds_one_root() -> None:
+def test_openenv_capture_before_the_gateway_finds_one_root() -> None:
     """Four turns with calls and reasoning: a server that renders its history again gives one root a turn."""
     texts = {"agent": [CALL, CALL, CALL, "42"], "probe": ["hello"]}
 

@@ -120,7 +120,7 @@ def chat_program() -> None:
 
 
 @pytest.mark.usefixtures("chat_program")
-def test_its_chat_program_calls_tools_in_one_conversation() -> None:
+def test_verifiers_chat_program_calls_tools_in_one_conversation() -> None:
     """Of verifiers' own: the harness ``null``, in a process of its own, and a tool behind MCP."""
     (task,) = VerifiersTasks(TOOLS, python=PYTHON).records()
     assert [message["role"] for message in task["prompt"]] == ["system", "user"]
@@ -147,7 +147,7 @@ def test_a_reward_that_raises_stops_the_run(
     assert re.search(f"data.rollouts.agent: .* rollouts of the agent are missing: .*{why}", capfd.readouterr().err)
 
 
-def test_what_cannot_be_used_is_refused_before_the_run() -> None:
+def test_unusable_verifiers_environment_is_refused_before_the_run() -> None:
     with pytest.raises(UserError, match=r"VerifiersTasks.environment: cannot be loaded: .*no_such_taskset"):
         VerifiersTasks({"taskset": {"id": "no_such_taskset"}}, python=PYTHON).records()
     retried = {**CALCULATOR, "retries": {"max_retries": 1}}

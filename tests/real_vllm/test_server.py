@@ -32,7 +32,7 @@ def test_a_server_keeps_the_contract_and_has_the_newest_weights(
         served.check_that_weights_arrive(source, policy, prompts)
 
 
-def test_what_is_cut_keeps_its_tokens(url: str, policy: Policy, prompts: list[Prompt]) -> None:
+def test_responses_cut_by_vllm_begin_as_the_whole_ones(url: str, policy: Policy, prompts: list[Prompt]) -> None:
     """Greedy: what was cut begins as the whole response does, with its log-probabilities."""
     greedy = SamplingParams(110, temperature=0.0)
     rows = [ResponsePrefix(p, 0, p.token_ids, 0, 20 if i == 0 else 110) for i, p in enumerate(prompts)]

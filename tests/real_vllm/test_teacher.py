@@ -19,7 +19,7 @@ from tests.real_vllm import served
 pytestmark = served.VLLM
 
 
-def test_its_log_probabilities_are_the_trainers_own(
+def test_served_teacher_has_the_logprobs_of_a_local_one(
     url: str, running: tuple[Endpoint, LocalServer], policy: Policy
 ) -> None:
     with closing(VLLMServer([url])) as source:

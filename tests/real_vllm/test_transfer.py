@@ -204,7 +204,7 @@ def gap(engine: InProcessEngine, policy: Policy) -> float:
     return probe.check(["vLLM"], [piece.answer])
 
 
-def test_what_is_sent_is_a_source_of_weights_to_vllm(policy: Policy) -> None:
+def test_checkpoint_weights_are_a_weight_source_to_vllm(policy: Policy) -> None:
     from vllm.distributed.weight_transfer import ParamMeta, VLLMWeightSyncClient
 
     source = CheckpointWeights()

@@ -46,7 +46,7 @@ def check(scalars: Scalars, expected: dict[str, tuple[list[int], list[float]]] =
         np.testing.assert_array_equal(found[tag].values, np.float32(values))  # as event files have them
 
 
-def test_what_is_logged_is_in_memory_and_in_the_file(tmp_path: Path) -> None:
+def test_logged_scalars_read_back_from_the_file_as_in_memory(tmp_path: Path) -> None:
     scalars = filled(tmp_path)
     check(scalars)
     read = Scalars.read(tmp_path)
@@ -108,7 +108,7 @@ def test_a_file_that_cannot_be_written_says_so(tmp_path: Path) -> None:
         Scalars(tmp_path).add(1, {"loss": 1.0})
 
 
-def test_who_reads_a_run_waits_for_no_torch() -> None:
+def test_report_command_imports_no_torch() -> None:
     code = "import sys, gspo_lightning.commands.report; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -31,7 +31,7 @@ def test_values_are_compared_by_dotted_name() -> None:
         ("trainer.gradient_clip_val", False), ("data.max_prompt_tokens", False), ("data.validate", False),
     ],
 )  # fmt: skip
-def test_what_changes_the_meaning(name: str, harmless: bool) -> None:
+def test_resume_allows_harmless_changes_and_forbids_others(name: str, harmless: bool) -> None:
     tree: dict[str, object] = {}
     node = tree
     *path, last = name.split(".")

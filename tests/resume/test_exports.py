@@ -147,7 +147,7 @@ def refused(target: Path, *sources: Path) -> str:
     return str(caught.value)
 
 
-def test_what_no_export_wrote_is_never_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_never_replaces_files_that_no_export_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     write(out, "old")
     assert "holds a.ckpt" not in refused(tmp_path)

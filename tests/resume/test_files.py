@@ -125,7 +125,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_who_is_dead_but_not_yet_waited_for_writes_nothing_any_more(tmp_path: Path) -> None:
+def test_unfinished_file_of_a_zombie_process_is_swept(tmp_path: Path) -> None:
     process = subprocess.Popen(["true"])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie
     theirs = tmp_path / f".a.ckpt.{os.uname().nodename}.{process.pid}.unfinished"

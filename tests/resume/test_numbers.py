@@ -86,7 +86,7 @@ def test_a_token_budget_that_is_none_is_named_and_left_out(
     assert "the token budget is the configured one again" in caplog.text
 
 
-def test_edges() -> None:
+def test_whole_number_accepts_exactly_64_bit_integers() -> None:
     assert [whole_number(n) for n in (2**63 - 1, -(2**63), 0.0, -2.0)] == [2**63 - 1, -(2**63), 0, -2]
     for wrong in (2**63, -(2**63) - 1, 2.0**63, float("nan"), True, "1", None):
         with pytest.raises(ValueError, match=r"budget is .*, not a whole number of at most 64 bits"):

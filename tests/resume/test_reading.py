@@ -43,6 +43,6 @@ def test_members_of_enumerations_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["mro", "__init_subclass__", "__members__"])
-def test_other_attributes_are_not(tmp_path: Path, name: str) -> None:
+def test_shard_index_with_a_private_enum_attribute_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match=rf"it is made with _MEM_FORMAT_ENCODING\.{name}, which would run code"):
         check_shards(written(tmp_path / "step.ckpt", name), "checkpoint")

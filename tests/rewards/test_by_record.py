@@ -33,7 +33,7 @@ def test_each_record_is_judged_by_its_own_reward_and_by_no_other() -> None:
     assert [list(s.parts) for s in (math, code)] == [["correct"], ["correct"]]
 
 
-def test_what_does_not_apply_leaves_its_weight_to_the_others() -> None:
+def test_weight_of_an_inapplicable_reward_goes_to_the_others() -> None:
     """Weights 1 and 1/2: a right answer that ends in a digit has 1.5, and so has a right one of code."""
     rewards = {"correct": ExactMatch(), "form": {"by": "source", "math": FormatReward(r"#\d")}}
     math, code, wrong = graded(

@@ -88,7 +88,7 @@ def test_independent_labels_have_independent_probabilities(tmp_path: Path) -> No
     assert rewards(SequenceClassificationReward(folder, label=2)) == pytest.approx(expected, abs=1e-5)
 
 
-def test_what_the_model_reads(scalar: str) -> None:
+def test_classifier_reads_the_chosen_form_of_text(scalar: str) -> None:
     one = [Sample("0", "1+1:", "#2")]
     for text, read in (("joined", "1+1:#2"), ("completion", "#2"), ("chat", "<1+1:><#2>")):
         (score,) = SequenceClassificationReward(scalar, text=text).score_batch(one)  # type: ignore[arg-type]
@@ -128,7 +128,7 @@ def test_too_long_is_missing_and_nothing_is_the_models_mistake(scalar: str) -> N
     assert built_for[0].detail == "65 tokens, more than max_tokens = 64"
 
 
-def test_it_joins_rewards_of_workers(scalar: str) -> None:
+def test_classifier_reward_adds_to_rewards_of_workers(scalar: str) -> None:
     parts = {"rm": SequenceClassificationReward(scalar), "correct": ExactMatch()}
     samples = [Sample(s.id, s.prompt, s.completion, (), {"answer": "5"}) for s in SAMPLES]
     with RewardRunner(parts, {"rm": 0.5}, num_workers=1) as runner:
@@ -152,7 +152,7 @@ def test_gspo_score_and_the_registry_know_it(scalar: str, tmp_path: Path) -> Non
     assert [line["reward"] for line in found] == pytest.approx(rewards(SequenceClassificationReward(scalar)))
 
 
-def test_it_rewards_a_training_run(scalar: str, tmp_path: Path) -> None:
+def test_classifier_rewards_of_a_run_are_its_logits(scalar: str, tmp_path: Path) -> None:
     rewards = {"rm": {"class_path": "SequenceClassificationReward", "init_args": {"name_or_path": scalar}}}
     argv = [
         "fit", f"--config={ROOT / 'configs' / 'quickstart.yaml'}", "--model.cold_start=null",
@@ -185,7 +185,7 @@ def without_template(tmp_path: Path, scalar: str) -> str:
     return str(tmp_path / "plain")
 
 
-def test_what_cannot_work_is_refused_at_start_up_with_its_own_message(
+def test_unusable_classifier_settings_are_refused_at_start_up(
     scalar: str, labelled: str, without_template: str, tmp_path: Path
 ) -> None:
     cases: list[tuple[dict[str, Any], str]] = [

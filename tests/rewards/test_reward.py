@@ -118,12 +118,12 @@ def test_numbers_of_all_kinds_are_rewards(value: object) -> None:
 @pytest.mark.parametrize(
     "value", ["1", b"1", [1.0], {}, 1j, object(), float("nan"), float("-inf"), Score(float("inf"))]
 )
-def test_what_is_no_finite_number_is_refused_with_reward_and_sample(value: object) -> None:
+def test_nonfinite_or_nonnumeric_reward_is_refused_with_its_sample(value: object) -> None:
     with pytest.raises(UserError, match=r"rewards\.correct: sample 7: returned"):
         to_score(value, "correct", "7")
 
 
-def test_none_is_missing() -> None:
+def test_reward_of_none_is_missing() -> None:
     assert to_score(None, "R", "1").status == "missing"
 
 

@@ -69,7 +69,7 @@ def test_scores_travel_through_a_worker_with_their_places() -> None:
         ([float("nan"), 1.0], "returned nan, but a reward must be finite"),
     ],
 )
-def test_what_is_no_score_of_steps_is_refused(value: Any, message: str) -> None:
+def test_malformed_step_scores_are_refused(value: Any, message: str) -> None:
     with pytest.raises(UserError, match=f"rewards.Marked: sample 7: {message}"):
         Marked(value).score_one(Sample("7", "", "a;b"))
 

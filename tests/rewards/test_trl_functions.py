@@ -66,7 +66,7 @@ def test_prompts_and_conversations_are_messages_too() -> None:
     assert completions == [[{"role": "assistant", "content": "yes"}], said[2:]]
 
 
-def test_what_tells_of_the_trainer_is_given_by_name_and_to_kwargs() -> None:
+def test_trl_function_gets_trainer_state_by_name_and_in_kwargs() -> None:
     assert FunctionReward(f"{HERE}.shaped").score_batch([sample("x")]) == [0.75]  # 1 - 30 / 120
     trl_functions.SEEN.clear()
     (score,) = FunctionReward(f"{HERE}.by_kwargs").score_batch([sample("x", level=3)])
@@ -114,7 +114,7 @@ def test_arguments_that_do_not_fit_are_refused(
 # what a function logs ------------------------------------------------------------------------------------------------
 
 
-def test_what_is_logged_comes_back_from_the_worker() -> None:
+def test_logs_of_a_trl_function_come_back_from_the_worker() -> None:
     samples = [sample("4", solution="4"), sample("5", solution="4"), sample("6", solution=None)]
     scores = scored({"right": FunctionReward(f"{HERE}.accurate")}, samples)
     assert [score.reward for score in scores] == [1.0, 0.0, None]

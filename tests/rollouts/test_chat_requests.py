@@ -54,7 +54,7 @@ def spoken(content: Any, usage: Any = None) -> tuple[list[ChatAnswer], dict[str,
         ([{"type": "text", "text": "a"}, {"type": "output_text", "text": "b"}], "ab"),
     ],
 )
-def test_what_an_answer_says(content: Any, text: str) -> None:
+def test_chat_answer_text_is_read_from_every_content_form(content: Any, text: str) -> None:
     assert spoken(content)[0] == [ChatAnswer(text, False)]
 
 

@@ -97,7 +97,7 @@ def test_a_breach_is_named_with_file_line_class_and_method(breach: str) -> None:
     assert "; expected: " in last
 
 
-def test_what_keeps_the_contract_passes() -> None:
+def test_valid_groups_pass_the_contract_check() -> None:
     found = groups()
     assert check_groups(Mine(), tuple(map(tuple, found)), PROMPTS, 2, SAMPLING) == found
     without = changed(logprobs=None)

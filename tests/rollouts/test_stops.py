@@ -142,7 +142,7 @@ def test_the_end_of_a_text_says_what_the_whole_says(kind: str) -> None:
     assert len(where) > 8  # they do end, in different places
 
 
-def test_what_is_decoded_does_not_grow_with_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_search_decodes_a_bounded_tail_per_token(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = byte_level()
     ids = tokenizer(TEXT * 20, add_special_tokens=False)["input_ids"][:2000]
     decoded, decode = [0], tokenizer.batch_decode

@@ -114,7 +114,7 @@ def test_a_cache_that_the_fast_decoder_does_not_know_is_left_to_the_padded_one()
     ],
 )
 @pytest.mark.parametrize("source", [GroupedSampler(), TransformersGenerate()], ids=["sampler", "generate"])
-def test_what_nothing_decodes_rightly_is_refused_by_name(family: str, name: str, source: Any) -> None:
+def test_model_that_no_decoder_handles_exactly_is_refused_by_name(family: str, name: str, source: Any) -> None:
     with pytest.raises(UserError, match=f"{name}.* nats") as found:
         verified(policy_of(family), source)
     assert found.value.field == "model.name_or_path"
@@ -128,7 +128,7 @@ def test_an_index_of_selected_tokens_is_refused_where_rows_go_beyond_it(family: 
         verified(policy_of(family, index_n_heads=2))
 
 
-def test_both_numbers_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_gives_the_errors_of_decoding_and_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
     off(0.01, monkeypatch)
     policy = mistral(None)
     policy.packed = False
@@ -175,7 +175,7 @@ def test_a_window_that_takes_too_long_to_fill_is_said(
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_next", "gemma2", "lfm2", "qwen3_moe"])
-def test_half_precision_is_no_reason(family: str) -> None:
+def test_half_precision_does_not_rule_out_exact_decoders(family: str) -> None:
     policy = policy_of(family, torch.bfloat16)
     assert verified(policy) in ("shared", "padded")
     exact = policy_of(family)
@@ -188,7 +188,7 @@ def test_a_cache_that_is_ignored_shows_in_half_precision_too() -> None:
             verified(policy_of(family, torch.bfloat16))
 
 
-def test_what_breaks_only_under_autocast_is_ruled_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoder_that_fails_only_under_autocast_is_ruled_out(monkeypatch: pytest.MonkeyPatch) -> None:
     own = PaddedDecoder.step
 
     def step(self: PaddedDecoder, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ def test_what_breaks_only_under_autocast_is_ruled_out(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("after", "said"), [(20, ["6 to 58"]), (0, ["6 to 58", "6 to 16"])])
-def test_too_little_memory_is_no_reason_for_another_way(
+def test_out_of_memory_does_not_change_the_chosen_decoder(
     after: int, said: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = PaddedDecoder.step
@@ -221,7 +221,7 @@ def test_too_little_memory_is_no_reason_for_another_way(
     ]
 
 
-def test_it_is_done_once_and_leaves_no_trace() -> None:
+def test_decoder_check_runs_once_and_changes_no_state() -> None:
     policy, seen = policy_of("qwen3"), []
     policy.train()
     before = {name: value.clone() for name, value in policy.state_dict().items()}

@@ -67,7 +67,7 @@ def export(run: Path, output: Path, *options: str) -> Path:
     return output
 
 
-def test_what_peft_wrote_is_what_training_starts_from(sft: Path) -> None:
+def test_training_starts_from_the_adapters_that_peft_wrote(sft: Path) -> None:
     policy = load_policy(ModelSettings("tiny-qwen3", seed=1, lora=LoRA(start_from=str(sft))))
     with torch.no_grad():
         assert torch.equal(policy.model(IDS).logits, logits_of(sft))

@@ -87,7 +87,9 @@ def hold_for_good() -> None:
     checkpoints.LastCheckpoint.on_train_end = on_train_end  # type: ignore[method-assign]
 
 
-def test_it_writes_the_same_checkpoints_an_iteration_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_async_save_writes_the_checkpoints_of_a_synchronous_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     more = [*OPTIONS, "--trainer.max_epochs=5", "--model.old_policy=ResidentSnapshot"]
     more += ["--model.old_policy.refresh_every=2"]
     plain = runs.fit(tmp_path / "plain", *more, keeping())
@@ -127,7 +129,9 @@ class Uploads:
             self.seen.append(step)
 
 
-def test_followers_hear_of_it_when_it_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_followers_hear_of_an_async_checkpoint_when_it_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     follower, own = Uploads(), checkpoints.LastCheckpoint.on_train_start
 
     def on_train_start(self: checkpoints.LastCheckpoint, *arguments: Any) -> None:
@@ -175,7 +179,7 @@ def test_shards_that_cannot_be_copied_are_refused(tmp_path: Path, capsys: pytest
     assert "LastCheckpoint.async_save: is true, but shards of FSDPStrategy cannot be copied" in capsys.readouterr().err
 
 
-def test_ctrl_c_waits_for_it(
+def test_ctrl_c_waits_for_an_async_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     wrote = hold(monkeypatch)
@@ -188,7 +192,9 @@ def test_ctrl_c_waits_for_it(
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_a_run_that_fails_while_it_is_written(hangs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_run_completes_its_async_checkpoint_within_a_limit(
+    hangs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It becomes complete, unless that takes too long."""
 
     def fails(self: Iteration, number: int) -> Experience:
@@ -214,7 +220,7 @@ def test_a_run_that_fails_while_it_is_written(hangs: bool, tmp_path: Path, monke
     assert damage(last) is None
 
 
-def test_a_disk_that_is_full_meanwhile(tmp_path: Path) -> None:
+def test_full_disk_during_an_async_save_keeps_older_checkpoints(tmp_path: Path) -> None:
     argv = ["fit", f"--config={runs.QUICKSTART}", *runs.SMALL, f"--trainer.default_root_dir={tmp_path}", *OPTIONS]
     argv += [keeping(async_save=True)]
     assert main([*argv, "--trainer.max_epochs=1"]) == 0

@@ -126,7 +126,7 @@ def test_four_ranks_compute_rows_in_replicas_of_the_weights(tmp_path: Path) -> N
     }.values(),
     ids=["ranks", "lockstep"],
 )
-def test_what_cannot_be_cut_is_refused(
+def test_context_parallel_refuses_too_few_ranks_and_lockstep(
     options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs.fit(tmp_path, OVERLAY, "--trainer.accelerator=cpu", "--trainer.devices=1", *options, code=2)

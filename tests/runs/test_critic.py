@@ -108,7 +108,7 @@ def assert_goes_on(root: Path, undisturbed: Path, updates: Sequence[int], *optio
 @pytest.mark.parametrize(
     "updates", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long), 3]
 )
-def test_it_goes_on_bit_for_bit(tmp_path: Path, whole: Path, updates: int) -> None:
+def test_run_with_a_critic_resumes_bit_for_bit(tmp_path: Path, whole: Path, updates: int) -> None:
     assert_goes_on(tmp_path, whole, [updates])
 
 
@@ -116,7 +116,7 @@ HALVED = ["--model.lr_scheduler=torch.optim.lr_scheduler.StepLR", "--model.lr_sc
 
 
 @pytest.mark.thorough
-def test_its_rate_follows_the_schedule_of_the_policy_and_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_critic_lr_follows_the_policys_schedule_and_resumes_exactly(tmp_path: Path) -> None:
     """Halved after the two updates of an iteration; interrupted there, and so before the critic's next updates."""
     halved = [*HALVED, "--model.lr_scheduler.gamma=0.5"]
     whole = runs.fit(tmp_path / "whole", *OPTIONS, *halved)
@@ -126,7 +126,7 @@ def test_its_rate_follows_the_schedule_of_the_policy_and_goes_on_bit_for_bit(tmp
 
 
 @pytest.mark.thorough
-def test_at_a_rate_of_zero_it_stays_as_it_is(tmp_path: Path, whole: Path) -> None:
+def test_critic_does_not_change_at_a_learning_rate_of_zero(tmp_path: Path, whole: Path) -> None:
     stopped = runs.fit(tmp_path / "stopped", *OPTIONS, *HALVED, "--model.lr_scheduler.gamma=0")
     first = runs.fit(tmp_path / "first", *OPTIONS, "--trainer.max_epochs=1")
 
@@ -314,7 +314,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_combine_is_refused_at_start(
+def test_critic_refuses_settings_that_it_excludes_at_start(
     case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     options, message = REFUSED[case]

@@ -161,7 +161,7 @@ def test_a_source_that_fails_ahead_stops_the_run_with_its_message(
         (["--data.max_staleness=1", "--data.resample_dead_groups=2"], "data.resample_dead_groups", "asynchronous"),
     ],
 )
-def test_what_cannot_be_joined_is_refused(
+def test_partial_or_stale_rollouts_refuse_settings_that_they_exclude(
     arguments: list[str], field: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs.fit(tmp_path, *UNTAUGHT, *arguments, code=2)

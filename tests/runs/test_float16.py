@@ -60,7 +60,7 @@ def test_a_scale_that_is_too_large_halves_and_changes_nothing(tmp_path: Path) ->
     assert all((share == 0) == out for share, out in zip(moved, left_out, strict=True))
 
 
-def test_what_is_no_matter_of_the_scale_is_not_left_to_the_scaler() -> None:
+def test_only_gradient_overflow_is_left_to_the_loss_scaler() -> None:
     sound = {"loss": 0.1, "gradient norm": math.inf, "largest ratio": 1.0}
     large, small = (torch.amp.GradScaler("cpu", init_scale=scale) for scale in (2.0, SMALLEST))
     assert overflows(large, sound)
@@ -90,7 +90,7 @@ def test_a_run_in_float16(tmp_path: Path) -> None:
         "shards": (["--config=fsdp2"], ["trainer.precision", "loss scale"]),
     }.values(),
 )
-def test_what_has_no_loss_scale_is_refused(
+def test_float16_refuses_fused_optimizers_critics_and_shards(
     arguments: list[str], words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs.fit(tmp_path, *runs.UNTAUGHT, *plugin(1.0), *arguments, code=2)

@@ -47,7 +47,7 @@ ASYNC = [*RECORDING, '--trainer.callbacks+={"class_path": "LastCheckpoint", "ini
     [(1, "deleted", RECORDING), (5, "moved", RECORDING), (2, "moved", ALONE), (2, "deleted", ASYNC)],
     ids=["in an iteration", "in the last one", "recording alone", "saving in a thread"],
 )
-def test_it_ends_with_the_name_of_the_folder(
+def test_deleted_or_moved_run_folder_ends_the_run_with_its_name(
     update: int, how: str, writes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs.fit(tmp_path / "root", *FEW, *writes, vanishing(update, how), code=1)

@@ -112,7 +112,7 @@ SETTINGS = SimpleNamespace(prompts_per_rollout=8, updates_per_iteration=2)
 
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if name not in BY_THE_COMMAND])
-def test_a_trainer_with_it_is_refused(name: str) -> None:
+def test_trainer_with_an_unsupported_option_is_refused(name: str) -> None:
     given, words = REFUSED[name]
     held_out = None if "--data.val=null" in given else object()
     data = SimpleNamespace(settings=SETTINGS, val=held_out, evaluation=SimpleNamespace(pass_at=(1,)))
@@ -124,7 +124,7 @@ def test_a_trainer_with_it_is_refused(name: str) -> None:
     assert len(str(refused.value).splitlines()) <= 3
 
 
-def test_a_trainer_without_any_is_not_refused() -> None:
+def test_trainer_without_unsupported_options_is_accepted() -> None:
     data = SimpleNamespace(settings=SETTINGS, val=None, evaluation=SimpleNamespace(pass_at=(1,)))
     check_trainer(cast(Any, data), "full", trainer_of([]))
 
@@ -139,7 +139,7 @@ def test_a_trainer_without_any_is_not_refused() -> None:
         (stopping("moe/load_max_violation"), ["monitor", "moe/load_max_violation", "not measured in this run"]),
     ],
 )
-def test_what_shows_only_later_is_one_message_too(
+def test_bad_monitor_or_accumulating_callback_is_one_message(
     given: list[str], words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs.fit(tmp_path, *runs.UNTAUGHT, "--data.val=null", *given, code=2)

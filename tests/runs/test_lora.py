@@ -179,7 +179,7 @@ def test_rows_are_packed_with_adapters() -> None:
         ({"target_modules": ["q"]}, "q_proj"),
     ],
 )
-def test_mistakes(lora: dict[str, object], hint: str) -> None:
+def test_unusable_lora_settings_are_refused_with_a_hint(lora: dict[str, object], hint: str) -> None:
     with pytest.raises(UserError, match=r"model\.lora") as error:
         load_policy(ModelSettings("tiny-qwen3", lora=LoRA(**lora)))  # type: ignore[arg-type]
     assert hint in str(error.value)

@@ -74,7 +74,7 @@ SOURCES: dict[str, Callable[[pytest.MonkeyPatch, float], None]] = {
 @pytest.mark.thorough("gradient-nan")
 @pytest.mark.parametrize(("source", "value"), [("loss", NAN), ("loss", INF), ("gradient", NAN), ("gradient", INF),
                                                ("log-probability", NAN), ("log-probability", INF)])  # fmt: skip
-def test_it_stops_the_run_and_leaves_a_good_checkpoint(
+def test_nonfinite_update_stops_the_run_and_leaves_a_good_checkpoint(
     source: str, value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     SOURCES[source](monkeypatch, value)
@@ -205,7 +205,7 @@ def test_a_dump_holds_the_weights_before_the_update(tmp_path: Path, monkeypatch:
     assert torch.allclose(dump.logprobs[0], batch.old_logprobs, atol=1e-6)  # on-policy
 
 
-def test_replay_of_something_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_refuses_a_file_that_is_no_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "dump.pt").write_text("hello")
     assert main(["replay", str(tmp_path / "dump.pt")]) == 2
     assert "cannot be read" in capsys.readouterr().err

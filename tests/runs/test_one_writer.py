@@ -129,7 +129,7 @@ def test_no_version_is_given_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_of_two_that_go_on_at_the_same_moment_one_does(tmp_path: Path) -> None:
+def test_of_two_simultaneous_resumes_one_is_refused(tmp_path: Path) -> None:
     runs.fit(tmp_path, *runs.UNTAUGHT, *FEW, "--trainer.max_epochs=1")
     logs = [tmp_path / "a.log", tmp_path / "b.log"]
     more = ["--trainer.max_epochs=20", "--ckpt_path=last"]
@@ -178,7 +178,7 @@ def _trainer(folder: str) -> None:
     time.sleep(60)
 
 
-def test_what_outlives_a_trainer_does_not_hold_its_lock(tmp_path: Path) -> None:
+def test_children_of_a_killed_trainer_do_not_hold_its_lock(tmp_path: Path) -> None:
     """A server or a worker that is still there, started by exec or by fork, when the trainer is killed."""
     trainer, children = SERVER.Process(target=_trainer, args=(str(tmp_path),)), tmp_path / "children"
     trainer.start()

@@ -98,7 +98,7 @@ def compared(rank: int, kind: str) -> dict[tuple[str, str], tuple[float | str, b
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_is_refused_is_what_goes_wrong(kind: str) -> None:
+def test_refused_optimizers_are_exactly_those_wrong_on_shards(kind: str) -> None:
     for found in two_ranks(compared, kind):
         assert isinstance(found, dict), found
         assert {case for case, (_, refused) in found.items() if refused} == REFUSED[kind]
@@ -135,7 +135,7 @@ def resumed(rank: int, folder: str) -> dict[tuple[str, str], bool]:
     return found
 
 
-def test_what_is_allowed_resumes_from_shards(tmp_path: Path) -> None:
+def test_allowed_optimizers_resume_exactly_from_shards(tmp_path: Path) -> None:
     for found in two_ranks(resumed, str(tmp_path)):
         assert isinstance(found, dict), found
         assert len(found) == len(CASES) - len(REFUSED["fsdp2"])

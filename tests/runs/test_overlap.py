@@ -121,7 +121,7 @@ def test_weights_of_shards_reach_requests_in_flight(tmp_path: Path) -> None:
         (["--data.max_staleness=1", "--data.rollouts=VLLMEngine"], "sample on servers (data.rollouts: VLLMServer)"),
     ],
 )
-def test_what_shards_cannot_overlap_is_refused(
+def test_shards_refuse_staleness_that_their_source_cannot_serve(
     options: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for source in (VLLMServer, VLLMEngine):

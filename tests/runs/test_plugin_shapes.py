@@ -35,7 +35,7 @@ class BatchMean(Advantages):
         (ADVANTAGES, "--data.advantages=BatchMean", ["BatchMean.compute", "shape ()", "[M] = (8,)"]),
     ],
 )
-def test_it_is_named_before_the_run(
+def test_plugin_with_a_wrong_shape_is_named_before_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], code: str, chosen: str, words: list[str]
 ) -> None:
     plugin = tmp_path / f"wrong_{len(code)}.py"

@@ -35,7 +35,9 @@ def predict(root: Path, *more: str) -> list[str]:
     return [str(warning.message) for warning in found]
 
 
-def test_it_writes_into_the_run_and_says_the_mean_reward(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_writes_into_the_run_and_prints_the_mean_reward(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     said = predict(trained.parents[1], "--ckpt_path=last")
     shown = capsys.readouterr()
     (file,) = trained.glob("predict/*/predictions.jsonl")
@@ -52,13 +54,13 @@ def test_it_writes_into_the_run_and_says_the_mean_reward(trained: Path, capsys: 
         assert words not in shown.err
 
 
-def test_it_writes_again_beside_it(trained: Path) -> None:
+def test_second_predict_writes_another_folder(trained: Path) -> None:
     before = set(trained.glob("predict/*"))
     predict(trained.parents[1], f"--ckpt_path={trained / 'checkpoints' / 'last.ckpt'}")
     assert len(set(trained.glob("predict/*")) - before) == 1
 
 
-def test_without_a_checkpoint_it_is_version_0(tmp_path: Path) -> None:
+def test_predictions_without_a_checkpoint_have_policy_version_0(tmp_path: Path) -> None:
     predict(tmp_path)
     (file,) = tmp_path.glob("quickstart/predict/*/predictions.jsonl")
     assert {json.loads(line)["policy_version"] for line in file.read_text().splitlines()} == {0}

@@ -86,7 +86,7 @@ def test_replay_with_a_resident_snapshot_trains_alike(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_said_in_one_message(
+def test_impossible_routing_settings_are_refused_in_one_message(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
 ) -> None:
     fit(tmp_path, *UNTAUGHT, *arguments, code=2)

@@ -58,7 +58,7 @@ def in_a_job(patch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_other_numbers_are_refused(
+def test_slurm_tasks_that_do_not_match_devices_are_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     devices, variables, parts = CASES[name]

@@ -126,7 +126,7 @@ def test_a_critic_is_asked_about_every_step(
         ),
     ],
 )
-def test_what_cannot_use_steps_is_refused_at_start(
+def test_settings_that_cannot_use_step_rewards_are_refused_at_start(
     tmp_path: Path, more: list[str], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     runs.fit(tmp_path, *STEPS, *more, code=2)

@@ -220,7 +220,7 @@ def test_shards_are_clipped_by_norm_and_by_value(sharded: str, algorithm: GradCl
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", LONG)
-def test_other_models_and_snapshots(name: str, tmp_path: Path) -> None:
+def test_strategies_train_resume_and_export_other_models_and_snapshots(name: str, tmp_path: Path) -> None:
     case = LONG[name]
     two = case.run(tmp_path / "two")
     assert_same_run(case, two, tmp_path / "one")

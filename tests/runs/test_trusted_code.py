@@ -210,7 +210,7 @@ def test_weights_of_a_model_are_no_pickle(
 
 
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json", "chat_template.jinja", "kernel"])
-def test_what_stands_beside_the_weights_runs_no_code(
+def test_files_beside_the_weights_run_no_code(
     file: str, run: Path, marker: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Classes of its own beside known ones are not taken; a template is in jinja's sandbox; kernels are code."""

@@ -130,7 +130,7 @@ def test_a_weight_that_is_none_is_named_with_its_file_and_line(
     assert "fix: write numbers from 1e-06 to 1e+06 (twice as large is drawn twice as often), or rename" in error
 
 
-def test_what_cannot_be_drawn_by_weight_is_refused(refused: Callable[..., str]) -> None:
+def test_prompt_weights_that_cannot_be_drawn_exactly_are_refused(refused: Callable[..., str]) -> None:
     error = refused(1, 50)
     assert "p.jsonl:3: 'weight' is 50 of 69 in all, and an iteration takes 4 prompts" in error
     error = refused(curriculum="Informative")

@@ -79,7 +79,7 @@ MADE = {
 }
 
 
-def test_what_is_said_of_each_kind(tmp_path: Path) -> None:
+def test_every_kind_of_defect_gets_its_verdict(tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text(CODE)
     (tmp_path / "test_tiny.py").write_text(TESTS)
     for name, (test, change) in MADE.items():

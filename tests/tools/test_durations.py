@@ -50,6 +50,6 @@ def test_more_than_15_percent_fails_whatever_the_speed_of_the_machine(
     assert ("error: " in shown) == (times == "1.18")
 
 
-def test_what_grew_is_named(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_that_grew_slower_is_named(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([measured(tmp_path / "now", [0.1], a=6.0, b=4.0, c=5.0), f"--table={table}"]) == 1
     assert "+5.0 s  tests/test_c.py" in capsys.readouterr().out

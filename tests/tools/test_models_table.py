@@ -64,7 +64,7 @@ def test_a_family_that_is_neither_right_nor_refused_is_noticed(monkeypatch: pyte
     assert Row("x", "X", "padded", "padded", 1e-2, 1e-6).wrong
 
 
-def test_what_is_written_is_read_back() -> None:
+def test_models_table_reads_back_as_written() -> None:
     rows = [
         Row("b", "B", "padded", "generate", 1.23e-6, 4e-6, "a | in a\nreason " + "x" * 300),
         Row("a", "A", "packed", "lean", 1e-6, 4e-6),

@@ -42,7 +42,7 @@ def test_half_an_environment_is_built_anew(tmp_path: Path, constraints: Path) ->
     assert interpreter(tmp_path, constraints, build) != python
 
 
-def test_who_comes_while_it_is_built_waits(tmp_path: Path, constraints: Path) -> None:
+def test_concurrent_requests_wait_for_one_environment_build(tmp_path: Path, constraints: Path) -> None:
     built: list[Path] = []
 
     def build(home: Path) -> None:

@@ -214,7 +214,9 @@ def test_a_damaged_one_is_named_moved_aside_and_made_again(
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "", "manifest"])
-def test_what_may_not_be_read_is_not_called_damaged(name: str, trained: list[int], tmp_path: Path) -> None:
+def test_cold_start_without_read_permission_is_not_called_damaged(
+    name: str, trained: list[int], tmp_path: Path
+) -> None:
     """A second user, or a first one with a strict umask, loses nothing."""
     folder = Path(QUICK.ensure(TINY, tmp_path).name_or_path)
     before = sorted(tmp_path.rglob("*"))
@@ -316,7 +318,7 @@ def test_training_lowers_the_loss(policy: Policy) -> None:
     assert cold_start.train(policy, seed=0)[-1].loss < 0.7
 
 
-def test_what_all_prompts_begin_with_is_computed_once_with_the_same_result() -> None:
+def test_common_start_of_prompts_is_computed_once_with_equal_results() -> None:
     start = "9*9=1;8*8=4;7*7=9;6*6=6;5*5=5;"  # worked examples, a token each character
     pairs = [(f"{start}{sum_}:", answer) for sum_, answer in (("7+5", "#2"), ("1*3-4", "#9"), ("7+5", "5+7=2;#2"))]
     cold_start = ColdStart(Spoken(*pairs), steps=3, batch_size=3, warmup_steps=0, learning_rate=1e-3)

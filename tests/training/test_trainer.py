@@ -434,7 +434,9 @@ def test_scalars_of_every_kind_are_rewards(
     assert GSPOTrainer(model, tokenizer, SHORT).train_step(["1:"], lambda *_: value)["reward/mean"] == 1.0
 
 
-def test_what_a_reward_raises_reaches_the_caller(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_trainer_passes_on_an_exception_of_the_reward_function(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
     def broken(query: str, response: str) -> float:
         raise KeyError("mine")
 

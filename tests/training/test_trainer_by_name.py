@@ -167,7 +167,7 @@ def test_rewards_of_the_package_and_functions_of_trls_kind_judge(
         (RECORDS, lambda *both: 0.0, r"takes \*both by position"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_trainer_refuses_queries_that_do_not_fit_the_reward(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, queries: Any, reward: Any, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):

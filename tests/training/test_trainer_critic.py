@@ -76,7 +76,7 @@ def test_ppo_with_advantages_of_the_batch_needs_no_critic(model: PreTrainedModel
     assert trainer.train_step(QUERIES, graded)["optim/gradient_norm"] > 0
 
 
-def test_what_does_not_go_together_is_refused(model: PreTrainedModel) -> None:
+def test_trainer_refuses_advantages_that_do_not_fit_the_critic(model: PreTrainedModel) -> None:
     tokenizer = character_tokenizer()
     with pytest.raises(UserError, match=r"^advantages: is GAE, which needs the values of a critic"):
         GSPOTrainer(model, tokenizer, CONFIG, "GRPO", GAE())

@@ -150,7 +150,7 @@ def test_averages_leave_the_first_mini_batch_out_and_say_where_other_weights_sam
         (["--objectives=GSPO", "--variant=R2: --model.objective GRPO --model.routing_replay R2"], ["no routers"]),
     ],
 )
-def test_what_cannot_be_compared_on_the_same_rollouts(
+def test_compare_rollouts_names_the_argument_that_it_refuses(
     recorded: Path, tmp_path: Path, arguments: list[str], words: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     config = recorded / "config.yaml"

@@ -39,7 +39,7 @@ CONTENTS: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("verb", ["dedup", "decontaminate --against bench.jsonl", "split"])
 @pytest.mark.parametrize("name", CONTENTS)
-def test_what_is_wrong_with_a_file_is_one_line(
+def test_malformed_data_file_is_one_error_line_and_stays_unchanged(
     name: str, verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -109,7 +109,7 @@ def test_half_a_surrogate_pair_stays_an_escape_in_what_is_written(tmp_path: Path
         ("--input a.jsonl --output out.jsonl --threshold 0.1", "--threshold: is 0.1"),
     ],
 )
-def test_what_is_wrong_with_the_words_is_one_line(
+def test_bad_dedup_arguments_are_one_error_line_and_change_no_file(
     words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

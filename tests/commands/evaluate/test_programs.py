@@ -151,7 +151,9 @@ def test_results_of_the_api_without_their_envelope(tmp_path: Path) -> None:
     assert found["codeforces"]["rating"]["value"] == rating(301, [1000.0 + 5 * j for j in range(300)])
 
 
-def test_what_a_rating_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_codeforces_without_standings_contest_ids_or_contests_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "data" / "codeforces"
     write(folder / "problems.jsonl", [codeforces(Sum(3), 1000, "A")])
     answers = write(tmp_path / "a.jsonl", [{"id": "1000/A", "completion": Sum(3).right("python")}])

@@ -392,7 +392,7 @@ def test_a_bad_line_is_named(
         (["--suite=aime2024", "--completions=absent.jsonl"], "absent.jsonl cannot be read"),
     ],
 )
-def test_what_the_command_line_lacks(
+def test_evaluate_names_a_bad_suite_or_completions_argument(
     arguments: list[str], said: str, aime: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evaluate(tmp_path / "out", "--data", aime, *arguments, code=2)
@@ -511,7 +511,7 @@ def old(now: Path, **more: Any) -> Path:
 
 
 @pytest.mark.thorough
-def test_what_older_results_do_not_say_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_comparison_notes_hashes_that_older_results_lack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new, rounded = graded(tmp_path / "new", PLAIN, GOLDS), graded(tmp_path / "rounded", ROUNDED, GOLDS)
     a, other = old(new), old(rounded)
     assert "note" not in comparison(a, new, capsys)  # one hash of all of it was there, and is the same

@@ -211,7 +211,7 @@ def test_a_server_answers_the_same_and_its_death_loses_nothing(
         (["--ckpt_path=absent.ckpt"], "'absent.ckpt' does not exist"),
     ],
 )
-def test_what_cannot_answer(
+def test_evaluate_refuses_a_missing_or_ambiguous_model(
     words: list[str], said: str, suite: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["evaluate", f"--suite={suite}", f"--output={tmp_path}", *words]) == 2

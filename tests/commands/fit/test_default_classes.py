@@ -139,6 +139,6 @@ def test_modules_made_in_python_decay_nothing_either(module: Any, build: Any) ->
 
 
 @pytest.mark.parametrize("module", [GSPOModule, RewardModule])
-def test_what_builds_an_optimizer_decides_for_itself(module: Any) -> None:
+def test_optimizer_factory_keeps_its_own_weight_decay(module: Any) -> None:
     decayed = module(optimizer=lambda weights: torch.optim.AdamW(weights, weight_decay=0.1))
     assert built(decayed).defaults["weight_decay"] == 0.1

@@ -106,7 +106,7 @@ ANSWERS = {
 """What is here -> the words of others that ask for it, which once said that there is nothing."""
 
 
-def test_no_word_denies_what_exists() -> None:
+def test_table_of_foreign_settings_denies_no_existing_option() -> None:
     options = component_options()
     assert {"cpu_offload", "push_to_hub", "transfer", "columns"} <= options
     for ours, asks in ANSWERS.items():
@@ -286,14 +286,14 @@ def test_a_nested_config_of_verl_is_answered_word_by_word(tmp_path: Path) -> Non
         ("--colour=red", "is not a setting; known: allow_changed_config", None),
     ],
 )
-def test_one_mistake(argument: str, problem: str, fix: str | None) -> None:
+def test_misplaced_or_misspelt_setting_is_refused_with_its_fix(argument: str, problem: str, fix: str | None) -> None:
     said = message(argument)
     assert said.startswith(f"{argument.lstrip('-').partition('=')[0]}: ")
     assert problem in said
     assert f"\n  fix: {fix}" in said if fix else "fix" not in said
 
 
-def test_what_is_right_is_let_through(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_valid_settings_are_not_taken_for_foreign_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for file in sorted(set((ROOT / "configs").glob("*.yaml")) - {ROOT / "configs" / "reward_model.yaml"}):
         refuse_unknown(["--config", str(file)])
     assert main(["fit", f"--config={ROOT / 'configs' / 'quickstart.yaml'}", "--print_config"]) == 0
@@ -321,7 +321,7 @@ def test_a_word_within_a_component_is_translated_by_the_parser(capsys: pytest.Ca
     assert "this is called model.objective.init_args.clip_low and" in error
 
 
-def test_it_is_said_before_torch_is_imported(tmp_path: Path) -> None:
+def test_foreign_settings_are_refused_before_torch_is_imported(tmp_path: Path) -> None:
     (tmp_path / "trl.yaml").write_text(yaml.safe_dump(TRL_CONFIG))
     code = (
         "import sys\nfrom gspo_lightning.cli import main\n"

@@ -37,7 +37,7 @@ print(json.dumps(found))
 """
 
 
-def test_what_is_not_there_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+def test_missing_files_and_components_are_refused_before_importing_torch(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("plugins: [nowhere/plugin.py]\n")
     (tmp_path / "broken.yaml").write_text("data: {group_size: 4\n")
@@ -125,7 +125,7 @@ def test_a_misspelt_component_is_refused_with_its_field(arguments: list[str], fi
         ["--model.objective.clip_low=0.1"],
     ],
 )
-def test_what_a_later_argument_replaces_or_a_path_names_is_not_refused(arguments: list[str]) -> None:
+def test_name_check_skips_overridden_arguments_and_dotted_paths(arguments: list[str]) -> None:
     check_named(arguments)
 
 
@@ -207,7 +207,9 @@ def test_a_data_set_that_nobody_can_be_asked_about(endpoint: list[socket.socket]
     assert len(endpoint) <= 1
 
 
-def test_what_is_cached_is_not_asked_about(online: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_hub_is_not_asked_about_cached_repositories(
+    online: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     (tmp_path / "hub" / "models--someone--thing").mkdir(parents=True)
     (tmp_path / "sets" / "someone___records").mkdir(parents=True)

@@ -184,7 +184,7 @@ def test_a_server_that_dies_ends_the_evaluation_and_keeps_what_it_has_answered(
 
 
 @pytest.mark.thorough
-def test_what_an_answer_brings_with_it(taught: Path) -> None:
+def test_inspect_answer_has_usage_logprobs_and_stop_reason(taught: Path) -> None:
     async def ask(**config: Any) -> Any:
         return await fresh(taught).generate("3+4:", config=GenerateConfig(temperature=0, **config))
 
@@ -216,7 +216,7 @@ def test_what_an_answer_brings_with_it(taught: Path) -> None:
         ("auto", {"server": "http://127.0.0.1:9", "source": "GroupedSampler"}, "does not go with a server"),
     ],
 )
-def test_what_is_no_model(name: str, arguments: dict[str, Any], said: str) -> None:
+def test_inspect_refuses_an_unusable_model_source_or_server(name: str, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(PrerequisiteError) as found:
         fresh(name, **arguments)
     assert said in str(found.value.message)
@@ -230,7 +230,7 @@ def test_what_is_no_model(name: str, arguments: dict[str, Any], said: str) -> No
         ("MathVerifier", {"presision": 3}, "has no setting 'presision'"),
     ],
 )
-def test_what_is_no_scorer(reward: str, init_args: dict[str, Any], said: str) -> None:
+def test_inspect_scorer_refuses_unknown_rewards_and_settings(reward: str, init_args: dict[str, Any], said: str) -> None:
     with pytest.raises(PrerequisiteError) as found:
         reward_scorer(reward, **init_args)
     assert said in str(found.value.message)
@@ -303,7 +303,7 @@ def run(*words: object, path: Path, cwd: Path) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.thorough
-def test_without_the_extra_one_sentence(tmp_path: Path) -> None:
+def test_inspect_without_its_extra_names_the_package_to_install(tmp_path: Path) -> None:
     (tmp_path / "inspect_ai.py").write_text("raise ImportError('not here')\n")
     found = run("-c", "import gspo_lightning.commands.inspect", path=tmp_path, cwd=tmp_path)
     assert found.returncode != 0

@@ -405,7 +405,7 @@ def test_the_teacher_of_a_config_is_counted(capsys: pytest.CaptureFixture[str]) 
     assert re.search(r"training \S+, teacher \d", said)
 
 
-def test_equation(job: Job) -> None:
+def test_plan_equation_counts_rollouts_sequences_and_updates(job: Job) -> None:
     text = equation(dataclasses.replace(job, world=2, epochs=2))
     assert "16 prompts x 4 responses = 64 rollouts = 4 mini-batches x 16 sequences = 2 ranks x 8" in text
     assert "up to 2 micro-batches of 4 rows per rank" in text
@@ -442,7 +442,7 @@ def test_a_deal_repeats_prompts_in_training_only(job: Job) -> None:
     assert "16 sequences of 16 prompts (data.deal: stratified)" in equation(dataclasses.replace(job, deal="stratified"))
 
 
-def test_devices() -> None:
+def test_plan_device_is_a_card_a_memory_size_or_a_cpu() -> None:
     assert device_of("h100", "gpu") is CARDS["H100"]
     assert 23 * GIB < device_of("24GB", "gpu").memory < 24 * GIB
     assert device_of(None, "cpu").cpu
@@ -481,7 +481,7 @@ def test_an_assumed_device_is_said_to_be_one(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.thorough
-def test_two_options_where_it_does_not_fit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_gives_two_options_where_a_run_does_not_fit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["plan", f"--config={QUICKSTART}", f"--model.name_or_path={folder}", "--model.layout=padded"]
     sizes = ["--data.max_response_tokens=480", "--data.max_tokens_per_micro_batch=8192"]
     assert main([*argv, *sizes, "--device=0.3GB"]) == 1
@@ -501,7 +501,9 @@ def test_two_options_where_it_does_not_fit(folder: Path, capsys: pytest.CaptureF
         (["--model.optimizer=torch.optim.LBFGS"], "model.optimizer", "unknown"),
     ],
 )
-def test_mistakes(arguments: list[str], field: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_names_the_setting_that_it_refuses(
+    arguments: list[str], field: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     roomy = ["--data.max_tokens_per_micro_batch=8192"]
     assert main(["plan", f"--config={QUICKSTART}", *roomy, *arguments]) == 2
     error = capsys.readouterr().err
@@ -510,7 +512,9 @@ def test_mistakes(arguments: list[str], field: str, hint: str, capsys: pytest.Ca
 
 
 @pytest.mark.thorough
-def test_what_would_need_splitting_a_sequence_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_suggests_context_parallelism_for_rows_too_long_for_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = Qwen3Config(
         hidden_size=512, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=8, head_dim=64,
         intermediate_size=2048, vocab_size=4096, max_position_embeddings=1 << 20,

@@ -177,7 +177,7 @@ def test_the_step_that_was_measured_on_an_h100() -> None:
 
 
 @pytest.mark.thorough
-def test_what_a_phase_waits_for() -> None:
+def test_plan_names_the_bottleneck_of_a_phase() -> None:
     small = dataclasses.replace(CARD, bandwidth=1e15, flops=1e18)
     assert decoding_seconds(job(), small, 64, 100)[1] == "launches"
     assert decoding_seconds(job(source="GroupedSampler"), small, 64, 100)[0] == pytest.approx(100 * 32 * 0.82e-3)

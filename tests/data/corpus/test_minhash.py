@@ -93,7 +93,7 @@ def brute_force(texts: list[str], threshold: float) -> dict[int, set[int]]:
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.7, 0.9])
-def test_what_is_dropped_is_what_comparing_all_pairs_drops(tmp_path: Path, threshold: float) -> None:
+def test_near_duplicates_are_those_of_comparing_all_pairs(tmp_path: Path, threshold: float) -> None:
     draw = random.Random(7)
     texts = [text for pair in pairs(150, 2) for text in pair]
     chain = texts[0]  # each nearly the one before it, the ends are not alike

@@ -57,7 +57,7 @@ def test_turns_add_up_to_what_the_template_writes(chat: PreTrainedTokenizerFast)
     assert row == ids(chat, whole)
 
 
-def test_what_the_policy_said_is_never_tokenised_again(chat: PreTrainedTokenizerFast) -> None:
+def test_policy_tokens_are_never_retokenised(chat: PreTrainedTokenizerFast) -> None:
     """It wrote "12" as two tokens where the tokenizer would take one; only what comes after it is made from text."""
     own = [*(chat.convert_tokens_to_ids(c) for c in "12"), 2]
     assert own[:-1] != ids(chat, "12")

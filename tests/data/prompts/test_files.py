@@ -161,7 +161,7 @@ def test_open_prompts_knows_sets_files_and_ids(tmp_path: Path) -> None:
     assert (hub.path, hub.split, hub.columns) == ("someone/some-data", "train", {"prompt": "q"})
 
 
-def test_what_can_be_no_id_is_neither_asked_for_nor_shown() -> None:
+def test_text_that_is_no_prompt_source_is_refused_without_being_shown() -> None:
     for text in ("prompt,answer\nsecret,1\n", "secret " * 900, '{"class_path": "secret"}', "secret\0"):
         with pytest.raises(UserError, match="neither a file, nor a hub id, nor a prompt set") as caught:
             open_prompts(text, {})
@@ -225,7 +225,7 @@ def test_a_data_set_gives_the_records_of_its_split(data_set: str) -> None:
     assert list(HubPrompts(data_set, split="test", columns=columns).records()) == [{"prompt": "3:", "answer": "3"}]
 
 
-def test_what_is_wrong_with_a_data_set_is_one_message(data_set: str) -> None:
+def test_faulty_hub_data_set_is_one_message(data_set: str) -> None:
     with pytest.raises(UserError, match="record 1 has no column 'prompt'; it has answer, question"):
         HubPrompts(data_set).records()
     with pytest.raises(UserError, match=r"cannot be loaded as a data set: .*validation"):

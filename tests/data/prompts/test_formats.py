@@ -77,7 +77,7 @@ MALFORMED: dict[str, tuple[str, bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", MALFORMED)
-def test_what_is_malformed_is_named_by_file_and_line_and_not_shown(case: str, tmp_path: Path) -> None:
+def test_malformed_record_is_named_by_file_and_line_and_not_shown(case: str, tmp_path: Path) -> None:
     name, content, expected = MALFORMED[case]
     with pytest.raises(UserError) as caught:
         PromptFile(written(tmp_path, name, content)).records()

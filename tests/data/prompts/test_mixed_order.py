@@ -91,7 +91,7 @@ def test_spares_are_of_every_source() -> None:
 
 
 @pytest.mark.parametrize("curriculum", [Informative(), TargetRate(), DifficultyPools()])
-def test_what_was_observed_is_saved_and_decides(curriculum: Curriculum) -> None:
+def test_mixed_order_saves_observed_rates_and_resumes_with_them(curriculum: Curriculum) -> None:
     def go(asked: MixedOrder, begin: int, end: int) -> list[list[int]]:
         found = []
         for n in range(begin, end):

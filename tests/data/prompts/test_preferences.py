@@ -70,7 +70,7 @@ def test_a_table_has_texts_as_margins(tmp_path: Path) -> None:
         ({"prompt": "", "chosen": "2", "rejected": "1"}, "'prompt' is empty"),
     ],
 )
-def test_what_is_no_pair_is_named_by_place_and_column(record: dict[str, Any], message: str) -> None:
+def test_malformed_preference_pair_is_named_by_place_and_column(record: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=f"^place 0: .*{message}"):
         read(record)
 

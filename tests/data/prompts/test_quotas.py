@@ -28,7 +28,7 @@ def test_shares_become_whole_numbers(shares: list[Fraction], total: int, wanted:
     assert largest_remainder(shares, total) == wanted
 
 
-def test_what_rounding_leaves_over_is_made_good() -> None:
+def test_rounding_of_quotas_is_made_up_in_later_iterations() -> None:
     """Weights 2 and 1 of 8 prompts: 5 1/3 and 2 2/3; the second iteration is owed 5 2/3 and 2 1/3."""
     assert counts(Quotas([2, 1], 8, [99, 99]), range(6)) == [[5, 3], [6, 2], [5, 3]] * 2
 

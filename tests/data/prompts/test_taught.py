@@ -172,7 +172,9 @@ REFUSED: dict[str, tuple[str | None, Demonstration, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED.keys())
-def test_what_cannot_be_taught_exactly_is_refused_with_its_place(case: tuple[str | None, Demonstration, str]) -> None:
+def test_demonstration_without_exact_tokens_is_refused_with_its_place(
+    case: tuple[str | None, Demonstration, str],
+) -> None:
     template, pair, words = case
     with pytest.raises(UserError) as caught:
         rows([pair], chat(template))
@@ -180,7 +182,7 @@ def test_what_cannot_be_taught_exactly_is_refused_with_its_place(case: tuple[str
     assert words in str(caught.value)
 
 
-def test_too_long_ones_are_counted_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_too_long_demonstrations_are_counted_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = character_tokenizer()
     pairs = [("1:", "#1"), ("1+1+1:", "#3"), ("2:", "2=2;#2")]
     kept = rows(pairs, tokenizer, PromptFormat(max_prompt_tokens=5, max_response_tokens=6))

@@ -107,7 +107,7 @@ def test_length_adaptive_lambda_of_four_lengths(caplog: pytest.LogCaptureFixture
     assert "1 / alpha = 20 tokens" in said
 
 
-def test_what_a_token_earns() -> None:
+def test_token_rewards_with_penalties_and_turns_by_hand() -> None:
     rollout = row(3.0, [1, 1, 0, 1, 1, 0])
     assert token_rewards(rollout, Shaping()).tolist() == [0, 0, 0, 0, 3, 0]
     rollout.token_penalties = torch.tensor([0.5, 0.25, 9.0, 0.0, 0.25, 9.0])
@@ -121,7 +121,7 @@ def test_what_a_token_earns() -> None:
     assert token_rewards(row(None, [1, 1]), Shaping()).tolist() == [0, 0]
 
 
-def test_what_a_step_earns() -> None:
+def test_step_rewards_are_paid_at_the_last_token_of_their_step() -> None:
     """A half of 1 and of 0 at the ends of two steps, and what else the response earned at its last token."""
     rollout = row(0.5, [1, 1, 1, 1])
     rollout.steps, rollout.reward_parts = {"steps": ((2, 1.0), (4, 0.0))}, {"steps": 0.5}

@@ -51,7 +51,7 @@ def test_standardised_over_all_steps_of_the_group() -> None:
     assert tokens_of(group)[1] == pytest.approx([2 * low, 2 * low], rel=1e-3)
 
 
-def test_what_judges_the_whole_response_is_added_to_all_its_steps() -> None:
+def test_response_reward_is_added_to_the_advantage_of_every_step() -> None:
     """Correctness 1 and 0, less its mean; the mean of the steps is no part of what is compared."""
     group = [rollout(0, 3, [(1, 1.0), (3, 0.0)], correct=1.0), rollout(1, 1, [(1, 0.5)], correct=0.0)]
     assign_advantages([group], GroupMean(), Shaping(), CPU)

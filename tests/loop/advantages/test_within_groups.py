@@ -41,7 +41,7 @@ def of(
     return values
 
 
-def test_by_hand() -> None:
+def test_advantages_of_every_estimator_by_hand() -> None:
     rewards, groups = [1.0, 0.0, 0.0, 3.0, 5.0], [0, 0, 0, 1, 1]
     std = math.sqrt((4 / 9 + 1 / 9 + 1 / 9) / 2)
     low = 1 / (math.sqrt(2) + 1e-6)
@@ -128,7 +128,7 @@ def test_a_reward_at_the_mean_has_no_sign(advantages: Advantages) -> None:
     assert low < 0 == middle < high
 
 
-def test_what_terms_that_cancel_leave_is_not_negative() -> None:
+def test_maxrl_takes_a_negative_rounding_error_for_zero() -> None:
     left = 0.3 - 0.1 - 0.2
     assert left < 0
     assert of(MaxRL(), [left, 1.0], [0, 0]) == [-1.0, 1.0]
@@ -248,7 +248,7 @@ def test_registered_picklable_and_built_from_the_command_line(advantages: Advant
         (lambda r: (r - r.mean()) / (r - r).sum(), "returned 4 of 4 advantages that are not finite"),
     ],
 )
-def test_what_a_plug_in_computes_is_checked_by_name(made: Callable[[Tensor], Any], said: str) -> None:
+def test_malformed_advantages_of_a_plugin_are_refused_by_name(made: Callable[[Tensor], Any], said: str) -> None:
     class Wrong(Advantages):
         def compute(self, rewards: Tensor, groups: Any) -> Any:
             return made(rewards)

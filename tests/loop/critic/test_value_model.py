@@ -188,7 +188,7 @@ def test_a_value_within_the_range_is_not_clipped_by_rounding() -> None:
 
 
 @pytest.mark.parametrize("kind", ["packed", "adapters", "checkpointing", "tied"])
-def test_it_learns_and_leaves_the_policy_alone(kind: str) -> None:
+def test_critic_learns_without_changing_the_policy(kind: str) -> None:
     policy = policy_of(KINDS[kind])
     before, critic = weights(policy), made(policy, trained_head=False, lr=1e-2, epochs=10)
     groups = groups_of()

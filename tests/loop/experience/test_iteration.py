@@ -86,7 +86,7 @@ def advantages(experience: Experience) -> torch.Tensor:
     return torch.cat([part.advantages for batch in experience.mini_batches for part in batch.micro_batches])
 
 
-def test_what_is_trained_on_are_the_advantages_of_the_rewards(policy: Policy, many: list[Prompt]) -> None:
+def test_iteration_trains_on_group_normalised_rewards(policy: Policy, many: list[Prompt]) -> None:
     """By hand: less the mean, over the standard deviation, of each group; rows are known by their hash."""
     found = iteration(Student(policy), many).run(0)
     by_prompt: dict[str, list[float]] = {}

@@ -55,7 +55,7 @@ def stopped(epochs: int, iteration: int, trained: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("epochs", "trained"), [(e, t) for e in (1, 2, 3) for t in range(BATCHES * e + 1)])
-def test_it_goes_on_with_the_same_mini_batches_from_every_place(epochs: int, trained: int) -> None:
+def test_resumed_loader_yields_the_remaining_mini_batches(epochs: int, trained: int) -> None:
     whole = [name(batch) for batch in list(itertools.chain.from_iterable(handed(loader(epochs), 3)))]
     resumed = loader(epochs)
     resumed.go_to(stopped(epochs, 1, trained))
@@ -78,7 +78,7 @@ def handed(made: ExperienceLoader, iterations: int) -> list[list[MiniBatch]]:
 @pytest.mark.parametrize(
     ("epochs", "trained", "kept"), [(1, 0, 4), (1, 1, 3), (1, 3, 1), (2, 3, 4), (2, 4, 4), (2, 7, 1)]
 )
-def test_what_was_trained_on_for_the_last_time_is_left_out(epochs: int, trained: int, kept: int) -> None:
+def test_checkpoint_omits_mini_batches_after_their_last_epoch(epochs: int, trained: int, kept: int) -> None:
     experience = stopped(epochs, 0, trained)["experience"]
     assert len(experience["mini_batches"]) == BATCHES  # each in its place
     assert sum(batch is not None for batch in experience["mini_batches"]) == kept

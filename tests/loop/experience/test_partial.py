@@ -96,7 +96,7 @@ def test_no_group_is_carried_further_than_allowed(policies: list[Policy], limit:
     assert oldest == limit
 
 
-def test_nobody_is_sampled_while_enough_groups_are_waiting(policies: list[Policy]) -> None:
+def test_partial_rollouts_sample_nothing_while_enough_groups_wait(policies: list[Policy]) -> None:
     partial = pool(in_flight=8, groups=2, max_carry=0)  # the first call completes all 8
     first = [g[0].prompt.id for g in call(partial, policies[0], 0)]
     assert partial.open_responses == 0

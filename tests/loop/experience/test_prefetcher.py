@@ -59,7 +59,7 @@ def test_results_do_not_mix_when_a_job_is_slow() -> None:
     assert order[:3] == [0, 1, 2]
 
 
-def test_what_a_job_raises_reaches_the_taker_and_the_line_goes_on() -> None:
+def test_prefetcher_reraises_the_error_of_a_job_and_continues() -> None:
     def make(iteration: int) -> Job[int]:
         def job(check: Callable[[], None]) -> int:
             if iteration == 1:

@@ -439,7 +439,7 @@ def test_the_penalty_of_a_rollout_is_that_of_its_rows() -> None:
     assert max(abs(row[0]) for row in found[0]) > 0.1
 
 
-def test_what_is_measured_of_tokens_counts_those_of_all_rows() -> None:
+def test_token_metrics_count_the_tokens_of_all_rows() -> None:
     groups = prototype()
     groups[0][0].versions = torch.tensor([3, 3, 5, 5, 1])
     groups[0][1].policy_version = 5

@@ -43,7 +43,7 @@ def ends(tokenizer: PreTrainedTokenizerFast, ids: list[int], marker: str) -> lis
     return [end for end, _ in token_steps(rollout(ids, text), steps, tokenizer)]
 
 
-def test_characters() -> None:
+def test_ends_of_steps_among_character_tokens() -> None:
     tokenizer = character_tokenizer()
     ids = [*tokenizer("7+5=2;2*3=6;#6").input_ids, tokenizer.eos_token_id]
     assert ends(tokenizer, ids, ";") == [6, 12, 15]  # the end token belongs to the last step

@@ -86,7 +86,7 @@ def test_neither_estimate_has_a_bias() -> None:
     assert signal == pytest.approx(64 * 5, rel=0.02)
 
 
-def test_what_is_no_comparison_is_not_logged() -> None:
+def test_noise_is_not_logged_for_one_micro_batch_or_nan_gradients() -> None:
     line = Line()
     noise = GradientNoise(line)
     assert update(line, noise, (4,), [(1.0, 1.0)]) == {}  # a single micro-batch
@@ -161,7 +161,7 @@ def test_a_group_in_two_micro_batches_is_no_sample_of_two() -> None:
 
 
 @pytest.mark.parametrize(("budget", "split"), [(1000, False), (24, False), (16, False), (12, True)])
-def test_what_is_split_is_not_measured(budget: int, split: bool) -> None:
+def test_noise_is_not_measured_where_a_group_is_split(budget: int, split: bool) -> None:
     (batch,) = RolloutBatch.of(
         groups([[3, 5, 6], [4, 4], [1, 6]]), mini_batches=1, max_tokens=budget, packed=True
     ).mini_batches
@@ -216,5 +216,5 @@ def test_two_ranks_measure_what_one_process_does() -> None:
         assert found == pytest.approx(wanted, rel=1e-6)
 
 
-def test_what_is_split_on_one_rank_is_measured_on_none() -> None:
+def test_noise_is_measured_on_no_rank_if_one_splits_a_group() -> None:
     assert two_ranks(_rank, 1) == [{}, {}]

@@ -75,7 +75,7 @@ def test_distributions_and_their_scalars_by_hand() -> None:
     assert scalars["response/repetition"] == pytest.approx((6 / 7) / 3)
 
 
-def test_what_nobody_has_is_left_out() -> None:
+def test_reward_scalars_are_left_out_where_no_response_has_a_reward() -> None:
     scalars = distribution_scalars(measure_distributions([rollout([1, 2], reward=None)], CPU))
     assert not {"reward/min", "response/length_positive", "response/length_negative"} & scalars.keys()
 

@@ -121,7 +121,7 @@ def test_nothing_is_evaluated_ahead_where_whole_distributions_are_compared() -> 
     assert LocalTeacher(build_policy("qwen3", 1)).distribution(part) is None
 
 
-def test_it_travels_with_its_rows() -> None:
+def test_teacher_logprobs_survive_the_state_dict_of_a_micro_batch() -> None:
     part = dataclasses.replace(batch(), teacher_logprobs=torch.arange(28.0).reshape(4, 7))
     again = MicroBatch.from_state_dict(part.state_dict())
     assert torch.equal(again.teacher_logprobs, part.teacher_logprobs)

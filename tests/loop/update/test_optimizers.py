@@ -37,7 +37,9 @@ class Own(torch.optim.AdamW):
     ("kind", "options"),
     [(torch.optim.AdamW, {"foreach": True}), (torch.optim.AdamW, {"fused": False}), (Own, {}), (torch.optim.SGD, {})],
 )
-def test_what_was_chosen_stays(kind: type[torch.optim.Optimizer], options: dict[str, Any]) -> None:
+def test_fuse_leaves_chosen_kernels_and_other_optimizers_alone(
+    kind: type[torch.optim.Optimizer], options: dict[str, Any]
+) -> None:
     optimizer = kind([torch.zeros(3, requires_grad=True)], lr=0.1, **options)  # type: ignore[call-arg]
     before = optimizer.param_groups[0]["fused"]
     fuse(optimizer)

@@ -39,7 +39,7 @@ def test_a_row_keeps_what_transformers_cache_holds(family: str) -> None:
     assert found.row(TOKENS) - windows == held  # a window sees one token less of the past than it has
 
 
-def test_by_hand() -> None:
+def test_kv_cache_bytes_of_qwen3_by_hand() -> None:
     config = Qwen3Config(num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128)
     found = kv_cache_size(config, 2)  # Qwen3-1.7B in bfloat16
     assert found.token == 28 * 2 * 8 * 128 * 2

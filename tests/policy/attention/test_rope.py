@@ -121,7 +121,7 @@ def test_the_layout_pins_and_says_so_and_may_pin_again(caplog: pytest.LogCapture
     assert pin_rope(Policy(exact_model("diffllama"), character_tokenizer()).model, 64) is None
 
 
-def test_what_is_exported_can_switch_again(tmp_path: Path) -> None:
+def test_export_of_a_pinned_policy_keeps_length_dependent_rope(tmp_path: Path) -> None:
     policy = pinned("phi3")
     before = exact_model("phi3").config.to_dict()["rope_parameters"]
     policy.save_pretrained(tmp_path)

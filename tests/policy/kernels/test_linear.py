@@ -148,7 +148,7 @@ def test_only_processors_of_another_maker_with_avx512_prefer_it(
 @pytest.mark.parametrize(
     ("lora", "recomputed"), [(None, False), (LoRA(r=2), True)], ids=["whole", "adapters, recomputed"]
 )
-def test_a_run_learns_what_it_learns_without(
+def test_onednn_run_has_the_weights_of_an_mkl_run(
     tmp_path: Path, calls: list[torch.Size], monkeypatch: pytest.MonkeyPatch, lora: LoRA | None, recomputed: bool
 ) -> None:
     options = [*runs.UNTAUGHT, "--data.val=null", f"--model.gradient_checkpointing={str(recomputed).lower()}"]

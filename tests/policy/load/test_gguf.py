@@ -193,7 +193,7 @@ def test_inspect_reads_a_file_and_holds_one_model_however_often_it_asks(tmp_path
     ],
     ids=["missing", "empty", "page", "truncated", "two"],
 )
-def test_what_cannot_be_read_is_answered_in_a_sentence(tmp_path: Path, cache: Path, make: object, says: str) -> None:
+def test_unreadable_gguf_is_refused_in_one_sentence(tmp_path: Path, cache: Path, make: object, says: str) -> None:
     name = make(tmp_path)  # type: ignore[operator]
     with pytest.raises(UserError, match=says) as raised:
         load_policy(ModelSettings(str(name)))

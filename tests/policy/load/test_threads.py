@@ -45,12 +45,12 @@ def test_a_small_model_on_a_cpu_and_afterwards_all_is_as_before() -> None:
 
 @pytest.mark.usefixtures("nobody_chose")
 @pytest.mark.parametrize(("width", "device"), [(129, "cpu"), (None, "cpu"), (64, "cuda")])
-def test_others_keep_their_threads(width: int | None, device: str) -> None:
+def test_large_and_gpu_models_keep_their_threads(width: int | None, device: str) -> None:
     assert seen(width, torch.device(device)) == (3, None)
 
 
 @pytest.mark.usefixtures("nobody_chose")
-def test_what_somebody_chose_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chosen_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(2)
     assert seen(64) == (2, None)
     torch.set_num_threads(3)

@@ -51,7 +51,7 @@ def largest_gap(policy: Policy, rows: MicroBatch) -> float:
 
 @DTYPES
 @pytest.mark.parametrize("family", STATEFUL)
-def test_what_carries_a_state_is_never_packed(
+def test_stateful_model_is_never_packed(
     family: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its name, and by what it does: each alone is enough."""
@@ -184,7 +184,7 @@ def test_layers_that_attend_twice_are_padded_and_can_be_sampled(caplog: pytest.L
         ("rembert", "RemBertForCausalLM cannot be trained: its forward pass on a few tokens fails: mat1 and mat2"),
     ],
 )
-def test_what_is_not_exact_is_refused_by_name(family: str, reason: str) -> None:
+def test_inexact_model_family_is_refused_by_name(family: str, reason: str) -> None:
     policy = policy_of(exact_model(family))
 
     def checked() -> None:

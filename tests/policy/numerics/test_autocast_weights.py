@@ -52,7 +52,9 @@ def sample(policy: Policy, source: RolloutSource) -> tuple[list[list[int]], torc
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3-moe", "adapters"])
 @pytest.mark.parametrize("way", ["shared", "padded"])
-def test_what_is_sampled_is_what_autocast_gives(family: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_with_cast_weights_equals_autocast_bit_for_bit(
+    family: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = build(family)
     policy.decoding.way = way  # type: ignore[assignment]
     tokens, logprobs = sample(policy, GroupedSampler())
@@ -109,7 +111,7 @@ def test_a_weight_that_is_also_read_as_it_is_is_not_cast() -> None:
     assert policy.model.get_output_embeddings().weight is policy.model.get_input_embeddings().weight
 
 
-def test_what_another_thread_trains_meanwhile_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_for_tied_weights_ignores_modules_of_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The module that reads a tied weight is that of this thread, whatever another one has called last."""
     policy, other = build("tied"), torch.nn.Linear(2, 2)
     real = policy.backbone.forward

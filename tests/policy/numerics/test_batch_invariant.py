@@ -101,7 +101,7 @@ def reported(rollouts: list[Rollout]) -> Tensor:
 @pytest.mark.thorough("bf16-mixed-large vocabulary", "float32-large vocabulary")
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS)
-def test_what_the_sampler_reports_equals_whole_rows_in_every_batch(name: str, context: Context) -> None:
+def test_sampler_logprobs_equal_whole_rows_in_every_batch(name: str, context: Context) -> None:
     policy, other = policy_of(name), policy_of(name)  # two models of the same weights
     rollouts = sampled(policy, context)
     assert len({rollout.length for rollout in rollouts}) > 3
@@ -114,7 +114,7 @@ def test_what_the_sampler_reports_equals_whole_rows_in_every_batch(name: str, co
 
 
 @pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS)
-def test_without_the_mode_they_differ(context: Context) -> None:
+def test_logprobs_differ_without_the_batch_invariant_mode(context: Context) -> None:
     policy = policy_of("qwen3", exact=False)
     rollouts = sampled(policy, context)
     found = whole_rows(policy, rollouts, context, size=len(rollouts), packed=True)

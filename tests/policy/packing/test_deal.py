@@ -109,7 +109,7 @@ def test_rows_of_a_prompt_in_a_mini_batch_share_it() -> None:
         assert part.prompt_index.tolist() == [0, 0, 1, 1]
 
 
-def test_what_belongs_to_a_row_goes_with_it() -> None:
+def test_dealt_rows_keep_their_advantages_routes_and_logprobs() -> None:
     """Advantages, also by token, routes, log-probabilities: all of them tell whose they are."""
     every = groups([[3, 3, 3], [3, 3, 3]])
     for group in every:

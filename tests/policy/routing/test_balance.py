@@ -87,7 +87,7 @@ def test_scores_of_any_kind_become_probabilities() -> None:
     torch.testing.assert_close(_probabilities(torch.tensor([[0.2, 0.6]]), logits=False), torch.tensor([[0.25, 0.75]]))
 
 
-def test_mistakes() -> None:
+def test_aux_loss_coef_without_routers_or_below_zero_is_refused() -> None:
     moe, dense = build_policy("qwen3-moe").backbone, build_policy("qwen3").backbone
     assert load_balance(0.0, watched(packed=True), [batch()], 1.0) is None
     assert routers_of(moe, "off", metrics=False) is None

@@ -38,7 +38,7 @@ def gradients(policy: Policy, experts: str) -> tuple[Tensor, Tensor, set[torch.d
     return logits.detach().float(), weight.grad, grouped.seen
 
 
-def test_they_are_those_of_one_product_after_another() -> None:
+def test_grouped_experts_have_the_logits_and_gradients_of_eager_ones() -> None:
     policy = build_policy("qwen3-moe")
     logits, gradient, seen = gradients(policy, "grouped_mm")
     assert seen == {torch.bfloat16}

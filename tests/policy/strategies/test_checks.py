@@ -89,6 +89,6 @@ def test_experts_are_dealt_whole() -> None:
         ({"rollouts": "lockstep"}, "rollouts: lockstep"),
     ],
 )
-def test_what_experts_that_stay_exclude(options: dict[str, Any], name: str) -> None:
+def test_expert_parallel_refuses_options_that_it_excludes(options: dict[str, Any], name: str) -> None:
     with pytest.raises(UserError, match=f"expert_parallel: cannot be used with {name}"):
         FSDP2Strategy(expert_parallel=True, **options)

@@ -75,7 +75,7 @@ def test_weights_are_cells_of_puzzles() -> None:
     assert heavy == of_new_problems([1.0, 0.0, 1.0, 0.0])
 
 
-def test_what_cannot_be_told_has_no_ends() -> None:
+def test_interval_without_enough_problems_has_no_ends() -> None:
     assert of_new_problems([1.0]).low is None
     assert of_these_problems([[1.0], [0.0, 1.0]]).high is None
     for bad in ([], [float("nan")], [1.5]):
@@ -205,7 +205,7 @@ def coverage(name: str, runs: int, answers: int = 8, problems: int = 30) -> tupl
 
 
 @pytest.mark.parametrize("name", DIFFICULTIES)
-def test_coverage(name: str) -> None:
+def test_intervals_cover_the_truth_in_95_percent_of_evaluations(name: str) -> None:
     """1,000 evaluations of 30 problems with 8 answers: the standard error of a coverage is .007."""
     new, these = coverage(name, 1000)
     assert 0.94 <= new <= 0.985

@@ -22,7 +22,7 @@ def test_draws_agree_with_counting() -> None:
     assert (found.better, found.worse, found.verdict) == (14, 3, "better")
 
 
-def test_what_thirty_problems_cannot_tell() -> None:
+def test_ten_points_on_thirty_problems_are_not_enough_to_tell() -> None:
     """Three problems more of 30, 9 changed: 6 to 3."""
     a = [1.0] * 12 + [0.0] * 18
     b = [1.0] * 9 + [0.0] * 3 + [1.0] * 6 + [0.0] * 12

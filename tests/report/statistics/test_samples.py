@@ -58,7 +58,7 @@ def test_all_right_is_a_mean_of_one() -> None:
     assert mg_pass_at_k(4, 7, 5) == pytest.approx(2 * (0.1 * 15 / 21 + 0.2 * 3 / 21))
 
 
-def test_votes() -> None:
+def test_majority_vote_shares_ties_and_ignores_missing_answers() -> None:
     assert majority(["1", "1", "2"], [True, True, False]) == 1.0
     assert majority(["1", "2", "2"], [True, False, False]) == 0.0
     assert majority(["1", "2", None, None, None], [True, False, False, False, False]) == 0.5  # no answer, no vote

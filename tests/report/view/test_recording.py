@@ -84,7 +84,7 @@ def test_token_level_objectives_say_which_tokens_clip(tmp_path: Path, cold_start
 
 
 @pytest.mark.thorough
-def test_nothing_else_changes(tmp_path: Path, cold_starts: Path, recorded: Path) -> None:
+def test_recording_tokens_changes_no_weight(tmp_path: Path, cold_starts: Path, recorded: Path) -> None:
     runs.share_cold_start(cold_starts, tmp_path)
     without = runs.fit(tmp_path, "--data.record_tokens=0", "--data.max_response_tokens=32")
     assert not (without / TOKENS).exists()

@@ -31,7 +31,7 @@ def samples(data: RunData, **query: str) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["missing", "empty", "file.txt", "events"])
-def test_what_is_no_run_is_told_by_the_command_that_was_called(
+def test_folder_without_a_run_is_refused_by_the_called_command(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -94,7 +94,7 @@ def test_a_live_file_is_only_read_on(folder: Path) -> None:
     assert data.index.facts()["damaged"] == 0
 
 
-def test_what_a_resume_cuts_off_is_gone(folder: Path) -> None:
+def test_rollouts_truncated_by_a_resume_leave_the_view(folder: Path) -> None:
     data = opened(folder)
     lines = (folder / TOKENS).read_text().splitlines(keepends=True)
     (folder / TOKENS).write_text("".join(lines[:2]) + json.dumps(row(2, sample=22)) + "\n")

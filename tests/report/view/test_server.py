@@ -64,7 +64,7 @@ def test_every_answer_forbids_what_the_page_does_not_need(address: str) -> None:
         assert headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_what_is_asked_is_answered(address: str, folder: Path) -> None:
+def test_view_server_answers_with_the_data_of_the_run(address: str, folder: Path) -> None:
     (overview,) = data(address, "/api/runs")
     assert (overview["updates"], overview["facts"]["rollouts"]) == (40, 12)
     assert data(address, "/api/run/0/rollouts?sort=reward&offset=2")["total"] == 12
@@ -91,7 +91,7 @@ def test_nothing_outside_of_the_page_is_served(address: str, path: str, status: 
     assert (found, "secret" in body) == (status, False)
 
 
-def test_it_only_reads(address: str, folder: Path) -> None:
+def test_view_server_refuses_writes_and_changes_no_file(address: str, folder: Path) -> None:
     before = {p.name: p.read_bytes() for p in folder.iterdir() if p.name != INDEX}
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         assert get(address, "/api/runs", method)[0] == 405

@@ -138,7 +138,7 @@ def test_honest_program_passes(kind: Kind, name: str) -> None:
     assert (score.reward, score.detail) == (1.0, "")
 
 
-def test_it_is_compiled_once_for_all_tests_and_all_equal_answers(
+def test_equal_cpp_answers_are_compiled_once_for_all_tests(
     executor: CodeExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs: list[str] = []
@@ -153,7 +153,7 @@ def test_it_is_compiled_once_for_all_tests_and_all_equal_answers(
     assert programs == [program]
 
 
-def test_what_the_compiler_refuses_is_kept_too(executor: CodeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpp_compile_error_is_cached(executor: CodeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     programs: list[str] = []
     compile_for_real = cpp._compile
     monkeypatch.setattr(

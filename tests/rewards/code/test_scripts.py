@@ -201,7 +201,7 @@ def test_a_script_pays_no_cheat_and_none_makes_itself_missing(name: str, executo
     assert score.status != "missing"
 
 
-def test_what_searches_its_memory_finds_what_is_there(executor: CodeExecutor) -> None:
+def test_memory_search_finds_an_argument_or_is_denied_by_landlock(executor: CodeExecutor) -> None:
     """The search of the cheat above is no empty try: it finds an argument, or Landlock keeps its own memory from it."""
     if executor.isolation == Kind.BUBBLEWRAP:
         argument = asserts("for x in [26025927]:\n    assert f(str(x)) == x", entry_point="f")

@@ -45,7 +45,7 @@ def test_livecodebenchs_private_tests_are_judged_with_the_public_ones(private: s
     assert [(c.frame["input"], c.expected) for c in cases] == [("1 2\n", ("3\n",)), ("5 6\n", ("11\n",))]
 
 
-def test_who_knows_the_public_test_only_is_not_paid_for_the_private_one(executor: CodeExecutor) -> None:
+def test_program_of_the_public_test_is_not_paid_for_private_tests(executor: CodeExecutor) -> None:
     assert executor.score(ADD, lcb(packed(PRIVATE))).reward == 1.0
     assert executor.score("print(3)", lcb(packed(PRIVATE))).reward == 0.5
 

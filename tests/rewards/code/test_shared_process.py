@@ -226,7 +226,7 @@ def test_hostile_programs_earn_nothing_in_a_shared_process(name: str, executor: 
 
 
 @pytest.mark.parametrize("name", PARTLY)
-def test_nobody_gets_a_fresh_process_for_the_next_test(name: str, executor: CodeExecutor) -> None:
+def test_program_that_needs_a_fresh_process_per_test_is_paid_in_part(name: str, executor: CodeExecutor) -> None:
     program, answer = PARTLY[name]
     tests = [*answer["tests"]] * 2
     score = executor.score(program, answer | {"tests": tests[:3]})

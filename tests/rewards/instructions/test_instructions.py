@@ -116,7 +116,7 @@ def verdict(kind: str, arguments: dict[str, Any], text: str, **settings: Any) ->
 
 
 @pytest.mark.parametrize(("kind", "arguments", "right", "wrong"), CASES)
-def test_what_follows_an_instruction_is_paid_and_what_does_not_is_not(
+def test_each_ifeval_kind_pays_right_texts_and_no_wrong_ones(
     kind: str, arguments: dict[str, Any], right: list[str], wrong: list[str]
 ) -> None:
     everything = {"num_words": None, "keywords": None, **arguments}  # the columns of the data set hold nulls

@@ -159,7 +159,7 @@ UNREADABLE: dict[str, Callable[[Asked], Reply]] = {
 
 
 @pytest.mark.parametrize("why", UNREADABLE)
-def test_what_cannot_be_read_is_missing_with_a_reason_and_never_zero(serve: Serve, why: str, tmp_path: Path) -> None:
+def test_unreadable_judge_reply_is_missing_with_a_reason_never_zero(serve: Serve, why: str, tmp_path: Path) -> None:
     server = serve(UNREADABLE[why])
     settings = {"cache": str(tmp_path / "verdicts")}
     (score,) = judged(server, sample("42"), **settings)
@@ -228,7 +228,7 @@ def test_a_server_that_does_not_answer_leaves_samples_missing(serve: Serve) -> N
         judged(server, sample("42"), retries=1, timeout_s=0.1)
 
 
-def test_whoever_waits_for_a_dead_server_waits_once(serve: Serve) -> None:
+def test_dead_judge_server_is_not_retried_for_the_next_sample(serve: Serve) -> None:
     server = serve(lambda asked: (503, {}))
     judge = LLMJudge(server.url, "judge-1", RUBRIC, retries=1, **QUICK)
     for text in ("42", "41"):  # the second is not even asked for
@@ -249,7 +249,7 @@ def test_whoever_waits_for_a_dead_server_waits_once(serve: Serve) -> None:
         (302, "redirects"),
     ],
 )
-def test_what_no_sample_can_change_stops_the_run(serve: Serve, status: int, message: str) -> None:
+def test_permanent_error_of_a_judge_stops_the_run(serve: Serve, status: int, message: str) -> None:
     server = serve(lambda asked: (status, {}))
     judge = LLMJudge(server.url, "judge-1", RUBRIC, **QUICK)
     with RewardRunner({"judge": judge}, num_workers=1) as runner, pytest.raises(UserError, match=message) as caught:

@@ -32,7 +32,7 @@ def test_evaluated_does_not_take_the_task_for_its_answer() -> None:
     assert paid(MathVerifier(), "1024", "2^{10}")  # by default only sums, differences, products and quotients
 
 
-def test_form() -> None:
+def test_form_option_pays_only_factored_or_expanded_answers() -> None:
     factored, expanded = MathVerifier(form="factored"), MathVerifier(form="expanded")
     assert paid(factored, "(x-1)(x+1)", "(x+1)(x-1)")
     assert not paid(factored, "(x-1)(x+1)", "x^2-1")
@@ -108,7 +108,7 @@ def test_unknown_words_are_refused(settings: dict[str, str]) -> None:
     ("kind", "answer"),
     [("any", UNREADABLE), ("any", "$$"), ("integer", "1/2"), ("number", "x"), ("choice", "42"), ("any", "")],
 )
-def test_other_answers_to_what_cannot_be_read_are_missing(kind: str, answer: str) -> None:
+def test_other_answers_to_an_unparsable_record_are_missing(kind: str, answer: str) -> None:
     verifier = MathVerifier(answer_type=kind)  # type: ignore[arg-type]
     for completion in (f"\\boxed{{{answer}}}", r"\boxed{1}", "", "<think>"):
         score = verifier.score(completion, answer)
@@ -119,7 +119,7 @@ def test_other_answers_to_what_cannot_be_read_are_missing(kind: str, answer: str
 @pytest.mark.parametrize(
     "answer", [r"\forall P \exists Q", r"A \subseteq B", r"1, 2, 3, \ldots", r"AB \perp CD", r"x \mid y"]
 )
-def test_what_repeats_an_answer_that_cannot_be_read_is_paid(answer: str) -> None:
+def test_verbatim_copy_of_an_unparsable_answer_is_paid(answer: str) -> None:
     verifier = MathVerifier()
     assert [verifier.score(text, answer).reward for text in (f"${answer}$", f"So $\\boxed{{ {answer} }}$.")] == [
         1.0,
@@ -228,7 +228,7 @@ def test_score_pays_no_repeated_question(tmp_path: Path, capsys: pytest.CaptureF
     assert "mean reward 0.5714; 14 ok" in capsys.readouterr().out
 
 
-def test_what_computer_algebra_raises_is_a_missing_sample_with_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_computer_algebra_error_makes_the_sample_missing_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     from gspo_lightning.rewards.math import library
 
     def raises(*_: object, **__: object) -> bool:

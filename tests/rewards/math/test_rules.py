@@ -80,7 +80,7 @@ NOT_PAID = [
 
 
 @pytest.mark.parametrize(("answer", "written"), PAID)
-def test_paid(verifier: MathVerifier, answer: str, written: str) -> None:
+def test_equivalent_spellings_are_paid(verifier: MathVerifier, answer: str, written: str) -> None:
     assert verifier.score(f"So it is $\\boxed{{{written}}}$.", answer).reward == 1.0
 
 

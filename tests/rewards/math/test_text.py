@@ -13,19 +13,19 @@ from gspo_lightning.rewards.math.unboxed_answer import committed
 from gspo_lightning.rewards.math.withdrawn_boxes import taken_back
 
 
-def test_boxes() -> None:
+def test_boxed_text_and_its_surroundings() -> None:
     assert boxed(r"\boxed{a}, and $\boxed{b}$", 9).text == "a, b"
     assert boxed(r"\boxed{\{1\}} \} {", 9).text == r"\{1\}"
     found = boxed(r"so $x = \boxed{7}$, really", 9)
     assert (found.before, found.text, found.after) == ("so $x = ", "7", "$, really")
 
 
-def test_thinking() -> None:
+def test_text_after_thinking() -> None:
     assert after_thinking("a</think>b") == "b"
     assert after_thinking("<think>a</think><think>b") is None
 
 
-def test_one_notation() -> None:
+def test_notations_are_brought_to_one() -> None:
     assert canonical(r" $\left( 1 , 2 \right)$. ") == "(1,2)"
     assert in_latex("½ \u00d7 √2 ≤ x²") == r"\frac{1}{2} \times  \sqrt{2} \le  x^{2}"
     assert in_latex(r"\sqrt[3]2 + 0.\overline3 + \varnothing") == r"\sqrt[3]{2} + 0.\overline{3} + \emptyset"
@@ -33,7 +33,7 @@ def test_one_notation() -> None:
     assert canonical("4 2") != canonical("42")
 
 
-def test_integers() -> None:
+def test_plain_integer_refuses_long_and_non_ascii_digits() -> None:
     assert plain_integer("4" * 500) is None
     assert plain_integer("\u0664\u0662") is None
 

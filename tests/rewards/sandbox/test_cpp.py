@@ -140,7 +140,7 @@ def case(kind: Kind, name: str) -> object:
 
 
 @pytest.mark.parametrize(("kind", "name"), [case(k, n) for k in (Kind.BUBBLEWRAP, Kind.LANDLOCK) for n in HOSTILE])
-def test_it_ends_as_it_should(kind: Kind, name: str, folder: Path) -> None:
+def test_hostile_cpp_ends_within_its_limits(kind: Kind, name: str, folder: Path) -> None:
     template, end, words = HOSTILE[name]
     chosen = isolation(kind)
     program = template.replace("{secret}", str(folder / "secret")).replace("{folder}", str(folder))

@@ -223,7 +223,7 @@ def test_values_that_are_no_plain_data_equal_nothing() -> None:
         {"bytes": "x"},
     ],
 )
-def test_what_is_no_value_is_refused(data: Any) -> None:
+def test_malformed_value_from_the_sandbox_is_refused(data: Any) -> None:
     with pytest.raises(ValueError):
         decode(data)
 

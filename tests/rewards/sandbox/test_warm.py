@@ -72,13 +72,13 @@ def run(isolation: Isolation, program: str, text: str = "", cpu_s: float = 6.0) 
         return box.run({"stdin": True, "input": text}), box._driver.process.pid
 
 
-def test_one_process_serves_many_programs(isolation: Isolation) -> None:
+def test_one_driver_serves_many_programs(isolation: Isolation) -> None:
     served = [run(isolation, f"print({i})") for i in range(5)]
     assert [outcome.stdout for outcome, _ in served] == [f"{i}\n" for i in range(5)]
     assert len({pid for _, pid in served}) == 1
 
 
-def test_nothing_of_a_program_is_found_by_the_next(isolation: Isolation) -> None:
+def test_program_finds_no_memory_of_the_previous_one(isolation: Isolation) -> None:
     """Its source, its input and what it made; the word that the searching program was given itself is found."""
     word, mark = secrets.token_hex(16), secrets.token_hex(16)
     marks = ", ".join(repr(mark * n) for n in range(1, 40))  # of many sizes, so that some would be left somewhere
@@ -90,7 +90,7 @@ def test_nothing_of_a_program_is_found_by_the_next(isolation: Isolation) -> None
         assert same == pid
 
 
-def test_what_failed_is_followed_by_a_program_like_any_other(isolation: Isolation) -> None:
+def test_sandbox_serves_the_next_program_after_every_failure(isolation: Isolation) -> None:
     assert run(isolation, "raise ValueError")[0].end is End.RUNTIME_ERROR
     assert run(isolation, "import os; os._exit(3)")[0].end is End.RUNTIME_ERROR
     assert run(isolation, "while True: pass", cpu_s=0.2)[0].end is End.TIMEOUT
@@ -98,13 +98,13 @@ def test_what_failed_is_followed_by_a_program_like_any_other(isolation: Isolatio
     assert run(isolation, "print(7)")[0].stdout == "7\n"
 
 
-def test_what_slept_is_tried_again_in_another_process(isolation: Isolation) -> None:
+def test_driver_ends_after_a_program_that_slept(isolation: Isolation) -> None:
     outcome, pid = run(isolation, "import time; time.sleep(30)", cpu_s=0.2)
     assert outcome.asleep
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_one_that_could_not_confine_a_program_serves_no_other(isolation: Isolation) -> None:
+def test_driver_ends_after_it_could_not_confine_a_program(isolation: Isolation) -> None:
     with Sandbox(isolation.kind, isolation.python, "print(1)", Limits(memory_mb=-(1 << 50))) as box:
         pid = box._driver.process.pid
         with pytest.raises(InfrastructureError, match="could not be confined"):
@@ -112,13 +112,13 @@ def test_one_that_could_not_confine_a_program_serves_no_other(isolation: Isolati
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_one_that_is_closed_twice_waits_once(isolation: Isolation) -> None:
+def test_driver_closed_twice_is_kept_once(isolation: Isolation) -> None:
     with Sandbox(isolation.kind, isolation.python, "print(1)", Limits()) as box:
         box.close()
     assert len(warm._local.waiting.drivers) == 1
 
 
-def test_one_that_ended_while_it_waited_is_replaced(isolation: Isolation) -> None:
+def test_killed_idle_driver_is_replaced(isolation: Isolation) -> None:
     _, pid = run(isolation, "print(1)")
     (driver,) = warm._local.waiting.drivers
     driver.process.kill()
@@ -128,7 +128,7 @@ def test_one_that_ended_while_it_waited_is_replaced(isolation: Isolation) -> Non
     assert other != pid
 
 
-def test_none_serves_for_ever_and_few_wait(isolation: Isolation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drivers_are_recycled_and_few_stay_idle(isolation: Isolation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "_MOST_PROGRAMS", 2)
     pids = [run(isolation, "print(1)")[1] for _ in range(4)]
     assert pids[0] == pids[1] != pids[2] == pids[3]
@@ -141,7 +141,7 @@ def test_none_serves_for_ever_and_few_wait(isolation: Isolation, monkeypatch: py
     assert not any(Path(f"/proc/{pid}").exists() for pid in ids[:2])
 
 
-def test_they_end_with_their_thread(isolation: Isolation) -> None:
+def test_idle_drivers_end_with_their_thread(isolation: Isolation) -> None:
     pids: list[int] = []
     thread = threading.Thread(target=lambda: pids.append(run(isolation, "print(1)")[1]))
     thread.start()
@@ -150,7 +150,7 @@ def test_they_end_with_their_thread(isolation: Isolation) -> None:
     assert run(isolation, "print(1)")[1] != pids[0]
 
 
-def test_a_forked_process_has_its_own(isolation: Isolation) -> None:
+def test_forked_process_has_its_own_driver(isolation: Isolation) -> None:
     _, pid = run(isolation, "print(1)")
     reading, writing = os.pipe()
     child = os.fork()
@@ -169,7 +169,7 @@ def test_a_forked_process_has_its_own(isolation: Isolation) -> None:
 
 
 @pytest.mark.parametrize("without", [("seccomp",), ("watch", "memory")])
-def test_one_without_a_layer_waits_for_nobody(isolation: Isolation, without: tuple[str, ...]) -> None:
+def test_driver_without_a_sandbox_layer_is_not_kept(isolation: Isolation, without: tuple[str, ...]) -> None:
     with Sandbox(isolation.kind, isolation.python, "print(1)", Limits(), without=without) as box:
         pid = box._driver.process.pid
     assert warm._local.waiting.drivers == []

@@ -112,7 +112,7 @@ def test_waiting_for_a_cpu_is_not_sleep() -> None:
     assert not Usage(wall=1.0, busy=0.6, runnable=False).asleep
 
 
-def test_what_a_killed_worker_started_is_killed_too(obeying: RewardRunner) -> None:
+def test_children_of_a_killed_reward_worker_are_killed(obeying: RewardRunner) -> None:
     obeying.score(samples("fork"))
     mine = {str(pid) for pid in obeying.worker_pids()}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -250,7 +250,7 @@ def test_a_raising_plug_in_stops_the_run_and_is_named() -> None:
         ),
     ],
 )
-def test_what_is_no_reward_is_an_error(reward: Any, message: str) -> None:
+def test_malformed_reward_is_an_error_in_worker_and_trainer(reward: Any, message: str) -> None:
     for where in ("worker", "trainer"):
         reward.where = where
         with RewardRunner({"r": reward}, num_workers=1) as runner:

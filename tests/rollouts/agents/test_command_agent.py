@@ -118,7 +118,7 @@ def place(request: pytest.FixtureRequest, parent: str) -> Iterator[Place]:
     shutil.rmtree(folder)
 
 
-def test_it_reads_its_record_and_finds_the_gateway_in_its_environment(
+def test_command_agent_gets_its_record_and_the_gateways_environment(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GSPO_TEST_SECRET", "secret")
@@ -358,14 +358,14 @@ def silent(place: Place) -> bool:
     return len(place.told) == before
 
 
-def test_processes_that_it_has_left_behind_end_with_it(place: Place) -> None:
+def test_background_processes_end_with_their_agent(place: Place) -> None:
     place.run(DAEMON + "time.sleep(0.5)")
     assert "alive" in place.told
     assert silent(place)
 
 
 @pytest.mark.thorough
-def test_nothing_of_it_outlives_its_deadline(place: Place) -> None:
+def test_no_process_of_an_agent_outlives_its_deadline(place: Place) -> None:
     with pytest.raises(TimeoutError):
         place.run(
             "import threading\nthreading.Thread(target=lambda: None).start()" + DAEMON + "time.sleep(60)", deadline_s=2
@@ -375,7 +375,7 @@ def test_nothing_of_it_outlives_its_deadline(place: Place) -> None:
 
 
 @pytest.mark.thorough
-def test_nothing_of_it_outlives_a_killed_trainer(place: Place) -> None:
+def test_no_process_of_an_agent_outlives_a_killed_trainer(place: Place) -> None:
     place.agent(DAEMON + "time.sleep(60)")
     program = f"""
 import asyncio
@@ -416,7 +416,7 @@ asyncio.run(work())
         ("print('{\"reward\": NaN}')", {}, "reward is nan, which is no finite number"),
     ],
 )  # fmt: skip
-def test_what_is_too_much_or_fails_is_the_agents_failure(
+def test_exceeded_limit_or_bad_output_is_the_agents_failure(
     place: Place, text: str, options: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises((RuntimeError, ValueError), match=complaint) as error:

@@ -320,7 +320,7 @@ def test_limits_end_a_conversation_and_say_which(policy: Policy, prompts: list[P
     assert {len(r.turn_ends) for r in stopped} == {2}
 
 
-def test_what_the_environment_said_never_reaches_the_loss(policy: Policy, prompts: list[Prompt]) -> None:
+def test_environment_tokens_never_reach_the_loss(policy: Policy, prompts: list[Prompt]) -> None:
     """Loss and gradient are those of the policy's own tokens alone, whatever stands at the others."""
     rollouts = talk(policy, prompts, Echo())
     for i, r in enumerate(rollouts):

@@ -113,7 +113,9 @@ def leaves() -> None:
         (lambda: asyncio.sleep(60), "gave no answer in 0.2 s"),
     ],
 )
-def test_what_it_raises_and_a_missed_deadline_too(failure: Callable[[], Any], complaint: str) -> None:
+def test_environment_error_or_missed_deadline_is_an_infrastructure_error(
+    failure: Callable[[], Any], complaint: str
+) -> None:
     with pytest.raises(InfrastructureError, match=complaint):
         asyncio.run(talk(conversation(Counting(2, failure), 0.2), "a", "b"))
 
@@ -229,7 +231,7 @@ def test_no_more_conversations_are_answered_at_a_time_than_allowed() -> None:
     host.close()
 
 
-def test_who_waits_does_not_wait_for_one_that_hangs() -> None:
+def test_hanging_environment_does_not_delay_other_conversations() -> None:
     """It ignores that it is cancelled, too."""
 
     async def stubborn() -> None:

@@ -313,7 +313,7 @@ def test_a_refused_history_is_not_kept() -> None:
     run(test, Script("13"), longest=66)
 
 
-def test_what_is_not_imposed_is_counted_or_refused() -> None:
+def test_unenforced_request_options_are_counted_or_refused_if_strict() -> None:
     forced = {**ASK, "tool_choice": "required", "response_format": {"type": "json_object"}}
 
     async def test(client: Client) -> None:

@@ -163,7 +163,7 @@ def test_recorded_rewards_come_with_their_parts(
         ({"row_ends": [1, 3], "contexts": [[4], [5] * 40]}, "more than data.max_response_tokens = 8"),
     ],
 )
-def test_what_cannot_be_trained_on_is_refused_by_name(
+def test_recorded_row_that_cannot_be_trained_on_is_refused_by_field(
     policy: Policy, prompts: list[Prompt], tmp_path: Path, change: dict[str, Any], complaint: str
 ) -> None:
     row = {"id": "10/0", "prompt_ids": list(prompts[0].token_ids), "completion_ids": [3, 4, 1], "logprobs": [-1.0] * 3}

@@ -189,7 +189,7 @@ def test_an_empty_recording_is_found_by_its_second_replay(
 
 
 @pytest.mark.parametrize("error", [RuntimeError, torch.OutOfMemoryError])
-def test_one_recording_that_fails_does_not_end_them_and_halves_nothing(
+def test_one_failed_graph_capture_disables_only_its_own_rollout(
     error: type[Exception], recorded_steps: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = [sampled(policy_of(), iteration=i, sampler=GroupedSampler(decode="model")) for i in (1, 2)]
@@ -222,7 +222,7 @@ def test_memory_that_runs_out_in_a_step_costs_no_token(
     assert "is out of memory" in caplog.text
 
 
-def test_what_is_wrong_is_not_used_and_named_once(
+def test_inexact_device_decoder_is_dropped_with_one_warning(
     accelerator: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def off(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -241,7 +241,7 @@ def test_what_is_wrong_is_not_used_and_named_once(
     assert caplog.text.count("is decoded without a copy of its weights: its log-probabilities differ") == 1
 
 
-def test_a_second_rollout_at_the_same_time_has_its_own(recorded_steps: None) -> None:
+def test_concurrent_rollout_has_a_decoder_of_its_own(recorded_steps: None) -> None:
     policy = policy_of()
     with device_decoder.device_decoder(policy, 8) as one, device_decoder.device_decoder(policy, 8) as two:
         assert one is not None
@@ -277,9 +277,7 @@ def free_for_others() -> bool:
     return bool(found)
 
 
-def test_nobody_trains_while_a_step_is_recorded_and_the_other_way_round(
-    recorded_steps: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_and_graph_capture_exclude_each_other(recorded_steps: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(recording.CAPTURES, "cpu", Guarded)
     policy = policy_of()
     sampled(policy)

@@ -119,7 +119,7 @@ def whole(policy: Policy) -> list[Tensor]:
 
 @pytest.mark.parametrize("small", [0, 400, 1 << 30])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_its_logits_are_those_of_full_forwards(family: str, small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_decoder_logits_equal_full_forwards(family: str, small: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(caches, "SMALL_PRODUCT", small)
     policy = build(FAMILIES[family]())
     decoder = decoder_for(policy)
@@ -274,7 +274,7 @@ def adapters_of_another_kind(policy: Policy) -> None:
     "change",
     [hook, replaced_forward, half, merged_adapters, adapters_with_dropout, adapters_of_another_kind, wrapped],
 )
-def test_what_listens_to_or_changes_a_module_is_not_passed_over(
+def test_fast_decoder_is_not_used_with_hooked_or_changed_modules(
     change: Callable[[Policy], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     policy = build(FAMILIES["llama"]())
@@ -304,7 +304,7 @@ def test_adapters_are_added_to_the_copies_as_they_are_now() -> None:
         assert (base[-1] - found[-1]).abs().max() > 0.01
 
 
-def test_other_families_and_sizes_are_asked_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_decoder_is_not_used_for_unknown_families_and_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     gemma = Gemma3ForCausalLM(Gemma3TextConfig(**COMMON, query_pre_attn_scalar=8))
     sliding = MistralForCausalLM(MistralConfig(**COMMON, sliding_window=100))
     for model in (gemma, sliding):

@@ -75,7 +75,7 @@ def forgotten(self: PreallocatedTensor, held: Tensor, new: Tensor, window: int |
 EXTENDED = PreallocatedTensor.extended
 
 
-def test_what_a_move_loses_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparison_detects_a_cache_that_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison above can fail."""
     policy = Policy(tiny.build("qwen3"), character_tokenizer()).eval()
     wanted, _ = decoded(policy)
@@ -91,7 +91,7 @@ def pieces(*sizes: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("window", [None, 1, 2, 5, 40])
 @pytest.mark.parametrize("sizes", [(1,) * 150, (7, *(1,) * 60), (90, 1, 1, 30, 1, 2, *(1,) * 70)])
-def test_it_grows_as_by_cat(sizes: tuple[int, ...], window: int | None) -> None:
+def test_preallocated_cache_equals_torch_cat(sizes: tuple[int, ...], window: int | None) -> None:
     grown, held, whole = PreallocatedTensor(), torch.tensor([]), torch.zeros(2, 3, 0, 4)
     for new in pieces(*sizes):
         seen = whole if window is None else whole[:, :, max(0, whole.shape[2] - (window - 1)) :]
@@ -111,7 +111,7 @@ def test_tokens_are_written_into_place_and_moved_seldom() -> None:
 
 
 @pytest.mark.parametrize("change", [lambda x: x[[1, 0]], lambda x: x[:, :, :-3], lambda x: x.double()])
-def test_what_others_have_put_in_its_place_is_what_grows(change: Callable[[Tensor], Tensor]) -> None:
+def test_preallocated_cache_grows_from_a_replaced_tensor(change: Callable[[Tensor], Tensor]) -> None:
     """Rows that were selected, tokens that were taken back, another precision."""
     (first, new, last), grown = pieces(6, 1, 1), PreallocatedTensor()
     _, held = grown.extended(torch.tensor([]), first)

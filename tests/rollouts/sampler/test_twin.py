@@ -57,7 +57,7 @@ def copies(twin: DecoderTwin) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("family", DENSE)
-def test_its_logits_are_those_of_full_forwards(family: str) -> None:
+def test_decoder_twin_logits_equal_full_forwards(family: str) -> None:
     policy = build(FAMILIES[family]())
     for ours, theirs in zip(answers(DecoderTwin(policy, torch.float32)), whole(policy), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
@@ -107,7 +107,7 @@ def test_a_refilled_copy_has_the_bits_of_a_fresh_one(adapters: bool, dtype: torc
     assert not any(torch.equal(a, b) for a, b in zip(copies(twin)[:-1], before[:-1], strict=True))
 
 
-def test_its_bytes_are_those_of_the_products_in_the_compute_dtype() -> None:
+def test_decoder_twin_takes_the_bytes_of_products_in_compute_dtype() -> None:
     policy = build(FAMILIES["llama"]())
     twin = DecoderTwin(policy, torch.bfloat16)
     small = sum(p.nbytes for n, p in policy.model.named_parameters() if "norm" in n) + twin.inv_freq.nbytes
@@ -115,7 +115,7 @@ def test_its_bytes_are_those_of_the_products_in_the_compute_dtype() -> None:
     assert twin.nbytes == 2 * products + small  # the embedding is read in place, in its own dtype
 
 
-def test_what_it_does_not_copy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoder_twin_says_why_a_model_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = build(FAMILIES["llama"]())
     assert DecoderTwin.why_not(policy) == "a CPU"
     monkeypatch.setattr(twins, "HOST", "nowhere")

@@ -127,7 +127,7 @@ def test_a_server_without_adapters_gets_merged_weights_and_one_line_says_how_to_
     assert toy.loads == 3  # the frozen weights once, for nothing
 
 
-def test_what_is_written_is_an_adapter_to_peft(adapted: Policy, policy: Policy, tmp_path: Path) -> None:
+def test_peft_loads_the_adapters_that_servers_get(adapted: Policy, policy: Policy, tmp_path: Path) -> None:
     ids = torch.arange(3, 30)[None]
     wanted = adapted.model(ids).logits
     size = save_adapters(adapted.model, tmp_path / "a")

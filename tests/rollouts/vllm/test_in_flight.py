@@ -177,7 +177,7 @@ def test_weights_that_do_not_arrive_leave_the_rollout_what_it_has(
 
 
 @pytest.mark.thorough
-def test_what_was_sampled_while_weights_were_replaced_by_halves_is_asked_again(
+def test_tokens_of_half_replaced_weights_are_sampled_again(
     toy: ToyServer, policy: Policy, newer: Policy, prompts: list[Prompt]
 ) -> None:
     """The weights are read, and then their tag does not arrive: the server goes on with weights that nobody knows."""
@@ -364,7 +364,7 @@ def test_a_server_goes_on_when_who_has_paused_it_closes(toy: ToyServer, policy: 
     assert toy._going.is_set()
 
 
-def test_what_is_sent_from_gpu_to_gpu_has_its_own_name(
+def test_newer_nccl_weights_are_never_sent_under_an_older_tag(
     toy: ToyServer, policy: Policy, newer: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server is brought back with the weights of a rollout while newer ones are made ready for it."""
@@ -507,7 +507,7 @@ def test_a_rank_that_is_not_the_first_gives_no_weights(
         ({"weights_in_flight": True, "routed_experts": True}, ["--data.max_staleness=1"], "use one of the two"),
     ],
 )
-def test_what_cannot_be_joined_is_refused(
+def test_weights_in_flight_refuse_settings_that_they_exclude(
     rollouts: dict[str, Any], arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = [f"--data.rollouts={_source(rollouts | {'urls': ['http://127.0.0.1:9']})}"]

@@ -72,7 +72,7 @@ def test_a_request_without_the_key_gets_401_and_reaches_nothing(
     assert (reached, start["status"], json.loads(body["body"])) == (False, 401, {"error": "Unauthorized"})
 
 
-def test_who_has_the_key_is_let_in_and_so_is_the_server_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_with_the_key_and_the_servers_own_events_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY, SECRET)
     assert asked({"type": "http", "path": "/health", "headers": [GOOD]}) == (True, [])
     assert asked({"type": "lifespan"}) == (True, [])
@@ -200,7 +200,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_would_give_a_key_away_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_settings_that_would_leak_the_server_key_are_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(KEY, SECRET)
     settings, complaint = REFUSED[name]
     with pytest.raises(UserError) as error:

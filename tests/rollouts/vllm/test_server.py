@@ -139,7 +139,7 @@ def test_a_fault_is_asked_again_and_one_that_stays_is_a_clear_stop(
         assert ids(ask(source, policy, prompts)) == wanted  # and it is used again when it is well
 
 
-def test_what_was_asked_of_a_dead_server_is_asked_elsewhere(policy: Policy, prompts: list[Prompt]) -> None:
+def test_requests_of_a_dead_server_go_to_another_one(policy: Policy, prompts: list[Prompt]) -> None:
     with ExitStack() as stack:
         one, other = (stack.enter_context(ToyServer()) for _ in range(2))
         source = stack.enter_context(closing(VLLMServer([one.url, other.url], **FAST)))
@@ -231,9 +231,7 @@ def test_seeds_are_sent_only_where_they_are_asked_for(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("aborts", [True, False])
-def test_what_is_cut_keeps_its_tokens_where_the_server_can_end_a_request(
-    toy: ToyServer, policy: Policy, aborts: bool
-) -> None:
+def test_cut_responses_keep_their_tokens_if_the_server_can_abort(toy: ToyServer, policy: Policy, aborts: bool) -> None:
     """Four responses of 10, 60, 60 and 60 tokens, 100 ms a token; one slot less than responses."""
     sampling = SamplingParams(60)
     prompts = [Prompt(i, "", (3 + i, 4, 5)) for i in range(4)]
@@ -531,7 +529,7 @@ def test_a_notebooks_own_event_loop_does_not_disturb(toy: ToyServer, policy: Pol
     assert not [t for t in threading.enumerate() if t.name == "vllm" and t.is_alive()]
 
 
-def test_what_servers_share_knows_nothing_of_vllm() -> None:
+def test_shared_server_modules_import_nothing_of_vllm() -> None:
     for file in Path(watchdog.__file__).parent.glob("*.py"):
         lines = file.read_text(encoding="utf-8").splitlines()
         assert not [line for line in lines if "import" in line and "vllm" in line], file.name

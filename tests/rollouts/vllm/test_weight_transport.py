@@ -66,7 +66,7 @@ def test_the_fastest_way_that_is_possible(found: dict[str, Any], transport: str)
         ("nccl", RUNNING | {"trusted": False}, "a server is on another host"),
     ],
 )
-def test_what_is_not_possible_is_one_sentence(transport: Any, found: dict[str, Any], problem: str) -> None:
+def test_impossible_weight_transport_is_refused_with_a_fix(transport: Any, found: dict[str, Any], problem: str) -> None:
     with pytest.raises(UserError, match=problem) as error:
         choose(transport, TransportContext(**found))
     assert error.value.field == "data.rollouts.transfer"

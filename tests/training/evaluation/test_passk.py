@@ -94,7 +94,7 @@ def test_counts_stay_exact_beyond_what_float32_can_count() -> None:
         (torch.ones(3, dtype=torch.bool), 1),  # not [P, n]
     ],
 )
-def test_what_cannot_be_estimated_is_refused(correct: torch.Tensor, k: int) -> None:
+def test_passk_refuses_too_few_responses_and_wrong_tensors(correct: torch.Tensor, k: int) -> None:
     metric = PassAtK(k)
     with pytest.raises(ValueError, match=r"responses per prompt|must be bool"):
         metric.update(correct)

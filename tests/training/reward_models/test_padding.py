@@ -89,7 +89,9 @@ def test_a_reward_in_a_batch_is_the_reward_alone(family: str, tmp_path: Path) ->
 
 @pytest.mark.thorough("Llama-3.1-Instruct", "Qwen2.5-Instruct", "Qwen3", "another")
 @pytest.mark.parametrize("family", CONFIGS)
-def test_what_is_trained_and_exported_reads_the_last_token(family: str, pairs: tuple[str, str], tmp_path: Path) -> None:
+def test_trained_and_exported_reward_model_reads_the_last_token(
+    family: str, pairs: tuple[str, str], tmp_path: Path
+) -> None:
     """Held-out results do not depend on the cut, and are those of each answer alone by the exported model."""
     model = save(tmp_path / "start", family, AutoModelForCausalLM)
     options = [pairs[1], f"--model.name_or_path={model}", *SHORT]

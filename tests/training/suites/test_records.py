@@ -61,7 +61,7 @@ def test_mathematical_suites(tmp_path: Path) -> None:
     assert {f"avg@2/{level}" for level in range(1, 6)} <= found["math500"].keys()
 
 
-def test_grids(tmp_path: Path) -> None:
+def test_zebralogic_accuracy_of_our_own_puzzles(tmp_path: Path) -> None:
     puzzles = rows("zebralogic.jsonl")
     lines = [{"id": puzzle["id"], "sample": 0, "completion": solved(puzzle)} for puzzle in puzzles[:-1]]
     lines.append({"id": puzzles[-1]["id"], "sample": 0, "completion": "I give up."})
@@ -74,7 +74,7 @@ def test_grids(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("numpy_for_programs")
-def test_programs(tmp_path: Path) -> None:
+def test_livecodebench_accuracy_of_our_own_problems(tmp_path: Path) -> None:
     lines = [
         {"id": row["question_id"], "completion": Sum(i).right("python")}
         for i, row in enumerate(rows("livecodebench.jsonl"))
@@ -84,7 +84,7 @@ def test_programs(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("numpy_for_programs")
-def test_contests(tmp_path: Path) -> None:
+def test_codeforces_rating_of_our_own_contests(tmp_path: Path) -> None:
     """Of the first contest A and B are solved: 1,500 points, nobody stands before us. Of the second one A: 1 problem.
 
     Everybody solved 2 of the second contest, so that all 300 stand before us.

@@ -45,7 +45,7 @@ def test_another_process_makes_the_same_items(folder: str, tmp_path: Path) -> No
 
 
 @pytest.mark.long
-def test_what_cannot_be_made_is_said(folder: str) -> None:
+def test_unknown_reasoning_gym_family_is_refused_with_the_nearest_name(folder: str) -> None:
     with pytest.raises(
         UserError, match=r"ReasoningGym: 'chian_sum' is not a family of reasoning-gym; did you mean chain"
     ):
@@ -73,7 +73,7 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         ReasoningGym(["chain_sum"], folder=str(tmp_path / "file" / "below")).records()
 
 
-def test_nothing_of_it_is_imported_here(folder: str) -> None:
+def test_reasoning_gym_is_not_imported_in_this_process(folder: str) -> None:
     before = {name for name in sys.modules if name.startswith("reasoning_gym")}
     json.dumps(ReasoningGym(FAMILIES, size=9, folder=folder).records())
     assert {name for name in sys.modules if name.startswith("reasoning_gym")} == before

@@ -134,7 +134,7 @@ def test_nothing_ever_right_rings_after_three_iterations() -> None:
     assert (alarm.signature, alarm.since, alarm.update) == ("dead_group_flood", 1, 6)
 
 
-def test_what_a_run_does_not_measure_is_not_missed() -> None:
+def test_signatures_stay_silent_about_metrics_that_are_not_measured() -> None:
     watch = Watch(kind() for kind in SIGNATURES.values())
     for update in range(1, 20):
         assert watch.see({"loss": 0.0, "reward/mean": 0.5}, update, last=True) == []
