@@ -29,14 +29,14 @@ class Compacting(RolloutSource):
         self, policy: Policy, prompts: Sequence[Prompt], *, group_size: int, sampling: SamplingParams, draws: Draws,
         version: int = 0, **_: Any,
     ) -> list[list[Rollout]]:  # fmt: skip
-        asked: dict[str, Any] = {"sampling": sampling, "draws": draws, "version": version}
-        groups = self.sampler.generate(policy, prompts, group_size=group_size, **asked)
-        return [[self._longer(policy, r, asked) if r.sample % 2 and self.also else r for r in g] for g in groups]
+        request: dict[str, Any] = {"sampling": sampling, "draws": draws, "version": version}
+        groups = self.sampler.generate(policy, prompts, group_size=group_size, **request)
+        return [[self._longer(policy, r, request) if r.sample % 2 and self.also else r for r in g] for g in groups]
 
-    def _longer(self, policy: Policy, first: Rollout, asked: dict[str, Any]) -> Rollout:
+    def _longer(self, policy: Policy, first: Rollout, request: dict[str, Any]) -> Rollout:
         context = (first.prompt.token_ids[-1], int(first.token_ids[0]))
         short = dataclasses.replace(first.prompt, id=100_000 * first.sample + first.prompt.id, token_ids=context)
-        ((second,),) = self.sampler.generate(policy, [short], group_size=1, **asked)
+        ((second,),) = self.sampler.generate(policy, [short], group_size=1, **request)
         assert first.logprobs is not None
         assert second.logprobs is not None
         ids = torch.cat([first.token_ids, second.token_ids])

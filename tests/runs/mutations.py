@@ -42,11 +42,11 @@ PLUGINS = [
 
 
 def _places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    found = [path] if path else []
+    paths = [path] if path else []
     items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for key, value in items:
-        found += _places(value, (*path, key))
-    return found
+        paths += _places(value, (*path, key))
+    return paths
 
 
 def mutate(tree: dict[str, Any], draw: random.Random) -> dict[str, Any]:

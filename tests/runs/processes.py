@@ -51,8 +51,8 @@ def in_processes(target: Callable[..., None], *arguments: object, count: int = 2
                 process.kill()
                 process.join()
         failed = [(p.exitcode, log) for p, log in zip(processes, logs, strict=True) if p.exitcode]
-        said = "\n".join(f"{code}: {log.read_text() if log.is_file() else 'never began'}" for code, log in failed)
-        assert [process.exitcode for process in processes] == [0] * count, said
+        failures = "\n".join(f"{code}: {log.read_text() if log.is_file() else 'never began'}" for code, log in failed)
+        assert [process.exitcode for process in processes] == [0] * count, failures
 
 
 def run_module(

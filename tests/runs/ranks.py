@@ -43,12 +43,12 @@ def two_ranks(task: Callable[..., Any], *arguments: Any) -> list[Any]:
         for process in ranks:
             process.start()
         try:
-            found = dict(results.get(timeout=60) for _ in ranks)
+            by_rank = dict(results.get(timeout=60) for _ in ranks)
         finally:
             for process in ranks:
                 process.join(20)
                 process.kill()
-    return [found[rank] for rank in range(WORLD)]
+    return [by_rank[rank] for rank in range(WORLD)]
 
 
 def _join(rank: int, store: str, results: Any, task: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
@@ -56,10 +56,10 @@ def _join(rank: int, store: str, results: Any, task: Callable[..., Any], argumen
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=WORLD, timeout=timedelta(seconds=20))
     try:
-        found: Any = task(rank, *arguments)
+        result: Any = task(rank, *arguments)
     except Exception as error:
-        found = f"{type(error).__name__}: {error}"
-    results.put((rank, found))
+        result = f"{type(error).__name__}: {error}"
+    results.put((rank, result))
     dist.destroy_process_group()
 
 
@@ -144,25 +144,25 @@ def started(argv: Sequence[str], log: Path, seconds: float = 60.0) -> int:
 
 def _start_ranks() -> None:
     """In the first rank, before the command: fork the second one, which waits until Lightning starts it."""
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=_wait_to_start, args=(ours, theirs))
+    parent_end, child_end = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=_wait_to_start, args=(parent_end, child_end))
     process.start()
-    subprocess_script.subprocess = SimpleNamespace(Popen=partial(_Forked, process, ours))
-    util.Finalize(None, _as_a_command_ends, (ours,), exitpriority=10)
+    subprocess_script.subprocess = SimpleNamespace(Popen=partial(_Forked, process, parent_end))
+    util.Finalize(None, _as_a_command_ends, (parent_end,), exitpriority=10)
 
 
-def _as_a_command_ends(ours: Connection) -> None:
+def _as_a_command_ends(parent_end: Connection) -> None:
     """A forked process ends without this."""
     atexit._run_exitfuncs()
-    ours.close()
+    parent_end.close()
 
 
-def _wait_to_start(ours: Connection, theirs: Connection) -> None:
+def _wait_to_start(parent_end: Connection, child_end: Connection) -> None:
     from gspo_lightning.cli import main
 
-    ours.close()
+    parent_end.close()
     with contextlib.suppress(EOFError):  # the command did not come so far
-        argv, variables = theirs.recv()
+        argv, variables = child_end.recv()
         os.environ.update(variables)
         os.setsid()
         code = main(argv)
@@ -174,12 +174,12 @@ class _Forked:
     """The second rank: what is used of a :class:`subprocess.Popen`."""
 
     def __init__(
-        self, process: BaseProcess, ours: Connection, command: list[str], env: dict[str, str], cwd: str | None
+        self, process: BaseProcess, parent_end: Connection, command: list[str], env: dict[str, str], cwd: str | None
     ) -> None:
         assert cwd is None
         assert command[-len(sys.argv[1:]) :] == sys.argv[1:]
         names = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")
-        ours.send((sys.argv[1:], {name: env[name] for name in names}))
+        parent_end.send((sys.argv[1:], {name: env[name] for name in names}))
         assert process.pid is not None
         self._lock, self._process, self.pid = threading.Lock(), process, process.pid
 

@@ -88,16 +88,16 @@ def interrupted(when: Callable[[ExperienceLoader], bool], by: signal.Signals = s
 
 def handed_out(monkeypatch: pytest.MonkeyPatch) -> list[MiniBatch]:
     """The mini-batches of runs of this process, in the order in which they are trained on."""
-    found: list[MiniBatch] = []
+    mini_batches: list[MiniBatch] = []
     own = ExperienceLoader.__iter__
 
     def noted(self: ExperienceLoader) -> Iterator[MiniBatch]:
         for batch in own(self):
-            found.append(batch)
+            mini_batches.append(batch)
             yield batch
 
     monkeypatch.setattr(ExperienceLoader, "__iter__", noted)
-    return found
+    return mini_batches
 
 
 def share_cold_start(made: Path, root: Path) -> None:

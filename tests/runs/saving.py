@@ -44,16 +44,18 @@ class SaveAnywhere(Callback):
 
 def parts(trainer: Trainer) -> dict[str, Any]:
     """Copies of what training goes on from: weights, gradients, settings and state of the optimizers."""
-    found: dict[str, Any] = {}
+    state_by_name: dict[str, Any] = {}
     for optimizer in trainer.optimizers:
         for number, group in enumerate(optimizer.param_groups):
-            found[f"group {number}"] = {key: value for key, value in group.items() if key != "params"}
+            state_by_name[f"group {number}"] = {key: value for key, value in group.items() if key != "params"}
             for place, parameter in enumerate(group["params"]):  # the shards, also while whole weights are in use
-                found[f"weight {number} {place}"] = copied(parameter.detach())
-                found[f"gradient {number} {place}"] = copied(parameter.grad)
+                state_by_name[f"weight {number} {place}"] = copied(parameter.detach())
+                state_by_name[f"gradient {number} {place}"] = copied(parameter.grad)
                 state = optimizer.state.get(parameter)
-                found[f"state {number} {place}"] = state and {key: copied(value) for key, value in state.items()}
-    return found
+                state_by_name[f"state {number} {place}"] = state and {
+                    key: copied(value) for key, value in state.items()
+                }
+    return state_by_name
 
 
 def copied(value: Any) -> Any:

@@ -30,8 +30,8 @@ HELPERS = "core/distributed.py"
 
 def codes() -> dict[CodeType, str]:
     """The code of every collective of torch -> its name."""
-    found = [(name, getattr(module, name, None)) for name in COLLECTIVES for module in (dist, functional)]
-    return {inspect.unwrap(function).__code__: name for name, function in found if function is not None}
+    collectives = [(name, getattr(module, name, None)) for name in COLLECTIVES for module in (dist, functional)]
+    return {inspect.unwrap(function).__code__: name for name, function in collectives if function is not None}
 
 
 class Stopping(Callback):

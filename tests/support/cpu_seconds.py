@@ -38,11 +38,11 @@ def _of_a_child(pid: str) -> float:
 
 
 def _children(pid: str) -> list[str]:
-    found: list[str] = []
+    pids: list[str] = []
     for file in glob.glob(f"/proc/{pid}/task/*/children"):
         with contextlib.suppress(OSError):  # a thread that has just ended
-            found += Path(file).read_text().split()
-    return found
+            pids += Path(file).read_text().split()
+    return pids
 
 
 BETWEEN = 50
@@ -106,8 +106,8 @@ class CpuSeconds:
 
     def pytest_unconfigure(self) -> None:
         if not self.worker:
-            found = {"calibrations": self.calibrations, "processes": self.processes, "tests": self.tests}
-            Path(os.environ[FILE_VARIABLE]).write_text(json.dumps(found, indent=0) + "\n", encoding="utf-8")
+            measurements = {"calibrations": self.calibrations, "processes": self.processes, "tests": self.tests}
+            Path(os.environ[FILE_VARIABLE]).write_text(json.dumps(measurements, indent=0) + "\n", encoding="utf-8")
 
 
 def _measured(item: pytest.Item, phase: str) -> Generator[None, object, object]:

@@ -34,14 +34,14 @@ def _inline(page: str) -> Iterator[tuple[Token, list[Token]]]:
 def shown(page: str, links: int = 0) -> str:
     """The text of a page of Markdown as a reader sees it; neither HTML, nor emphasis, nor links but our own."""
     assert not obeyed(page)
-    texts, found = [], 0
+    texts, links_found = [], 0
     for _, children in _inline(page):
         for child in children:
             assert child.type not in ("html_inline", "em_open", "s_open"), child
             assert child.type != "image" or str(child.attrs["src"]).endswith("report.png"), child
-            found += child.type == "link_open"
+            links_found += child.type == "link_open"
         texts.append("".join(" " if child.type == "softbreak" else child.content for child in children))
-    assert found == links
+    assert links_found == links
     return "\n".join(texts)
 
 

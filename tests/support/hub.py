@@ -63,10 +63,10 @@ class Hub:
 
     def repository(self, name: str, kind: str = "models", *, private: bool = False) -> Repository:
         """A repository, made if it is not there."""
-        found = self.repositories.setdefault(f"{kind}/{name}", Repository(private))
-        if not found.commits:
-            found.commit("initial commit", {".gitattributes": b""})
-        return found
+        repository = self.repositories.setdefault(f"{kind}/{name}", Repository(private))
+        if not repository.commits:
+            repository.commit("initial commit", {".gitattributes": b""})
+        return repository
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -82,8 +82,8 @@ class _Handler(BaseHTTPRequestHandler):
         if (status := self.hub.fails(self.command, path)) is not None:
             return self._answer(status, {"error": "injected"})
         for method, pattern, answer in _ROUTES:
-            if self.command in method and (found := re.fullmatch(pattern, path)) is not None:
-                return answer(self, body, **found.groupdict())
+            if self.command in method and (match := re.fullmatch(pattern, path)) is not None:
+                return answer(self, body, **match.groupdict())
         return self._answer(404, {"error": f"no route {self.command} {path}"})
 
     do_GET = do_HEAD = do_POST = do_PUT = _serve  # noqa: N815 (the names that http.server calls)
@@ -108,14 +108,14 @@ class _Handler(BaseHTTPRequestHandler):
         return tree
 
     def create(self, body: bytes) -> None:
-        asked = json.loads(body)
-        name = f"{asked.get('organization') or 'me'}/{asked['name']}"
-        key = f"{asked.get('type', 'model')}s/{name}"
+        request = json.loads(body)
+        name = f"{request.get('organization') or 'me'}/{request['name']}"
+        key = f"{request.get('type', 'model')}s/{name}"
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self._answer(401, {"error": "Invalid username or password."})
         status = 409 if key in self.hub.repositories else 200
         if status == 200:
-            private = asked.get("private") or asked.get("visibility") == "private"
+            private = request.get("private") or request.get("visibility") == "private"
             self.hub.repository(name, key.partition("/")[0], private=bool(private))
         return self._answer(status, {"url": f"{self.hub.endpoint}/{name}", "name": name, "id": name})
 
@@ -134,16 +134,16 @@ class _Handler(BaseHTTPRequestHandler):
             files = {p: data for p, data in tree[1].items() if p.startswith(inside)}
             below = {inside + p.removeprefix(inside).split("/")[0] for p in files if "/" in p.removeprefix(inside)}
             if "recursive=true" in self.path.lower():
-                found, below = files, {str(parent) for p in files for parent in Path(p).parents if str(parent) != "."}
+                listed, below = files, {str(parent) for p in files for parent in Path(p).parents if str(parent) != "."}
             else:
-                found = {p: data for p, data in files.items() if "/" not in p.removeprefix(inside)}
+                listed = {p: data for p, data in files.items() if "/" not in p.removeprefix(inside)}
             folders = [{"type": "directory", "path": p, "oid": "0" * 40, "size": 0} for p in sorted(below)]
-            self._answer(200, [*folders, *(_entry(p, data) for p, data in found.items())])
+            self._answer(200, [*folders, *(_entry(p, data) for p, data in listed.items())])
 
     def paths(self, body: bytes, kind: str, name: str, revision: str) -> None:
         if (tree := self._found(kind, name, revision)) is not None:
-            wanted = json.loads(body)["paths"] if body.startswith(b"{") else []
-            self._answer(200, [_entry(p, tree[1][p]) for p in wanted if p in tree[1]])
+            requested = json.loads(body)["paths"] if body.startswith(b"{") else []
+            self._answer(200, [_entry(p, tree[1][p]) for p in requested if p in tree[1]])
 
     def modes(self, body: bytes, kind: str, name: str, revision: str) -> None:
         files = [

@@ -40,8 +40,8 @@ def end_group_and_ranks() -> list[str]:
     if dist.is_available() and dist.is_initialized():
         left.append(f"a torch.distributed process group ({dist.get_backend()}, {dist.get_world_size()} ranks)")
         dist.destroy_process_group()
-    found = [name for name in RANK_VARIABLES if os.environ.pop(name, None) is not None]
-    return left + ([f"the environment variables {', '.join(found)}"] if found else [])
+    variables = [name for name in RANK_VARIABLES if os.environ.pop(name, None) is not None]
+    return left + ([f"the environment variables {', '.join(variables)}"] if variables else [])
 
 
 def threads_left(before: Set[threading.Thread]) -> list[str]:

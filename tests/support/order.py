@@ -35,8 +35,8 @@ QUICK_S = 1.5
 
 def measured() -> dict[str, float]:
     """CPU seconds of files, as they were when the table was written; none of new ones."""
-    found: dict[str, float] = json.loads(TABLE.read_text(encoding="utf-8"))["files"]
-    return found
+    cpu_seconds: dict[str, float] = json.loads(TABLE.read_text(encoding="utf-8"))["files"]
+    return cpu_seconds
 
 
 def parted(items: Sequence[pytest.Item], part: str) -> tuple[list[pytest.Item], list[pytest.Item]]:
@@ -48,9 +48,9 @@ def parted(items: Sequence[pytest.Item], part: str) -> tuple[list[pytest.Item], 
     """
     if part == "all":
         return list(items), []
-    wanted = part == "thorough"
-    chosen = [item for item in items if is_thorough(item) == wanted]
-    others = [item for item in items if is_thorough(item) != wanted]
+    thorough = part == "thorough"
+    chosen = [item for item in items if is_thorough(item) == thorough]
+    others = [item for item in items if is_thorough(item) != thorough]
     return chosen, others
 
 
