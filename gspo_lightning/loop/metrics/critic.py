@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.core.distributed import all_sum
+from gspo_lightning.loop.metrics.sums import reduce_sums
 
 CONSTANT = 1e-3
 """Variance of the returns below which there is nothing to explain."""
@@ -25,19 +26,38 @@ def measure_critic(
         mask: [N, T] bool, True on the tokens that count.
         device: for the collective.
     """
-    v, r, a = (x.double() for x in (values[mask], returns[mask], advantages[mask]))
-    count = mask.sum(-1, keepdim=True).clamp(min=1)
-    quarter = ((mask.cumsum(-1) - 1) * 4 // count)[mask]
-    parts = [x for q in range(4) for x in (a[quarter == q].sum(), (quarter == q).sum())]
-    sums = torch.stack([x.double() for x in (mask.sum(), v.sum(), r.sum(), *parts)]).to(device)
-    tokens, value, target, *biases = all_sum(sums).tolist()
-    tokens = max(tokens, 1.0)
-    spread = torch.stack([(r - target / tokens).square().sum(), (r - v - (target - value) / tokens).square().sum()])
-    variance, unexplained = (all_sum(spread.to(device)) / tokens).tolist()
-    found = {"critic/value_mean": value / tokens, "critic/return_mean": target / tokens}
+    values = values[mask].double()  # [M] tokens that count, of all rows
+    returns = returns[mask].double()
+    advantages = advantages[mask].double()
+    tokens = float(mask.sum())
+    sums = {"values": (float(values.sum()), tokens), "returns": (float(returns.sum()), tokens)}
+    quarters = _quarters(mask)
+    for i, name in enumerate(QUARTERS):
+        in_quarter = quarters == i
+        sums[name] = (float(advantages[in_quarter].sum()), float(in_quarter.sum()))
+    reduced = reduce_sums(sums, device)
+
+    value_sum, token_count = reduced["values"]
+    return_sum, _ = reduced["returns"]
+    token_count = max(token_count, 1.0)
+    # a second pass around the means: a difference of mean squares would cancel
+    deviations = returns - return_sum / token_count
+    residuals = returns - values - (return_sum - value_sum) / token_count
+    squares = torch.stack([deviations.square().sum(), residuals.square().sum()])
+    variance, unexplained = (all_sum(squares.to(device)) / token_count).tolist()
+
+    scalars = {"critic/value_mean": value_sum / token_count, "critic/return_mean": return_sum / token_count}
     if variance >= CONSTANT:
-        found["critic/explained_variance"] = 1 - unexplained / variance
-    for name, bias, known in zip(QUARTERS, biases[::2], biases[1::2], strict=True):
-        if known:
-            found[f"critic/advantage_bias_by_position/{name}"] = bias / known
-    return found
+        scalars["critic/explained_variance"] = 1 - unexplained / variance
+    for name in QUARTERS:
+        bias, count = reduced[name]
+        if count:
+            scalars[f"critic/advantage_bias_by_position/{name}"] = bias / count
+    return scalars
+
+
+def _quarters(mask: Tensor) -> Tensor:
+    """Return the quarter of its response, 0 to 3, of each of the M tokens that count: [M] int64, row by row."""
+    lengths = mask.sum(-1, keepdim=True).clamp(min=1)
+    positions = mask.cumsum(-1) - 1
+    return (positions * len(QUARTERS) // lengths)[mask]

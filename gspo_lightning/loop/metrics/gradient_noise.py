@@ -38,9 +38,11 @@ def noise_and_signal(squares: float, whole: float, sizes: tuple[float, float]) -
     >>> noise_and_signal(squares=1.0 + 9.0, whole=16.0, sizes=(2.0, 2.0))  # 1 and 3 on a line, a row each
     (4.0, 12.0)
     """
-    rows, of_squares = sizes
-    between = rows**2 - of_squares
-    return (squares * rows**2 - whole * of_squares) / between, (whole - squares) * rows**2 / between
+    rows, squared_sizes = sizes
+    determinant = rows**2 - squared_sizes  # of the two equations above
+    noise = (squares * rows**2 - whole * squared_sizes) / determinant
+    signal = (whole - squares) * rows**2 / determinant
+    return noise, signal
 
 
 def split_groups(parts: Sequence[MicroBatch]) -> bool:
@@ -49,12 +51,14 @@ def split_groups(parts: Sequence[MicroBatch]) -> bool:
     The advantages of a group add up to 0, so the gradients of its parts nearly cancel each other: they are large
     without being noise. Group numbers are on the host: nothing waits for the device.
     """
-    seen: set[int] = set()
+    earlier_groups: set[int] = set()
     for part in parts:
-        own = None if part.group_index is None else set(part.group_index)
-        if own is None or own & seen:
+        if part.group_index is None:
             return True
-        seen |= own
+        groups = set(part.group_index)
+        if groups & earlier_groups:
+            return True
+        earlier_groups |= groups
     return False
 
 
@@ -100,19 +104,27 @@ class GradientNoise:
             norm: of the gradient over all ranks, before clipping.
             device: for the collectives.
         """
-        sizes, self._sizes = self._sizes, None
+        sizes = self._sizes
+        self._sizes = None
         if sizes is None:
             return {}
-        world = rank_and_world()[1]
         squares = torch.stack(self._norms).double().square().sum() if self._norms else torch.zeros(())
         self._norms = []
-        squares = squares if self._independent else squares * math.nan  # NaN makes every rank skip the update
-        mine = torch.stack([squares.to(device, torch.float64) / world**2, *torch.tensor(sizes, device=device).double()])
-        found, rows, of_squares, count = all_sum(mine).tolist()
-        if count < 2 or not found > 0 or not math.isfinite(found + norm):
+        if not self._independent:
+            squares = squares * math.nan  # NaN makes every rank skip the update
+
+        # a rank's loss is multiplied by the number of ranks, because DDP takes the mean of gradients
+        world = rank_and_world()[1]
+        squares = squares.to(device, torch.float64) / world**2
+        counts = torch.tensor(sizes, device=device).double()
+        square_sum, rows, squared_sizes, micro_batches = all_sum(torch.stack([squares, *counts])).tolist()
+        if micro_batches < 2 or not square_sum > 0 or not math.isfinite(square_sum + norm):
             return {}
-        self._history.append(noise_and_signal(found, norm**2, (rows, of_squares)))
-        noise, signal = (sum(values) for values in zip(*self._history, strict=True))
+
+        # a ratio of sums and not a mean of ratios: the signal of a single update may be 0 or negative
+        self._history.append(noise_and_signal(square_sum, norm**2, (rows, squared_sizes)))
+        noise = sum(noise for noise, _ in self._history)
+        signal = sum(signal for _, signal in self._history)
         return {"update/gradient_noise": noise / signal} if signal > 0 else {}
 
     def state_dict(self) -> list[list[float]]:

@@ -6,6 +6,7 @@ and sharded ones (FSDP), and no weight is ever gathered.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -34,7 +35,10 @@ def part_of(name: str) -> str:
     >>> part_of("model.layers.0.self_attn.q_norm.weight"), part_of("model.layers.0.mlp.gate.weight")
     ('norms', 'router')
     """
-    return next((part for part, words in _WORDS if any(word in name for word in words)), "other")
+    for part, words in _WORDS:
+        if any(word in name for word in words):
+            return part
+    return "other"
 
 
 class ParameterMetrics:
@@ -55,47 +59,51 @@ class ParameterMetrics:
     def after_step(self, module: nn.Module) -> dict[str, float]:
         """Return scalars under their tags; the same on every rank."""
         assert self._before is not None, "before_step comes first"
-        before, after = self._before, self._sample(module)
+        before = self._before
+        after = self._sample(module)
         self._before = None
-        sums = [
+        held = sum(local(p).numel() for p in module.parameters())
+        counts = torch.tensor([after.numel(), held], dtype=torch.float64, device=after.device)
+        changes = [
             (after != before).sum().double(),
             (after - before).square().sum(dtype=torch.float64),
             before.square().sum(dtype=torch.float64),
-            torch.tensor(float(after.numel()), dtype=torch.float64, device=after.device),
         ]
-        held = sum(local(p).numel() for p in module.parameters())
-        sums.append(torch.tensor(float(held), dtype=torch.float64, device=after.device))
-        squares = self._squares(module)
-        reduced = all_sum(torch.stack([*sums, *squares.values()])).tolist()
-        changed, moved, size, count, all_held = reduced[: len(sums)]
-        copies = max(all_held / self._total, 1e-9)  # of each weight over all ranks: 1 if sharded
+        part_squares = self._squares(module)
+        packed = torch.stack([*changes, *counts, *part_squares.values()])
+        changed, moved, size, sampled, all_held, *reduced_squares = all_sum(packed).tolist()
+
         scalars = {
-            "update/changed": changed / max(count, 1),
+            "update/changed": changed / max(sampled, 1),
             "update/relative_norm": (moved / size) ** 0.5 if size else 0.0,
         }
-        for part, square in zip(squares, reduced[len(sums) :], strict=True):
+        copies = max(all_held / self._total, 1e-9)  # of each weight over all ranks: 1 if sharded
+        for part, square in zip(part_squares, reduced_squares, strict=True):
             scalars[f"weights/{part}"] = (square / copies) ** 0.5
         return scalars
 
     def _sample(self, module: nn.Module) -> Tensor:
         """Sample every k-th of this rank's trainable weights, in the order of the module: [about SAMPLE] float32."""
-        tensors = [local(p.detach()).reshape(-1) for p in _trainable(module)]
-        step = -(-sum(t.numel() for t in tensors) // SAMPLE) or 1
-        taken, offset = [], 0
-        for tensor in tensors:
-            taken.append(tensor[offset::step])
-            offset = (offset - tensor.numel()) % step
-        return torch.cat(taken).float() if step > 1 or len(taken) > 1 else taken[0].float().clone()
+        weights = [local(p.detach()).reshape(-1) for p in _trainable(module)]
+        size = sum(weight.numel() for weight in weights)
+        step = max(1, math.ceil(size / SAMPLE))
+        samples = []
+        offset = 0  # of the first sampled weight in the next tensor: the stride runs on across tensors
+        for weight in weights:
+            samples.append(weight[offset::step])
+            offset = (offset - weight.numel()) % step
+        if step == 1 and len(samples) == 1:
+            return samples[0].float().clone()  # else a view of the weights, which the step changes
+        return torch.cat(samples).float()
 
     def _squares(self, module: nn.Module) -> dict[str, Tensor]:
         """Sum the squares of this rank's trainable weights by part; parts that the model lacks are left out."""
-        named = [(part_of(name), local(p.detach())) for name, p in module.named_parameters() if p.requires_grad]
-        norms = torch._foreach_norm([value for _, value in named])
-        squares = {}
-        for part in PARTS:
-            if mine := [n.double().square() for (p, _), n in zip(named, norms, strict=True) if p == part]:
-                squares[part] = torch.stack(mine).sum()
-        return squares
+        named = [(name, local(p.detach())) for name, p in module.named_parameters() if p.requires_grad]
+        norms = torch._foreach_norm([weight for _, weight in named])  # few kernels instead of one a tensor
+        by_part: dict[str, list[Tensor]] = {}
+        for (name, _), norm in zip(named, norms, strict=True):
+            by_part.setdefault(part_of(name), []).append(norm.double().square())
+        return {part: torch.stack(by_part[part]).sum() for part in PARTS if part in by_part}
 
 
 def _trainable(module: nn.Module) -> Iterator[Tensor]:

@@ -51,29 +51,30 @@ def ratio_counts(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, advantage
 
 
 def _counts(log_ratios: Tensor, advantages: Tensor, counted: Tensor) -> Tensor:
-    places = ratio_bins(log_ratios) + BINS * (advantages.sign().long() + 1)
-    return tally(places, counted, 3 * BINS)
+    sign_index = advantages.sign().long() + 1  # of SIGNS
+    return tally(ratio_bins(log_ratios) + BINS * sign_index, counted, len(SIGNS) * BINS)
 
 
 def ratio_histograms(vectors: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     """Return tag -> counts [BINS] over :data:`gspo_lightning.loop.metrics.sums.RATIO_EDGES`, from reduced vectors."""
-    found = {}
+    histograms = {}
     for tag, (level, sign) in HISTOGRAMS.items():
-        parts = _by_sign(vectors[f"{level}_by_sign"])
-        chosen = list(parts.values()) if sign is None else [parts[sign]]
-        found[tag] = [sum(bin_) for bin_ in zip(*chosen, strict=True)]
-    return found
+        by_sign = _by_sign(vectors[f"{level}_by_sign"])
+        histograms[tag] = list(by_sign[sign]) if sign is not None else _added(by_sign)
+    return histograms
 
 
 def ratio_scalars(vectors: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Return percentiles under their tags; a sign that no sequence or token has is left out."""
     scalars = {}
-    for level, shares in PERCENTILES.items():
-        parts = _by_sign(vectors[f"{level}_by_sign"])
-        everything = [sum(bin_) for bin_ in zip(*parts.values(), strict=True)]
-        for name, counts in (("", everything), ("positive_", parts["positive"]), ("negative_", parts["negative"])):
-            for share in shares if sum(counts) else ():
-                scalars[f"ratio/log_{level}_{name}p{share:02d}"] = percentile(counts, share / 100)
+    for level, percents in PERCENTILES.items():
+        by_sign = _by_sign(vectors[f"{level}_by_sign"])
+        histograms = {"": _added(by_sign), "positive_": by_sign["positive"], "negative_": by_sign["negative"]}
+        for prefix, counts in histograms.items():
+            if not sum(counts):
+                continue
+            for percent in percents:
+                scalars[f"ratio/log_{level}_{prefix}p{percent:02d}"] = percentile(counts, percent / 100)
     return scalars
 
 
@@ -84,3 +85,7 @@ def by_mini_batch(scalars: Mapping[str, float], place: int) -> dict[str, float]:
 
 def _by_sign(counts: Sequence[float]) -> dict[str, Sequence[float]]:
     return {sign: counts[i * BINS : (i + 1) * BINS] for i, sign in enumerate(SIGNS)}
+
+
+def _added(by_sign: Mapping[str, Sequence[float]]) -> list[float]:
+    return [sum(counts) for counts in zip(*by_sign.values(), strict=True)]

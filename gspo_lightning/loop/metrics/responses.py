@@ -36,20 +36,23 @@ def repetition(token_ids: NDArray[np.int64]) -> float:
 
 def measure_distributions(rollouts: Sequence[Rollout], device: torch.device) -> Distributions:
     """Return the values of every response over all ranks; each rank must hold as many responses."""
-    rows = [
-        [float(r.length) for r in rollouts],
-        [float("nan") if r.reward is None else float(r.reward) for r in rollouts],
-        [float(r.advantage) for r in rollouts],
-        [repetition(r.own_ids.cpu().numpy()) for r in rollouts],
-    ]
-    gathered = gather_rows(torch.tensor(rows, dtype=torch.float64, device=device).flatten())
-    values = gathered.reshape(-1, len(rows), len(rollouts)).transpose(0, 1).flatten(1).tolist()
-    return dict(zip(("length", "reward", "advantage", "repetition"), values, strict=True))
+    columns = {
+        "length": [float(r.length) for r in rollouts],
+        "reward": [float("nan") if r.reward is None else float(r.reward) for r in rollouts],
+        "advantage": [float(r.advantage) for r in rollouts],
+        "repetition": [repetition(r.own_ids.cpu().numpy()) for r in rollouts],
+    }
+    packed = torch.tensor(list(columns.values()), dtype=torch.float64, device=device)  # [4, N]
+    gathered = gather_rows(packed.flatten()).reshape(-1, *packed.shape)  # [world, 4, N]
+    values = gathered.transpose(0, 1).flatten(1).tolist()  # [4, world * N]
+    return dict(zip(columns, values, strict=True))
 
 
 def distribution_scalars(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Return percentiles, extremes and means under their tags (docs/metrics.md), except those without a value."""
-    length, advantage = np.asarray(values["length"]), np.asarray(values["advantage"])
+    length = np.asarray(values["length"])
+    advantage = np.asarray(values["advantage"])
+    reward = np.asarray(values["reward"])
     p05, p50, p95 = np.percentile(length, [5, 50, 95])
     scalars = {
         "response/length_p05": p05,
@@ -58,12 +61,13 @@ def distribution_scalars(values: Mapping[str, Sequence[float]]) -> dict[str, flo
         "response/length_max": length.max(),
         "response/repetition": np.mean(values["repetition"]),
     }
-    for name, chosen in (("positive", advantage > 0), ("negative", advantage < 0)):
-        if chosen.any():
-            scalars[f"response/length_{name}"] = length[chosen].mean()
-    reward = np.asarray(values["reward"])
-    if (known := reward[~np.isnan(reward)]).size:
-        scalars |= {"reward/min": known.min(), "reward/max": known.max()}
+    for sign, selected in (("positive", advantage > 0), ("negative", advantage < 0)):
+        if selected.any():
+            scalars[f"response/length_{sign}"] = length[selected].mean()
+    present = reward[~np.isnan(reward)]
+    if present.size:
+        scalars["reward/min"] = present.min()
+        scalars["reward/max"] = present.max()
     return {tag: float(value) for tag, value in scalars.items()}
 
 

@@ -29,24 +29,25 @@ def measure_sources(
         dead: whether each group gives no signal; None: every group gives one.
         device: for the collective.
     """
-    sums = torch.zeros(len(names), 6, dtype=torch.float64)
+    sums = torch.zeros(len(names), 6, dtype=torch.float64)  # the six columns that are unpacked below
     for i, group in enumerate(groups):
-        known = [r.reward for r in group if r.reward is not None]
-        sums[names.index(group[0].prompt.columns[_COLUMN])] += torch.tensor(
-            [sum(known), len(known), sum(r.length for r in group), len(group), dead is not None and dead[i], 1],
-            dtype=torch.float64,
-        )
-    found: dict[str, float] = {}
+        source = names.index(group[0].prompt.columns[_COLUMN])
+        rewards = [r.reward for r in group if r.reward is not None]
+        tokens = sum(r.length for r in group)
+        is_dead = dead is not None and dead[i]
+        row = [sum(rewards), len(rewards), tokens, len(group), is_dead, 1]
+        sums[source] += torch.tensor(row, dtype=torch.float64)
+    scalars: dict[str, float] = {}
     for name, row in zip(names, all_sum(sums.to(device)).tolist(), strict=True):
-        reward, scored, tokens, responses, silent, count = row
-        found[f"source/{name}/groups"] = count
+        reward_sum, scored, tokens, responses, dead_groups, group_count = row
+        scalars[f"source/{name}/groups"] = group_count
         if scored:
-            found[f"source/{name}/reward"] = reward / scored
-        if count:
-            found[f"source/{name}/length"] = tokens / responses
-        if count and dead is not None:
-            found[f"source/{name}/dead_groups"] = silent / count
-    return found
+            scalars[f"source/{name}/reward"] = reward_sum / scored
+        if group_count:
+            scalars[f"source/{name}/length"] = tokens / responses
+        if group_count and dead is not None:
+            scalars[f"source/{name}/dead_groups"] = dead_groups / group_count
+    return scalars
 
 
 def clipped_by_source(clipped: Tensor, mask: Tensor, sources: Tensor) -> Tensor:
@@ -57,12 +58,17 @@ def clipped_by_source(clipped: Tensor, mask: Tensor, sources: Tensor) -> Tensor:
         mask: [N, T] bool.
         sources: [N, S] bool.
     """
-    lost = (mask & (clipped if clipped.dim() == 2 else clipped[:, None])).sum(-1)
-    counts = torch.stack([lost, mask.sum(-1)]).double()  # [2, N]
+    clipped_tokens = mask & (clipped if clipped.dim() == 2 else clipped[:, None])
+    counts = torch.stack([clipped_tokens.sum(-1), mask.sum(-1)]).double()  # [2, N]
     return (counts @ sources.double()).flatten()
 
 
 def clipped_scalars(counts: Sequence[float], names: Sequence[str]) -> dict[str, float]:
     """Return the share of each source's tokens that lost their gradient, from the sums over an update."""
-    pairs = zip(names, counts[: len(names)], counts[len(names) :], strict=True)
-    return {f"source/{name}/clipped_tokens": lost / tokens for name, lost, tokens in pairs if tokens}
+    clipped_tokens = counts[: len(names)]
+    all_tokens = counts[len(names) :]
+    scalars = {}
+    for name, clipped, tokens in zip(names, clipped_tokens, all_tokens, strict=True):
+        if tokens:
+            scalars[f"source/{name}/clipped_tokens"] = clipped / tokens
+    return scalars

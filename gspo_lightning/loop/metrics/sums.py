@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Literal
 
 import torch
@@ -58,12 +59,14 @@ def percentile(counts: Sequence[float], share: float) -> float:
         counts: of :func:`ratio_histogram`, not all 0.
         share: in (0, 1): 0.05 is the 5th percentile.
     """
-    wanted, running = share * sum(counts), 0.0
+    rank = share * sum(counts)
+    cumulative = 0.0
     for i, count in enumerate(counts):
-        running += count
-        if count and running >= wanted:
-            edges = RATIO_EDGES[max(i - 1, 0)], RATIO_EDGES[min(i, RATIO_EDGES.numel() - 1)]
-            return float(min(edges, key=abs))
+        cumulative += count
+        if count and cumulative >= rank:
+            below = RATIO_EDGES[max(i - 1, 0)]  # the first and the last bin are open: they have one edge
+            above = RATIO_EDGES[min(i, RATIO_EDGES.numel() - 1)]
+            return float(min(below, above, key=abs))
     raise ValueError("an empty histogram has no percentiles")
 
 
@@ -80,6 +83,20 @@ NEEDED = {
 """Sums that are kept at every level: noise decides the source of old log-probabilities, weights can scale a step."""
 
 
+def reduce_sums(sums: Mapping[str, tuple[float, float]], device: torch.device) -> dict[str, tuple[float, float]]:
+    """Add (sum, count) pairs of numbers over all ranks, name by name, in one collective.
+
+    For numbers on the host; :class:`MetricSums` adds up tensors without waiting for the device.
+
+    Args:
+        sums: name -> (sum, count); every rank must have the same names in the same order.
+        device: for the collective.
+    """
+    packed = torch.tensor(list(sums.values()), dtype=torch.float64, device=device)  # [names, 2]
+    totals = all_sum(packed).tolist()
+    return {name: (total, count) for name, (total, count) in zip(sums, totals, strict=True)}
+
+
 class MetricSums:
     """Accumulator of ``{name: (sum, count)}`` on the device, reduced over ranks in one collective.
 
@@ -88,7 +105,8 @@ class MetricSums:
     """
 
     def __init__(self, level: Level = "basic", tokens: TokenValues | None = None) -> None:
-        self.level, self.tokens = level, tokens
+        self.level = level
+        self.tokens = tokens
         self._sums: dict[str, Tensor] = {}
         self._vectors: dict[str, Tensor] = {}
         self._maxima: dict[str, Tensor] = {}
@@ -119,14 +137,17 @@ class MetricSums:
         """
         if not self._sums:
             return {}, {}, {}
-        names, vectors = sorted(self._sums), sorted(self._vectors)
-        packed = torch.cat([self._sums[n] for n in names] + [self._vectors[v] for v in vectors])
-        values = all_sum(packed).tolist()
-        pairs = {n: (values[2 * i], values[2 * i + 1]) for i, n in enumerate(names)}
-        rest, found = values[2 * len(names) :], {}
-        for name in vectors:
-            size = self._vectors[name].numel()
-            found[name], rest = rest[:size], rest[size:]
-        top = sorted(self._maxima)
-        largest = all_max(torch.stack([self._maxima[n] for n in top])).tolist() if top else []
-        return pairs, found, {n: 1.0 if v == -math.inf else v for n, v in zip(top, largest, strict=True)}
+        names = sorted(self._sums)
+        vector_names = sorted(self._vectors)
+        packed = torch.cat([self._sums[name] for name in names] + [self._vectors[name] for name in vector_names])
+        values = iter(all_sum(packed).tolist())  # the host waits for the device once
+        pairs = {name: (next(values), next(values)) for name in names}
+        vectors = {name: list(islice(values, self._vectors[name].numel())) for name in vector_names}
+        return pairs, vectors, self._reduced_maxima()
+
+    def _reduced_maxima(self) -> dict[str, float]:
+        if not self._maxima:
+            return {}
+        names = sorted(self._maxima)
+        largest = all_max(torch.stack([self._maxima[name] for name in names])).tolist()
+        return {name: 1.0 if value == -math.inf else value for name, value in zip(names, largest, strict=True)}

@@ -13,11 +13,11 @@ from gspo_lightning.core.types import MicroBatch
 
 
 def _by_sum() -> dict[str, list[tuple[str, Reading]]]:
-    found: dict[str, list[tuple[str, Reading]]] = {}
+    readings: dict[str, list[tuple[str, Reading]]] = {}
     for spec in METRICS:
         if spec.reading is not None:
-            found.setdefault(spec.reading.name, []).append((spec.tag, spec.reading))
-    return found
+            readings.setdefault(spec.reading.name, []).append((spec.tag, spec.reading))
+    return readings
 
 
 BY_SUM = _by_sum()
@@ -38,21 +38,21 @@ def measure_mismatch(batch: MicroBatch, old_logprobs: Tensor) -> dict[str, tuple
     """Return the gap between sampler and trainer log-probabilities for the same weights, as sums and counts.
 
     Per token, and per sequence the |mean log-ratio|, which compares with a sequence-level clip range. Tokens of an
-    older
-    version are left out. Nothing is measured if the old log-probabilities *are* the sampler's.
+    older version are left out. Nothing is measured if the old log-probabilities *are* the sampler's.
     """
     if batch.behaviour_logprobs is None or old_logprobs is batch.behaviour_logprobs:
         return {}
     mask = batch.response_mask if batch.stale is None else batch.response_mask & ~batch.stale
     gap = torch.where(mask, old_logprobs - batch.behaviour_logprobs, 0.0).double()
     lengths = mask.sum(-1)
-    sequences = (gap.sum(-1) / lengths.clamp(min=1)).abs()
-    tokens, rows = mask.sum(), (lengths > 0).sum()
+    sequence_gap = (gap.sum(-1) / lengths.clamp(min=1)).abs()
+    token_count = mask.sum()
+    row_count = (lengths > 0).sum()
     return {
-        "sampler_logprob_gap": (gap.abs().sum(), tokens),
-        "sampler_logprob_gap_squared": (gap.square().sum(), tokens),
-        "sampler_sequence_gap": (sequences.sum(), rows),
-        "sampler_sequence_gap_squared": (sequences.square().sum(), rows),
+        "sampler_logprob_gap": (gap.abs().sum(), token_count),
+        "sampler_logprob_gap_squared": (gap.square().sum(), token_count),
+        "sampler_sequence_gap": (sequence_gap.sum(), row_count),
+        "sampler_sequence_gap_squared": (sequence_gap.square().sum(), row_count),
     }
 
 

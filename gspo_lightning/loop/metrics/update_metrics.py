@@ -73,11 +73,12 @@ class UpdateMetrics:
         if self.level == "off":
             return {}
         self.histograms = {"ratio/histogram": list(vectors["ratio"])}
-        found = ratio_percentiles(vectors["ratio"])
+        ratios = ratio_percentiles(vectors["ratio"])
         if self.level == "full":
             self.histograms |= ratio_histograms(vectors)
-            found |= ratio_scalars(vectors) | by_mini_batch(scalars, place)
-        return found
+            ratios |= ratio_scalars(vectors)
+            ratios |= by_mini_batch(scalars, place)
+        return ratios
 
     def before_step(self, policy: nn.Module, gradient_norm: float) -> dict[str, float]:
         """Return the gradient norm relative to earlier updates; remember the weights."""
