@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from gspo_lightning.core.transfer import to_host
 from gspo_lightning.core.types import MicroBatch, MiniBatch
@@ -45,7 +46,7 @@ class FrozenPolicy:
 
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
-        with own_ways(self.policy):
+        with without_routing(self.policy):
             yield
 
     def _to(self, device: torch.device) -> None:
@@ -54,10 +55,11 @@ class FrozenPolicy:
 
 
 @contextmanager
-def own_ways(policy: Policy) -> Iterator[None]:
-    """Suspend replay and recording of a policy's routers."""
+def without_routing(policy: Policy) -> Iterator[None]:
+    """Suspend replay and recording of a policy's routers: each token goes to the experts that the weights choose."""
     inner = unwrapped(policy)
-    routing, inner.routing = inner.routing, None
+    routing = inner.routing
+    inner.routing = None
     try:
         yield
     finally:
@@ -73,26 +75,34 @@ def with_logprobs(name: str, policy: Policy, batches: Sequence[MiniBatch], tempe
     """
     if not batches:
         return []
-    device, routing = policy.device, policy.routing
+    parts = list(chain.from_iterable(batch.micro_batches for batch in batches))
+    filled: list[MicroBatch] = []
+    device = policy.device
+    for part, is_own in in_step(policy, parts, device):
+        if is_own:
+            filled.append(_filled(name, policy, part, temperature, device))
+        else:  # takes part in the gathers of another rank's forward pass
+            _filled(name, policy, filler(part), temperature, device)
 
-    def fill(part: MicroBatch) -> MicroBatch:
-        moved = part.to(device)
-        if routing is not None and routing.replay == "R2":
-            moved = replace(moved, routes=None)  # drop the sampler's
-        wanted = routing is not None and (part.routes is None or routing.replay == "R2")
-        with record_routers(routing if wanted else None) as recording:
-            found: dict[str, Any] = {name: policy(moved, temperature)[0]}
-        if recording is not None and routing is not None and recording.places is not None:
-            found["routes"] = scatter_routes(recording.stacked(), recording.places, moved, routing.experts)
-            found["routes"] = found["routes"].to(part.input_ids.device)  # large
-        return replace(part, **found)
+    # after all of them: between two, the device would be idle until the host has planned the next one
+    logprobs = [getattr(part, name) for part in filled]
+    if all(part.input_ids.device.type == "cpu" for part in filled):
+        logprobs = to_host(logprobs)
+    stored = iter([replace(part, **{name: values}) for part, values in zip(filled, logprobs, strict=True)])
+    return [replace(batch, micro_batches=list(islice(stored, len(batch.micro_batches)))) for batch in batches]
 
-    steps = in_step(policy, [p for b in batches for p in b.micro_batches], device)
-    every = [(fill(part if own else filler(part)), own) for part, own in steps]
-    # not after each micro-batch: the device would be idle until the host has planned the next one
-    own_parts = [part for part, own in every if own]
-    values = [getattr(part, name) for part in own_parts]
-    if all(part.input_ids.device.type == "cpu" for part in own_parts):
-        values = to_host(values)
-    taken = (replace(part, **{name: value}) for part, value in zip(own_parts, values, strict=True))
-    return [replace(batch, micro_batches=list(islice(taken, len(batch.micro_batches)))) for batch in batches]
+
+def _filled(name: str, policy: Policy, part: MicroBatch, temperature: float, device: torch.device) -> MicroBatch:
+    """Return the micro-batch with the field ``name``, still on the device, and with ``routes`` if they are recorded."""
+    routing = policy.routing
+    moved = part.to(device)
+    if routing is not None and routing.replay == "R2":
+        moved = replace(moved, routes=None)  # the policy chooses its experts anew, not those of the sampler
+    records = routing is not None and moved.routes is None
+    with record_routers(routing if records else None) as recording:
+        logprobs: Tensor = policy(moved, temperature)[0]
+    fields: dict[str, Any] = {name: logprobs}
+    if recording is not None and routing is not None and recording.places is not None:
+        routes = scatter_routes(recording.stacked(), recording.places, moved, routing.experts)
+        fields["routes"] = routes.to(part.input_ids.device)  # large: it does not stay on the device
+    return replace(part, **fields)

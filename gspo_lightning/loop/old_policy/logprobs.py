@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Literal
 
 from gspo_lightning.core.errors import UserError
@@ -40,12 +41,15 @@ class OldLogProbs:
     """
 
     def __init__(self, choice: OldLogProbsChoice, objective: Objective, *, exact: bool = False) -> None:
-        self.choice, self.level, self.exact = choice, objective.level, exact
-        ranges = [r for r in (objective.clip_low, objective.clip_high) if r is not None and r > 0]
+        self.choice = choice
+        self.level = objective.level
+        self.exact = exact
+        ranges = [side for side in (objective.clip_low, objective.clip_high) if side is not None and side > 0]
         self.tolerance = SHARE * (min(ranges) if ranges else UNCLIPPED)
         self.noise: float | None = None
         """Root mean square gap to the sampler, nats: of a sequence's mean log-ratio or a token's; None at first."""
-        self._said: bool | None = None
+        self._logged: bool | None = None
+        """The last judgement of :meth:`from_source` that was logged; each change of it is logged once."""
         self.ahead = False
         """True if rollouts come from older weights (asynchronous).
 
@@ -97,14 +101,13 @@ class OldLogProbs:
         """
         _check_routes(policy, batches)
         replayed = policy.routing is not None and policy.routing.replay != "off" and self.choice != "source"
-        first_is_free = first_is_free and not self.as_behaviour and not replayed
-        free, rest = (list(batches[:1]), list(batches[1:])) if first_is_free else ([], list(batches))
+        free_count = 1 if first_is_free and not self.as_behaviour and not replayed else 0
+        free = list(batches[:free_count])
+        rest = list(batches[free_count:])
         if replayed or not self.from_source(batches):  # under Routing Replay both sides follow the same experts
             return free + old_policy.prepare(policy, rest, temperature)
         old_policy.prepare(policy, [], temperature)  # lets a snapshot leave the device
-        return free + [
-            replace(b, micro_batches=[replace(m, old_from_source=True) for m in b.micro_batches]) for b in rest
-        ]
+        return free + [_marked(batch) for batch in rest]
 
     @property
     def as_behaviour(self) -> bool:
@@ -117,40 +120,49 @@ class OldLogProbs:
         Raises:
             UserError: the choice is ``source``, but the rollouts have no log-probabilities.
         """
-        known = all(m.behaviour_logprobs is not None for b in batches for m in b.micro_batches)
-        if self.choice == "source" and not known:
+        parts = chain.from_iterable(batch.micro_batches for batch in batches)
+        complete = all(part.behaviour_logprobs is not None for part in parts)
+        if self.choice == "source" and not complete:
             raise UserError(
                 "model.old_logprobs", "is 'source', but these rollouts have no log-probabilities", fix="use recompute"
             )
         if self.ahead:
             return self.choice == "source"
-        if self.choice == "recompute" or not known or (self.choice == "auto" and self.noise is None):
+        if self.choice == "recompute" or not complete:
             return False
-        good = self.noise is None or self.noise <= self.tolerance
-        if good is not self._said:
-            self._said = good
-            self._say(good)
-        return good or self.choice == "source"
+        if self.choice == "auto" and self.noise is None:  # not measured yet
+            return False
+        precise = self.noise is None or self.noise <= self.tolerance
+        if precise is not self._logged:
+            self._logged = precise
+            self._log(precise)
+        return precise or self.choice == "source"
 
-    def _say(self, good: bool) -> None:
+    def _log(self, precise: bool) -> None:
         noise = "" if self.noise is None else f"{self.noise:.1e} nats per {self.level}"
         limit = f"{self.tolerance:.1e}, a tenth of the clip range"
-        if self.choice == "source" and not good:
+        if self.choice == "source" and not precise:
             log.warning(
                 "old log-probabilities are the rollout source's, whose noise of %s is above %s: it moves samples "
                 "across the edge of the clip range before any update; use model.old_logprobs: auto",
                 noise, limit,
             )  # fmt: skip
         elif self.choice == "auto":
-            chosen = "are the rollout source's" if good else "are recomputed: the rollout source's are too noisy"
-            log.info("old log-probabilities %s: %s against %s", chosen, noise, limit)
+            choice = "are the rollout source's" if precise else "are recomputed: the rollout source's are too noisy"
+            log.info("old log-probabilities %s: %s against %s", choice, noise, limit)
+
+
+def _marked(batch: MiniBatch) -> MiniBatch:
+    """Return the mini-batch with micro-batches whose old log-probabilities are the sampler's."""
+    return replace(batch, micro_batches=[replace(part, old_from_source=True) for part in batch.micro_batches])
 
 
 def _check_routes(policy: Policy, batches: Sequence[MiniBatch]) -> None:
     """Refuse an R3 run whose rollouts lack experts: those micro-batches would be routed freely."""
     if policy.routing is None or policy.routing.replay != "R3":
         return
-    if any(part.routes is None for batch in batches for part in batch.micro_batches):
+    parts = chain.from_iterable(batch.micro_batches for batch in batches)
+    if any(part.routes is None for part in parts):
         raise UserError(
             "model.routing_replay",
             "is R3, but some responses came without the experts that they were sampled with (transformers' generate, "

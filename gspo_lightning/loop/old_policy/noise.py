@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 
 def band(objective: Objective) -> float | None:
     """Return the smaller side of an objective's clip range; None if it has none."""
-    sides = (getattr(objective, name, None) for name in ("clip_low", "clip_high"))
-    found = [float(side) for side in sides if side is not None and side > 0]
-    return min(found) if found else None
+    sides = [getattr(objective, name, None) for name in ("clip_low", "clip_high")]
+    ranges = [float(side) for side in sides if side is not None and side > 0]
+    return min(ranges) if ranges else None
 
 
 @torch.no_grad()
@@ -50,9 +50,11 @@ def ratio_noise(
 
 
 def _gap(batch: MicroBatch, first: Tensor, second: Tensor) -> float:
-    first, second = first.double(), second.double()
-    gap = torch.where(batch.response_mask, first - second, 0.0).sum(-1) / batch.response_mask.sum(-1).clamp(min=1)
-    return float(gap.abs().mean())
+    """Return the mean over sequences of |mean log-ratio| between log-probabilities [N, T], in nats."""
+    difference = torch.where(batch.response_mask, first.double() - second.double(), 0.0)
+    lengths = batch.response_mask.sum(-1).clamp(min=1)
+    log_ratios = difference.sum(-1) / lengths
+    return float(log_ratios.abs().mean())
 
 
 def check_ratio_noise(
@@ -76,51 +78,57 @@ def check_ratio_noise(
     """
     if policy.batch_invariant:
         _check_equal(policy, batch, context)
-    if (limit := band(objective)) is None:
+    clip_range = band(objective)
+    if clip_range is None:
         return
-    name, cut = type(objective).__name__, "of one micro-batch"
+    tolerance = 0.1 * clip_range
+    name = type(objective).__name__
     with context():
         exact = compute_dtype(policy) in (torch.float32, torch.float64)
         with torch.no_grad():
-            first = policy(batch)[0]
-        noise = _gap(batch, first, _as_in_an_update(policy, batch))
-        if same := noise <= 0.1 * limit:
-            noise = _gap(batch, first, _in_pieces(policy, batch, batch.input_ids.numel() // 2))
-    if same:
-        cut = "of one micro-batch and of the same rows cut into smaller ones"
-        if not exact and noise > 0.1 * limit:
-            log.info(
-                "log-probabilities %s differ by %.1e nats on average over a sequence, and %s clips at %g: old ones are "
-                "computed on the micro-batches of the update, so ratios are 1 as long as these fit into memory",
-                cut, noise, name, limit,
-            )  # fmt: skip
-            return
-    if not noise <= 0.1 * limit:
-        raise UserError(
-            "trainer.precision",
-            f"the same weights give log-probabilities {cut} that differ by {noise:.1e} nats on average over a "
-            f"sequence, and {name} clips at {limit:g}: it would clip noise",
-            fix="use 32-true, a deterministic attn_implementation, or an objective with a wider clip range",
-        )
+            logprobs = policy(batch)[0]
+        noise = _gap(batch, logprobs, _as_in_an_update(policy, batch))
+        if not noise <= tolerance:  # NaN is noise, too
+            _refuse_noise("of one micro-batch", noise, name, clip_range)
+        cut_noise = _gap(batch, logprobs, _in_pieces(policy, batch, batch.input_ids.numel() // 2))
+    evaluations = "of one micro-batch and of the same rows cut into smaller ones"
+    if not exact and cut_noise > tolerance:
+        log.info(
+            "log-probabilities %s differ by %.1e nats on average over a sequence, and %s clips at %g: old ones are "
+            "computed on the micro-batches of the update, so ratios are 1 as long as these fit into memory",
+            evaluations, cut_noise, name, clip_range,
+        )  # fmt: skip
+    elif not cut_noise <= tolerance:
+        _refuse_noise(evaluations, cut_noise, name, clip_range)
+
+
+def _refuse_noise(evaluations: str, noise: float, objective: str, clip_range: float) -> NoReturn:
+    raise UserError(
+        "trainer.precision",
+        f"the same weights give log-probabilities {evaluations} that differ by {noise:.1e} nats on average over a "
+        f"sequence, and {objective} clips at {clip_range:g}: it would clip noise",
+        fix="use 32-true, a deterministic attn_implementation, or an objective with a wider clip range",
+    )
 
 
 def _check_equal(policy: Policy, batch: MicroBatch, context: Callable[[], AbstractContextManager[Any]]) -> None:
     """Refuse a batch-invariant policy if gradients, single rows or the other layout move any log-probability."""
     packed = policy.packed
     with context(), torch.no_grad():
-        first = policy(batch)[0]
-        found = {"with gradients": _as_in_an_update(policy, batch), "row by row": _in_pieces(policy, batch, 1)}
+        logprobs = policy(batch)[0]
+        evaluations = {"with gradients": _as_in_an_update(policy, batch), "row by row": _in_pieces(policy, batch, 1)}
         try:
             policy.packed = not packed
-            found["padded" if packed else "packed"] = policy(batch)[0]
+            evaluations["padded" if packed else "packed"] = policy(batch)[0]
         finally:
             policy.packed = packed
-    for how, other in found.items():
-        if count := int((other != first).sum()):
+    for method, other_logprobs in evaluations.items():
+        differing = int((other_logprobs != logprobs).sum())
+        if differing:
             raise UserError(
                 "model.batch_invariant",
-                f"is true, but {count} of {int(batch.response_mask.sum())} log-probabilities of a probe have other "
-                f"bits if they are computed {how}: kernels of this machine depend on the batch in an unknown way",
+                f"is true, but {differing} of {int(batch.response_mask.sum())} log-probabilities of a probe have other "
+                f"bits if they are computed {method}: kernels of this machine depend on the batch in an unknown way",
                 fix="use batch_invariant: false, and report this with the machine's processor and number of threads",
             )
 
@@ -134,7 +142,9 @@ def _as_in_an_update(policy: Policy, batch: MicroBatch) -> Tensor:
 @torch.no_grad()
 def _in_pieces(policy: Policy, batch: MicroBatch, budget: int) -> Tensor:
     """Return [N, T] of the rows computed in micro-batches of ``budget`` tokens."""
-    parts = cut_rows(batch, budget, policy.packed)
     width = batch.response_mask.shape[1]
-    found = [policy(part)[0] for part in parts]
-    return torch.cat([nn.functional.pad(x, (0, width - x.shape[1])) for x in found])
+    logprobs = []
+    for part in cut_rows(batch, budget, policy.packed):
+        part_logprobs = policy(part)[0]
+        logprobs.append(nn.functional.pad(part_logprobs, (0, width - part_logprobs.shape[1])))
+    return torch.cat(logprobs)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gspo_lightning.core.distributed import from_first_rank
 from gspo_lightning.core.types import Rollout
-from gspo_lightning.loop.old_policy.frozen import FrozenPolicy, own_ways
+from gspo_lightning.loop.old_policy.frozen import FrozenPolicy, without_routing
 from gspo_lightning.policy.adapters.lora import adapters_off, adapts_from_base
 from gspo_lightning.policy.packing.batches import cut, filler, make_micro_batch
 from gspo_lightning.policy.packing.rows import Row, rows_of, store
@@ -46,8 +46,8 @@ class ReferencePolicy(FrozenPolicy):
 
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
-        without = adapters_off(unwrapped(self.policy).model) if self.adapted else nullcontext()
-        with super()._as_it_was(), without:
+        base = adapters_off(unwrapped(self.policy).model) if self.adapted else nullcontext()
+        with super()._as_it_was(), base:
             yield
 
     def state_dict(self) -> dict[str, Any]:
@@ -61,12 +61,12 @@ class ReferencePolicy(FrozenPolicy):
             state: of that method.
             policy: of the same checkpoint, whole.
         """
-        before = self.adapted
+        was_adapted = self.adapted
         self.adapted = bool(state["adapters_off"])
         if self.adapted:
             self.policy = policy
             return
-        if before:
+        if was_adapted:  # there is no copy to load into
             super().__init__(policy.frozen_copy())
         self.policy.model.load_state_dict(state["weights"])
 
@@ -98,21 +98,24 @@ class ReferencePolicy(FrozenPolicy):
         """
         self._to(device)
         parts = cut(rows_of(rollouts), max_tokens)
-        each: list[tuple[Row, Tensor]] = []
+        penalties: list[tuple[Row, Tensor]] = []
         sums = dict.fromkeys(map(id, rollouts), 0.0)
-        for rows, own in in_step(self.policy, parts, device):
+        for rows, is_own in in_step(self.policy, parts, device):
             batch = make_micro_batch(rows)
-            batch = (batch if own else filler(batch)).to(device)
-            with own_ways(old):
+            if not is_own:  # takes part in the gathers of another rank's forward pass
+                batch = filler(batch)
+            batch = batch.to(device)
+            with without_routing(old):
                 logprobs = old(batch, temperature)[0]
             with self._as_it_was():
-                ratio = logprobs - self.policy(batch, temperature)[0]
-            if own:
-                ratio = torch.where(batch.response_mask, ratio, 0.0)
-                each += zip(rows, (coef * ratio).cpu(), strict=True)
-                for row, value in zip(rows, ratio.double().sum(-1).tolist(), strict=True):
-                    sums[id(row.of)] += value
-        store("token_penalties", each)
+                log_ratios = logprobs - self.policy(batch, temperature)[0]
+            if not is_own:
+                continue
+            log_ratios = torch.where(batch.response_mask, log_ratios, 0.0)
+            penalties += zip(rows, (coef * log_ratios).cpu(), strict=True)
+            for row, row_sum in zip(rows, log_ratios.double().sum(-1).tolist(), strict=True):
+                sums[id(row.of)] += row_sum
+        store("token_penalties", penalties)
         for rollout in rollouts:
             rollout.kl_penalty = coef * sums[id(rollout)]
 

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -30,7 +31,10 @@ FIELD = "model.teacher"
 _FIX = "use a server that echoes token ids with their log-probabilities, such as vLLM, or a model in this process"
 _AT_ONCE = 64
 """Maximum number of requests in flight; the server batches them."""
-_TIMEOUT_S, _HEALTH_S = 600.0, 30.0
+_TIMEOUT_S = 600.0
+"""Longest time of a request, seconds."""
+_HEALTH_S = 30.0
+"""Longest time of a health check, seconds."""
 _PROBED = 32
 """Number of tokens whose text is compared with the policy's tokenizer."""
 
@@ -48,8 +52,10 @@ class ServedTeacher(Teacher):
     """
 
     def __init__(self, endpoint: Endpoint, *, retries: int = 4, backoff_s: float = 1.0) -> None:
-        self.client, self.loop = Client(endpoint, _TIMEOUT_S, _HEALTH_S), LoopThread("teacher")
-        self.retries, self.backoff_s = retries, backoff_s
+        self.client = Client(endpoint, _TIMEOUT_S, _HEALTH_S)
+        self.loop = LoopThread("teacher")
+        self.retries = retries
+        self.backoff_s = backoff_s
         self._model = ""
 
     def meet(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -59,10 +65,13 @@ class ServedTeacher(Teacher):
             UserError: the server does not answer, lacks support, has another vocabulary, or would have to see pictures.
         """
         if image_processor_of(tokenizer) is not None:
-            what = "is a server, which is not shown the pictures of prompts"
-            raise UserError(FIELD, what, fix="use a teacher in this process, or a policy that reads text only")
-        known = dict(_readable(tokenizer))
-        ids = list(known)
+            raise UserError(
+                FIELD,
+                "is a server, which is not shown the pictures of prompts",
+                fix="use a teacher in this process, or a policy that reads text only",
+            )
+        policy_tokens = dict(_plain_tokens(tokenizer))
+        ids = list(policy_tokens)
         try:
             self._model = self.loop.run(self.client.model())
             reply = self.loop.run(self.client.complete(_request(self._model, ids)))
@@ -72,12 +81,13 @@ class ServedTeacher(Teacher):
             raise UserError(FIELD, f"{self.client.url} cannot be the teacher: {error}", fix=_FIX) from error
         if not isinstance(tokens, list) or len(tokens) < len(ids):
             raise UserError(FIELD, f"{self.client.url} does not name the tokens of a prompt", fix=_FIX)
-        for token, theirs in zip(ids, tokens, strict=False):
-            if theirs not in (known[token], f"token_id:{token}"):
+        for token_id, server_token in zip(ids, tokens, strict=False):
+            as_id = f"token_id:{token_id}"  # vLLM's --return-tokens-as-token-ids
+            if server_token not in (policy_tokens[token_id], as_id):
                 raise UserError(
                     FIELD,
-                    f"{self.client.url} has another vocabulary than the policy: token {token} is {theirs!r} there and "
-                    f"{known[token]!r} to the policy",
+                    f"{self.client.url} has another vocabulary than the policy: token {token_id} is {server_token!r} "
+                    f"there and {policy_tokens[token_id]!r} to the policy",
                     fix="serve a model of the same family, with the same tokenizer",
                 )
 
@@ -85,11 +95,15 @@ class ServedTeacher(Teacher):
     def fill(self, batches: Sequence[MiniBatch], temperature: float, device: torch.device) -> list[MiniBatch]:
         if temperature != 1.0:
             raise ValueError(f"a server's prompt log-probabilities are those of temperature 1, not {temperature}")
-        parts = [part for batch in batches for part in batch.micro_batches]
+        parts = list(chain.from_iterable(batch.micro_batches for batch in batches))
+        rows = list(chain.from_iterable(_rows(part) for part in parts))
         with fail_together():
-            found = iter(self._ask([ids for part in parts for ids in _rows(part)]))
-            filled = iter([_filled(part, found) for part in parts])
-        return [dataclasses.replace(b, micro_batches=[next(filled) for _ in b.micro_batches]) for b in batches]
+            logprobs = iter(self._ask(rows))
+            filled = iter([_filled(part, logprobs) for part in parts])
+        return [
+            dataclasses.replace(batch, micro_batches=list(islice(filled, len(batch.micro_batches))))
+            for batch in batches
+        ]
 
     def close(self) -> None:
         """Close the connections."""
@@ -108,14 +122,16 @@ class ServedTeacher(Teacher):
             ) from error
 
     async def _all(self, rows: Sequence[list[int]]) -> list[list[float]]:
-        slots, monitor = asyncio.Semaphore(_AT_ONCE), RequestMonitor(self.client)
+        slots = asyncio.Semaphore(_AT_ONCE)
+        monitor = RequestMonitor(self.client)
 
-        async def one(ids: list[int]) -> list[float]:
+        async def in_slot(ids: list[int]) -> list[float]:
             async with slots:
                 with monitor.counted():
                     return await self._one(ids)
 
-        tasks, watch = [asyncio.ensure_future(one(ids)) for ids in rows], asyncio.ensure_future(monitor.watch())
+        tasks = [asyncio.ensure_future(in_slot(ids)) for ids in rows]
+        watch = asyncio.ensure_future(monitor.watch())
         work = asyncio.gather(*tasks)
         try:
             await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
@@ -132,7 +148,8 @@ class ServedTeacher(Teacher):
             try:
                 if not self._model:
                     self._model = await self.client.model()
-                return _logprobs(await self.client.complete(_request(self._model, ids)), ids)
+                reply = await self.client.complete(_request(self._model, ids))
+                return _logprobs(reply, ids)
             except (ServerError, BadReplyError) as error:
                 if attempt == self.retries:
                     raise
@@ -162,10 +179,11 @@ def _logprobs(reply: Any, ids: Sequence[int]) -> list[float]:
     choices = reply.get("choices") if isinstance(reply, dict) else None
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
         raise BadReplyError(f"it sent no choice: {shown(reply)}")
-    echoed, found = choices[0].get("prompt_token_ids"), choices[0].get("logprobs")
-    if echoed is not None and echoed != list(ids):
+    echoed_ids = choices[0].get("prompt_token_ids")
+    if echoed_ids is not None and echoed_ids != list(ids):
         raise BadReplyError("it read another row than it was sent")
-    values = found.get("token_logprobs") if isinstance(found, dict) else None
+    logprobs = choices[0].get("logprobs")
+    values = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
     count = len(values) if isinstance(values, list) else 0
     if not isinstance(values, list) or count < len(ids):
         raise BadReplyError(f"it gives {count} log-probabilities for the {len(ids)} tokens of a row")
@@ -175,15 +193,16 @@ def _logprobs(reply: Any, ids: Sequence[int]) -> list[float]:
     return [0.0, *map(float, rest)]
 
 
-def _readable(tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[int, str]]:
+def _plain_tokens(tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[int, str]]:
     """Yield tokens from all over the vocabulary with plain text; other tokens may be shown in several ways."""
-    size, found = len(tokenizer), 0
-    for token in range(0, size, max(1, size // (8 * _PROBED))):
-        text = str(tokenizer.decode([token]))
-        if text.isascii() and text.isalnum() and token not in tokenizer.all_special_ids:
-            yield token, text
-            found += 1
-        if found == _PROBED:
+    stride = max(1, len(tokenizer) // (8 * _PROBED))  # eight candidates for each: many are no plain text
+    count = 0
+    for token_id in range(0, len(tokenizer), stride):
+        text = str(tokenizer.decode([token_id]))
+        if text.isascii() and text.isalnum() and token_id not in tokenizer.all_special_ids:
+            yield token_id, text
+            count += 1
+        if count == _PROBED:
             return
 
 
@@ -192,10 +211,11 @@ def _rows(part: MicroBatch) -> list[list[int]]:
     return [part.input_ids[i, :length].tolist() for i, length in enumerate(lengths)]
 
 
-def _filled(part: MicroBatch, found: Iterator[list[float]]) -> MicroBatch:
+def _filled(part: MicroBatch, logprobs: Iterator[list[float]]) -> MicroBatch:
     """Return the micro-batch with the log-probabilities of its rows, taken from the iterator."""
     values = torch.zeros(part.response_mask.shape, dtype=torch.float32)
     lengths = zip(part.prompt_lengths.tolist(), part.response_lengths.tolist(), strict=True)
-    for i, (prompt, count) in enumerate(lengths):
-        values[i, :count] = torch.tensor(next(found)[prompt : prompt + count])
+    for i, (prompt_length, response_length) in enumerate(lengths):
+        row_logprobs = next(logprobs)
+        values[i, :response_length] = torch.tensor(row_logprobs[prompt_length : prompt_length + response_length])
     return dataclasses.replace(part, teacher_logprobs=values.to(part.input_ids.device))

@@ -75,8 +75,8 @@ class ResidentSnapshot(OldPolicy):
         """Add routes to the mini-batches (R2 only); :meth:`evaluate` computes log-probabilities later."""
         if policy.routing is None or policy.routing.replay != "R2":
             return list(batches)
-        filled = with_logprobs("old_logprobs", self.snapshot, batches, temperature)
-        return [replace(b, micro_batches=[replace(p, old_logprobs=None) for p in b.micro_batches]) for b in filled]
+        routed = with_logprobs("old_logprobs", self.snapshot, batches, temperature)
+        return [_without_old_logprobs(batch) for batch in routed]
 
     @torch.no_grad()
     def evaluate(self, batch: MicroBatch, temperature: float) -> Tensor:
@@ -86,12 +86,14 @@ class ResidentSnapshot(OldPolicy):
 
     def shard(self, policy: Policy, shard: Callable[..., Policy]) -> None:
         """Shard the snapshot like the policy, including frozen weights under adapters."""
-        self.snapshot = shard(self._own_copy(policy))
+        self.snapshot = shard(self._full_copy(policy))
 
-    def _own_copy(self, policy: Policy) -> Policy:
+    def _full_copy(self, policy: Policy) -> Policy:
         """Copy every weight: sharding would take shared ones away from the policy."""
-        own: dict[int, Any] = {id(p): nn.Parameter(p.detach().clone(), False) for p in policy.model.parameters()}
-        return policy.frozen_copy(own).train(policy.training)
+        memo: dict[int, Any] = {}
+        for parameter in policy.model.parameters():
+            memo[id(parameter)] = nn.Parameter(parameter.detach().clone(), requires_grad=False)
+        return policy.frozen_copy(memo).train(policy.training)
 
     def materialise(self, policy: Policy) -> None:
         """Create the snapshot, so that a checkpoint can fill it."""
@@ -107,7 +109,7 @@ class OffloadedSnapshot(ResidentSnapshot):
 
     def shard(self, policy: Policy, shard: Callable[..., Policy]) -> None:
         """Shard the snapshot in host memory; layers visit the device while they compute."""
-        self.snapshot = shard(self._own_copy(policy), offload=True)
+        self.snapshot = shard(self._full_copy(policy), offload=True)
 
     def sampling_policy(self, policy: Policy) -> Policy:
         """Move the snapshot to the policy's device and return it."""
@@ -117,9 +119,9 @@ class OffloadedSnapshot(ResidentSnapshot):
     def prepare(self, policy: Policy, batches: Sequence[MiniBatch], temperature: float) -> list[MiniBatch]:
         """Evaluate every micro-batch with the snapshot, then free the device's memory."""
         self._move(policy, policy.device)
-        found = with_logprobs("old_logprobs", self.snapshot, batches, temperature)
+        filled = with_logprobs("old_logprobs", self.snapshot, batches, temperature)
         self._move(policy, torch.device("cpu"))
-        return found
+        return filled
 
     def evaluate(self, batch: MicroBatch, temperature: float) -> Tensor:
         """Refuse: the snapshot has left the device."""
@@ -133,3 +135,7 @@ class OffloadedSnapshot(ResidentSnapshot):
         for tensor in (*self.snapshot.parameters(), *self.snapshot.buffers()):
             if id(tensor) not in shared:
                 tensor.data = tensor.data.to(device)
+
+
+def _without_old_logprobs(batch: MiniBatch) -> MiniBatch:
+    return replace(batch, micro_batches=[replace(part, old_logprobs=None) for part in batch.micro_batches])

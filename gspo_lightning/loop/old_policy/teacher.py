@@ -80,16 +80,19 @@ def check_vocabulary(policy: PreTrainedTokenizerBase, teacher: PreTrainedTokeniz
     Raises:
         UserError: the tokenizers differ; names the first differing token, or the number of tokens of a picture.
     """
-    mine, theirs = policy.get_vocab(), teacher.get_vocab()
-    if mine == theirs:
+    policy_vocab = policy.get_vocab()
+    teacher_vocab = teacher.get_vocab()
+    if policy_vocab == teacher_vocab:
         check_same_tokens(policy, teacher, FIELD)
         return
-    ours, others = ({i: token for token, i in vocab.items()} for vocab in (mine, theirs))
-    first = min(i for i in ours.keys() | others.keys() if ours.get(i) != others.get(i))
+    policy_tokens = {token_id: token for token, token_id in policy_vocab.items()}
+    teacher_tokens = {token_id: token for token, token_id in teacher_vocab.items()}
+    token_ids = policy_tokens.keys() | teacher_tokens.keys()
+    first = min(i for i in token_ids if policy_tokens.get(i) != teacher_tokens.get(i))
     raise UserError(
         FIELD,
-        f"has another vocabulary than the policy: token {first} is {_shown(others, first)} to the teacher and "
-        f"{_shown(ours, first)} to the policy ({len(theirs)} and {len(mine)} tokens)",
+        f"has another vocabulary than the policy: token {first} is {_quoted(teacher_tokens, first)} to the teacher and "
+        f"{_quoted(policy_tokens, first)} to the policy ({len(teacher_vocab)} and {len(policy_vocab)} tokens)",
         fix="use a teacher of the same model family, with the same tokenizer",
     )
 
@@ -100,17 +103,22 @@ def check_outputs(policy: Policy, teacher: Policy, *, exact: bool) -> None:
     Raises:
         UserError: the numbers of logits do not fit.
     """
-    mine, theirs = (int(p.model.config.get_text_config().vocab_size) for p in (policy, teacher))
-    if theirs < len(policy.tokenizer):
-        what = f"has {theirs} logits for the {len(policy.tokenizer)} tokens of the policy"
-        raise UserError(FIELD, what, fix="use a teacher with the same vocabulary")
-    if exact and mine != theirs:
+    policy_logits = int(policy.model.config.get_text_config().vocab_size)
+    teacher_logits = int(teacher.model.config.get_text_config().vocab_size)
+    if teacher_logits < len(policy.tokenizer):
+        raise UserError(
+            FIELD,
+            f"has {teacher_logits} logits for the {len(policy.tokenizer)} tokens of the policy",
+            fix="use a teacher with the same vocabulary",
+        )
+    if exact and policy_logits != teacher_logits:
         raise UserError(
             "model.objective.distill_exact",
-            f"compares whole distributions, but the policy's has {mine} entries and the teacher's {theirs}",
+            f"compares whole distributions, but the policy's has {policy_logits} entries and the teacher's "
+            f"{teacher_logits}",
             fix="set distill_exact: false",
         )
 
 
-def _shown(tokens: dict[int, str], number: int) -> str:
+def _quoted(tokens: dict[int, str], number: int) -> str:
     return repr(tokens[number]) if number in tokens else "unknown"
