@@ -37,9 +37,9 @@ class Advantages(ABC):
         advantages = torch.zeros_like(rewards, dtype=torch.float64)
         if bool(present.any()):
             groups = Groups.of(group_ids[present], _rounding(rewards.dtype))
-            found = self.compute(rewards[present].double(), groups)
-            _check_result(self, found, int(present.sum()))
-            advantages[present] = found.double()
+            result = self.compute(rewards[present].double(), groups)
+            _check_result(self, result, int(present.sum()))
+            advantages[present] = result.double()
         return advantages.to(rewards.dtype)
 
     @abstractmethod
@@ -88,7 +88,8 @@ class Groups:
         """
         mean = self.mean(rewards)[self.index]
         at_mean = is_residue(rewards - mean, self.largest(rewards)[self.index])
-        return torch.where(self.dead(rewards)[self.index] | at_mean, 0.0, advantages)
+        in_dead_group = self.dead(rewards)[self.index]
+        return torch.where(in_dead_group | at_mean, 0.0, advantages)
 
 
 def dead_groups(rewards: Tensor, group_ids: Tensor) -> Tensor:
@@ -161,15 +162,18 @@ def _living_and_dead(group_size: int) -> tuple[Tensor, Tensor]:
     return rewards, torch.arange(2).repeat_interleave(group_size)
 
 
-def _check_result(advantages: Advantages, found: object, count: int) -> None:
-    where = f"{type(advantages).__name__}.compute"
-    if not isinstance(found, Tensor) or tuple(found.shape) != (count,):
-        kind = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
-        raise UserError(where, f"returned {kind}, but must return one advantage per reward, a tensor [M] = ({count},)")
-    if not bool(torch.isfinite(found).all()):
+def _check_result(advantages: Advantages, result: object, count: int) -> None:
+    method = f"{type(advantages).__name__}.compute"
+    if not isinstance(result, Tensor) or tuple(result.shape) != (count,):
+        kind = f"a {type(result).__name__}"
+        if isinstance(result, Tensor):
+            kind = f"a tensor of shape {tuple(result.shape)}"
+        raise UserError(method, f"returned {kind}, but must return one advantage per reward, a tensor [M] = ({count},)")
+    not_finite = int((~torch.isfinite(result)).sum())
+    if not_finite:
         raise UserError(
-            where,
-            f"returned {int((~torch.isfinite(found)).sum())} of {count} advantages that are not finite",
+            method,
+            f"returned {not_finite} of {count} advantages that are not finite",
             fix="give groups whose rewards are all equal the advantage 0 (groups.alive), where their spread divides",
         )
 

@@ -5,6 +5,7 @@ Statistics count rollouts, over all ranks. The raw reward of a rollout is never 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -21,6 +22,9 @@ from gspo_lightning.loop.advantages.shaping import Shaping
 from gspo_lightning.loop.advantages.steps import add_steps, equal_steps, step_rewards
 from gspo_lightning.loop.advantages.within_groups import GroupMean
 from gspo_lightning.rewards.by_record import applying_weight
+
+EPS = 1e-6
+"""Added to the standard deviation of summed advantages, which have no unit."""
 
 
 def assign(
@@ -54,14 +58,16 @@ def assign_advantages(
 
     Arguments are those of :func:`assign`; returns whether each group of this rank is dead.
     """
-    rollouts = [r for g in groups for r in g]
+    rollouts = list(itertools.chain.from_iterable(groups))
     names = all_names(shaping.compared(rollouts))
-    values, dead = _compare(shaping.columns(rollouts, names), names, groups, advantages, shaping, device)
+    columns = shaping.columns(rollouts, names)
+    values, dead = _compare(columns, names, groups, advantages, shaping, device)
     for rollout, value in zip(rollouts, values, strict=True):
         rollout.advantage = value
-    if scored := step_rewards(rollouts):
-        _check_scored(scored, shaping)
-        add_steps(groups, scored, shaping.weight_for, advantages, device)
+    step_names = step_rewards(rollouts)
+    if step_names:
+        _check_scored(step_names, shaping)
+        add_steps(groups, step_names, shaping.weight_for, advantages, device)
         dead = [is_dead and equal_steps(group) for is_dead, group in zip(dead, groups, strict=True)]
     if shaping.turn_reward is not None:
         _assign_turns(groups, names, advantages, shaping, device)
@@ -70,7 +76,11 @@ def assign_advantages(
 
 def _check_scored(names: Sequence[str], shaping: Shaping) -> None:
     """Refuse scores of steps that would be dropped, or would count twice; a reward may return them unannounced."""
-    field, value = ("turn_credit", "turn") if shaping.turn_reward is not None else ("combine_rewards", shaping.combine)
+    field = "combine_rewards"
+    value: str = shaping.combine
+    if shaping.turn_reward is not None:
+        field = "turn_credit"
+        value = "turn"
     if value != "weighted_sum":
         raise UserError(
             f"data.{field}",
@@ -80,7 +90,7 @@ def _check_scored(names: Sequence[str], shaping: Shaping) -> None:
 
 
 def _compare(
-    mine: Tensor,
+    rank_columns: Tensor,
     names: Sequence[str],
     groups: Sequence[Sequence[Rollout]],
     advantages: Advantages,
@@ -93,34 +103,49 @@ def _compare(
     are subtracted afterwards, each less its mean over the group, so a coefficient keeps its size.
     """
     rank, world = rank_and_world()
-    columns = gather_rows(mine.to(device)).cpu().transpose(0, 1).reshape(mine.shape[0], -1)  # [K + 2, world * N]
-    *rewards, cut, kl = columns
-    ids = torch.arange(len(groups) * world).repeat_interleave(len(groups[0]))
+    gathered = gather_rows(rank_columns.to(device)).cpu()  # [world, K + 2, N]
+    columns = gathered.transpose(0, 1).flatten(1)  # [K + 2, world * N]
+    kl = columns[-1]
+    group_ids = torch.arange(len(groups) * world).repeat_interleave(len(groups[0]))
     in_groups = advantages.min_group_size > 1
     if shaping.combine == "weighted_sum":
-        total = advantages(shaping.judged(columns)[0] - kl, ids)
+        total = advantages(shaping.judged(columns)[0] - kl, group_ids)
     else:
-        weights = {name: shaping.weight(name) for name in names}
-        terms = torch.zeros(len(names) + 1, columns.shape[1], dtype=torch.float64)
-        for row, name, column in zip(range(len(names)), names, rewards, strict=True):
-            terms[row] = weights[name] * advantages(column, ids)
-        total = _standardised(terms * _shares(weights, rewards), ~kl.isnan())
-        among = ids if in_groups else torch.zeros_like(ids)
-        total -= GroupMean()(cut, among) + GroupMean()(kl, among)
-    dead = torch.stack([dead_groups(column, ids) for column in shaping.judged(columns)]).all(dim=0)
+        total = _normalised_separately(columns, names, group_ids, advantages, shaping)
+    dead = torch.stack([dead_groups(column, group_ids) for column in shaping.judged(columns)]).all(dim=0)
     if in_groups:
-        total = torch.where(dead[ids], 0.0, total)
-    values: list[float] = total.reshape(world, -1)[rank].tolist()
-    own: list[bool] = dead.reshape(world, -1)[rank].tolist()
-    return values, own
+        total = torch.where(dead[group_ids], 0.0, total)
+    rank_values: list[float] = total.reshape(world, -1)[rank].tolist()
+    rank_dead: list[bool] = dead.reshape(world, -1)[rank].tolist()
+    return rank_values, rank_dead
 
 
-def _shares(weights: Mapping[str, float], columns: Sequence[Tensor]) -> Tensor:
-    """Return the factor on the weights of the rewards that apply (those with a number), [N]."""
-    applies = [
-        dict(zip(weights, row, strict=True)) for row in zip(*((~c.isnan()).tolist() for c in columns), strict=True)
-    ]
-    return torch.tensor([applying_weight(weights, each) for each in applies], dtype=torch.float64)
+def _normalised_separately(
+    columns: Tensor, names: Sequence[str], group_ids: Tensor, advantages: Advantages, shaping: Shaping
+) -> Tensor:
+    """Return advantages [N] from columns [K + 2, N]: each reward compared by itself, then added (GDPO)."""
+    *rewards, truncation_penalty, kl_penalty = columns
+    weights = {name: shaping.weight(name) for name in names}
+    terms = torch.zeros(len(names) + 1, columns.shape[1], dtype=torch.float64)  # the last row stays 0
+    for row, (name, reward) in enumerate(zip(names, rewards, strict=True)):
+        terms[row] = weights[name] * advantages(reward, group_ids)
+    total = _standardised(terms * _shares(weights, rewards), ~kl_penalty.isnan())
+    compared_ids = group_ids if advantages.min_group_size > 1 else torch.zeros_like(group_ids)
+    return total - (GroupMean()(truncation_penalty, compared_ids) + GroupMean()(kl_penalty, compared_ids))
+
+
+def _shares(weights: Mapping[str, float], rewards: Sequence[Tensor]) -> Tensor:
+    """Return the factor on the weights of the rewards that apply (those with a number), [N].
+
+    Args:
+        weights: of K rewards, by name.
+        rewards: K columns [N] in the same order.
+    """
+    factors = []
+    applies_NK = (~torch.stack(list(rewards)).isnan()).T.tolist()
+    for applies in applies_NK:
+        factors.append(applying_weight(weights, dict(zip(weights, applies, strict=True))))
+    return torch.tensor(factors, dtype=torch.float64)
 
 
 def _assign_turns(
@@ -133,19 +158,20 @@ def _assign_turns(
     """Fill ``token_advantages``: the reward from a turn on, compared with the same turn of the others in the group.
 
     The first turn has the advantage of the whole conversation. A turn that only one response of a group has reached
-    cannot be
-    compared and gives no signal.
+    cannot be compared and gives no signal.
     """
-    rollouts = [r for g in groups for r in g]
+    rollouts = list(itertools.chain.from_iterable(groups))
     for rollout in rollouts:
         rollout.token_advantages = torch.zeros(len(rollout.token_ids))
-    for turn in range(largest(max(len(r.turn_ends) for r in rollouts), device)):
-        later = shaping.later_columns(rollouts, names, turn)
-        values, _ = _compare(later, names, groups, advantages, shaping, device)
+    turn_count = largest(max(len(rollout.turn_ends) for rollout in rollouts), device)  # ranks compare together
+    for turn in range(turn_count):
+        columns = shaping.later_columns(rollouts, names, turn)
+        values, _ = _compare(columns, names, groups, advantages, shaping, device)
         for rollout, value in zip(rollouts, values, strict=True):
             if turn < len(rollout.turn_ends) and rollout.token_advantages is not None:
-                turns = slice(rollout.turn_ends[turn - 1] if turn else 0, rollout.turn_ends[turn])
-                rollout.token_advantages[turns] = value * rollout.response_mask[turns]
+                start = rollout.turn_ends[turn - 1] if turn else 0
+                tokens = slice(start, rollout.turn_ends[turn])
+                rollout.token_advantages[tokens] = value * rollout.response_mask[tokens]
 
 
 def _standardised(terms: Tensor, present: Tensor) -> Tensor:
@@ -153,8 +179,8 @@ def _standardised(terms: Tensor, present: Tensor) -> Tensor:
 
     All are 0 if the sums differ by rounding only, relative to the largest term: terms may cancel.
     """
-    values = terms.sum(dim=0)
-    known = values[present]
-    if known.numel() < 2 or bool(equal(known.min(), known.max(), terms[:, present].abs().max())):
-        return torch.zeros_like(values)
-    return torch.where(present, (values - known.mean()) / (known.std(dim=0) + 1e-6), 0.0)
+    totals = terms.sum(dim=0)
+    counted = totals[present]
+    if counted.numel() < 2 or bool(equal(counted.min(), counted.max(), terms[:, present].abs().max())):
+        return torch.zeros_like(totals)
+    return torch.where(present, (totals - counted.mean()) / (counted.std(dim=0) + EPS), 0.0)

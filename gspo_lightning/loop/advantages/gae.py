@@ -72,8 +72,12 @@ class GAE(Advantages):
             check_number("alpha", alpha, low=0.0, open_low=True)
         if lam is not None and alpha is not None:
             raise UserError("alpha", f"is {alpha} and lam is {lam}, but alpha computes lam", fix="set one of them")
-        self.gamma, self.lam, self.lam_value, self.alpha = gamma, lam, lam_value, alpha
-        self.whiten, self.bootstrap_truncated = whiten, bootstrap_truncated
+        self.gamma = gamma
+        self.lam = lam
+        self.lam_value = lam_value
+        self.alpha = alpha
+        self.whiten = whiten
+        self.bootstrap_truncated = bootstrap_truncated
         self.warned = False
         """True after warning that most responses are too short for ``alpha``."""
 
@@ -94,29 +98,31 @@ class GAE(Advantages):
             mask: [N, T] bool, True on tokens that the policy chose.
             truncated: [N] bool, cut at a limit.
         """
-        rewards, values = (torch.where(mask, x.double(), 0.0) for x in (rewards, values))
+        rewards = torch.where(mask, rewards.double(), 0.0)
+        values = torch.where(mask, values.double(), 0.0)
         lengths = mask.sum(-1)
-        lam = torch.full(lengths.shape, LAMBDA if self.lam is None else self.lam, dtype=torch.float64)
         if self.alpha is not None:
             lam = length_adaptive_lambda(lengths, self.alpha)
+            floored = (lam == 0) & (lengths > 0)
+        else:
+            lam = torch.full(lengths.shape, LAMBDA if self.lam is None else self.lam, dtype=torch.float64)
+            floored = torch.zeros_like(truncated)  # a lam of 0 that was set is no floor
         after = torch.zeros_like(lam)
         if self.bootstrap_truncated:
-            last = _last(mask)
-            known = values.gather(1, last.unsqueeze(1)).squeeze(1)
-            after = torch.where(truncated & (lengths > 0), known, 0.0)
+            last_values = values.gather(1, _last(mask).unsqueeze(1)).squeeze(1)
+            after = torch.where(truncated & (lengths > 0), last_values, 0.0)
         advantages = token_advantages(rewards, values, mask, self.gamma, lam, after)
-        same = torch.full_like(lam, self.lam_value)
-        returns = values + token_advantages(rewards, values, mask, self.gamma, same, after)
-        floored = (lam == 0) & (lengths > 0) if self.alpha is not None else torch.zeros_like(truncated)
+        lam_value = torch.full_like(lam, self.lam_value)
+        returns = values + token_advantages(rewards, values, mask, self.gamma, lam_value, after)
         return Estimates(advantages, returns, floored)
 
     def __repr__(self) -> str:
-        shown = f"gamma={self.gamma!r}, lam={self.lam!r}, lam_value={self.lam_value!r}, alpha={self.alpha!r}"
-        return f"GAE({shown}, whiten={self.whiten!r}, bootstrap_truncated={self.bootstrap_truncated!r})"
+        traces = f"gamma={self.gamma!r}, lam={self.lam!r}, lam_value={self.lam_value!r}, alpha={self.alpha!r}"
+        return f"GAE({traces}, whiten={self.whiten!r}, bootstrap_truncated={self.bootstrap_truncated!r})"
 
 
 def token_advantages(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: Tensor, after: Tensor) -> Tensor:
-    """Return float64 advantages [N, T], 0 outside the mask.
+    """Return float64 advantages [N, T], 0 outside the mask: Eq. 16 of arXiv 1506.02438, from the last token back.
 
     Args:
         rewards: [N, T] float64.
@@ -132,16 +138,17 @@ def token_advantages(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float
     >>> token_advantages(paid, one * 0.5, one.bool(), 1.0, half, none)
     tensor([[0.1250, 0.2500, 0.5000]], dtype=torch.float64)
     """
-    found = torch.zeros_like(values)
-    lam, following = lam.double(), after.double()
-    trace = torch.zeros_like(lam)
+    advantages = torch.zeros_like(values)
+    lam = lam.double()
+    next_value = after.double()
+    next_advantage = torch.zeros_like(lam)
     for t in reversed(range(values.shape[1])):
-        step = mask[:, t]
-        advantage = rewards[:, t] + gamma * following - values[:, t] + gamma * lam * trace
-        trace = torch.where(step, advantage, trace)
-        following = torch.where(step, values[:, t], following)
-        found[:, t] = torch.where(step, advantage, 0.0)
-    return found
+        is_step = mask[:, t]
+        advantage = rewards[:, t] + gamma * next_value - values[:, t] + gamma * lam * next_advantage
+        next_advantage = torch.where(is_step, advantage, next_advantage)
+        next_value = torch.where(is_step, values[:, t], next_value)
+        advantages[:, t] = torch.where(is_step, advantage, 0.0)
+    return advantages
 
 
 def length_adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
@@ -157,5 +164,5 @@ def length_adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
 
 def _last(mask: Tensor) -> Tensor:
     """Return the index of the last True of each row, [N] int64; 0 for a row without one."""
-    places = torch.arange(mask.shape[1], device=mask.device)
-    return torch.where(mask, places, 0).amax(-1)
+    positions = torch.arange(mask.shape[1], device=mask.device)
+    return torch.where(mask, positions, 0).amax(-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from gspo_lightning.core.types import Rollout
 from gspo_lightning.loop.advantages.gae import GAE
 from gspo_lightning.loop.advantages.shaping import Shaping
 from gspo_lightning.loop.metrics.critic import measure_critic
+from gspo_lightning.loop.metrics.sums import reduce_sums
 
 log = logging.getLogger(__name__)
 
@@ -39,23 +41,25 @@ def assign_token_advantages(
     Returns:
         Metrics of the critic, under their tags.
     """
-    rollouts = [r for g in groups for r in g]
-    mask = padded([_taking_part(r) for r in rollouts]).bool()
+    rollouts = list(itertools.chain.from_iterable(groups))
+    mask = padded([_counted_tokens(r) for r in rollouts]).bool()
     rewards = padded([token_rewards(r, shaping) for r in rollouts])
-    values = padded([_known_values(r) for r in rollouts])
-    found = gae.estimate(rewards, values, mask, torch.tensor([r.truncated for r in rollouts]))
-    _warn_of_floor(gae, found.floored, mask, device)
-    metrics = measure_critic(values, found.returns, found.advantages, mask, device)
-    advantages = found.advantages
+    values = padded([_critic_values(r) for r in rollouts])
+    truncated = torch.tensor([r.truncated for r in rollouts])
+    estimates = gae.estimate(rewards, values, mask, truncated)
+    _warn_of_floor(gae, estimates.floored, mask, device)
+    metrics = measure_critic(values, estimates.returns, estimates.advantages, mask, device)
+
+    advantages = estimates.advantages
     if only_rounding(advantages, rewards, values, mask, around_zero=not gae.whiten, device=device):
         advantages = torch.zeros_like(advantages)
     elif gae.whiten:
         advantages = whitened(advantages, mask, device)
     for i, rollout in enumerate(rollouts):
-        own = advantages[i, : len(rollout.token_ids)]
-        rollout.token_advantages = own.float()
-        rollout.returns = found.returns[i, : len(rollout.token_ids)].float()
-        rollout.advantage = float(own.sum()) / max(1, int(mask[i].sum()))
+        length = len(rollout.token_ids)
+        rollout.token_advantages = advantages[i, :length].float()
+        rollout.returns = estimates.returns[i, :length].float()
+        rollout.advantage = float(advantages[i, :length].sum()) / max(1, int(mask[i].sum()))
     return metrics
 
 
@@ -65,20 +69,22 @@ def token_rewards(rollout: Rollout, shaping: Shaping) -> Tensor:
     Scores of steps are paid at the last tokens of the steps instead, and rewards of turns at those of the turns with
     ``shaping.turn_reward``; a KL penalty at every token that has one.
     """
-    found = torch.zeros(len(rollout.token_ids), dtype=torch.float64)
-    own = torch.nonzero(rollout.response_mask).squeeze(-1)
-    if rollout.reward is None or not len(own):
-        return found
-    rest = rollout.reward - shaping.truncation_penalty * (shaping.truncated == "penalise" and rollout.truncated)
+    rewards = torch.zeros(len(rollout.token_ids), dtype=torch.float64)
+    positions = torch.nonzero(rollout.response_mask).squeeze(-1)  # of the tokens that the policy chose
+    if rollout.reward is None or not len(positions):
+        return rewards
+    remaining = rollout.reward
+    if shaping.truncated == "penalise" and rollout.truncated:
+        remaining -= shaping.truncation_penalty
     for end, earned in _paid_early(rollout, shaping):
-        before = own[own < end]
-        if len(before):
-            found[before[-1]] += earned
-            rest -= earned
-    found[own[-1]] += rest
+        earlier = positions[positions < end]
+        if len(earlier):
+            rewards[earlier[-1]] += earned
+            remaining -= earned
+    rewards[positions[-1]] += remaining
     if rollout.token_penalties is not None:
-        found -= torch.where(rollout.response_mask, rollout.token_penalties.double(), 0.0)
-    return found
+        rewards -= torch.where(rollout.response_mask, rollout.token_penalties.double(), 0.0)
+    return rewards
 
 
 def _paid_early(rollout: Rollout, shaping: Shaping) -> Iterator[tuple[int, float]]:
@@ -110,26 +116,28 @@ def only_rounding(
         around_zero: True if the advantages are used as they are: then they also must not differ from 0.
         device: for the collective.
     """
-    known = advantages[mask]
-    low = float(known.min()) if len(known) else math.inf
-    high = float(known.max()) if len(known) else -math.inf
+    low = math.inf  # a rank without a token that counts changes no extreme
+    high = -math.inf
+    largest = 0.0
+    if mask.any():
+        low = float(advantages[mask].min())
+        high = float(advantages[mask].max())
+        largest = float(torch.maximum(rewards.abs(), values.abs())[mask].max())
     if around_zero:
         low = min(low, 0.0)
         high = max(high, 0.0)
-    largest = float(torch.maximum(rewards.abs(), values.abs())[mask].max()) if len(known) else 0.0
-    extremes = all_max(torch.tensor([-low, high, largest], dtype=torch.float64, device=device)).tolist()
-    return bool(equal(-extremes[0], extremes[1], extremes[2], SINGLE))
+    extremes = torch.tensor([-low, high, largest], dtype=torch.float64, device=device)  # min a = -max -a
+    negative_low, high, largest = all_max(extremes).tolist()
+    return bool(equal(-negative_low, high, largest, SINGLE))
 
 
 def whitened(values: Tensor, mask: Tensor, device: torch.device) -> Tensor:
     """Whiten values [N, T] to mean 0 and standard deviation 1 over the masked tokens of all ranks; 0 elsewhere."""
-    known = values[mask]
-    count, total = all_sum(
-        torch.tensor([known.numel(), float(known.sum())], dtype=torch.float64, device=device)
-    ).tolist()
+    counted = values[mask]
+    total, count = reduce_sums({"value": (float(counted.sum()), counted.numel())}, device)["value"]
     centred = values - total / max(count, 1)
-    square = float(all_sum(centred[mask].square().sum().to(device)))
-    std = (square / max(count - 1, 1)) ** 0.5
+    square_sum = float(all_sum(centred[mask].square().sum().to(device)))
+    std = (square_sum / max(count - 1, 1)) ** 0.5
     return torch.where(mask, centred / (std + EPS), 0.0)
 
 
@@ -138,13 +146,13 @@ def padded(rows: Sequence[Tensor]) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence([row.double() for row in rows], batch_first=True)
 
 
-def _known_values(rollout: Rollout) -> Tensor:
+def _critic_values(rollout: Rollout) -> Tensor:
     if rollout.values is None:
         raise ValueError(f"response {rollout.prompt.id}/{rollout.sample} (prompt/sample) has no values of a critic")
     return rollout.values
 
 
-def _taking_part(rollout: Rollout) -> Tensor:
+def _counted_tokens(rollout: Rollout) -> Tensor:
     """Return the tokens that count in the statistics, [T] bool: the same that count in the loss."""
     absent = rollout.reward is None or rollout.masked
     return torch.zeros_like(rollout.response_mask) if absent else rollout.response_mask
@@ -152,9 +160,10 @@ def _taking_part(rollout: Rollout) -> Tensor:
 
 def _warn_of_floor(gae: GAE, floored: Tensor, mask: Tensor, device: torch.device) -> None:
     """Warn if the length-adaptive lambda is 0 for most responses: their advantages then look one token ahead only."""
-    here = torch.stack([floored.sum(), mask.any(-1).sum()]).double().to(device)
-    at_floor, responses = all_sum(here).tolist()
-    if gae.alpha is not None and at_floor > responses / 2 and not gae.warned and rank_and_world()[0] == 0:
+    counts = (float(floored.sum()), float(mask.any(-1).sum()))
+    at_floor, responses = reduce_sums({"floored": counts}, device)["floored"]
+    rank, _ = rank_and_world()
+    if gae.alpha is not None and at_floor > responses / 2 and not gae.warned and rank == 0:
         gae.warned = True
         log.warning(
             "the length-adaptive lambda is 0 for %d of %d responses, which have at most 1 / alpha = %.0f tokens: their "

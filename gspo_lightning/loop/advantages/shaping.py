@@ -8,6 +8,7 @@ truncation penalty) are equal, whatever its KL to the reference. Rewards that di
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -62,24 +63,28 @@ class Shaping:
 
         NaN if a sample takes no part; in one row alone if that reward does not apply.
         """
+        rows: list[Tensor] = []
         if self.combine == "weighted_sum":
-            rows: list[list[float | None]] = [[self._of_whole(r) for r in rollouts]]
+            rows.append(_with_nan(self._of_whole(r) for r in rollouts))
         else:
-            rows = [[r.reward_parts.get(name) for r in rollouts] for name in names]
-        rows.append([self.truncation_penalty * (self.truncated == "penalise" and r.truncated) for r in rollouts])
-        rows.append([r.kl_penalty for r in rollouts])
-        absent, nan = [r.reward is None or r.masked for r in rollouts], float("nan")
-        values = [[nan if gone or v is None else v for v, gone in zip(row, absent, strict=True)] for row in rows]
-        return torch.tensor(values, dtype=torch.float64)
+            for name in names:
+                rows.append(_with_nan(r.reward_parts.get(name) for r in rollouts))
+        penalty = self.truncation_penalty if self.truncated == "penalise" else 0.0
+        rows.append(_with_nan(penalty * r.truncated for r in rollouts))
+        rows.append(_with_nan(r.kl_penalty for r in rollouts))
+        columns = torch.stack(rows)
+        absent = torch.tensor([r.reward is None or r.masked for r in rollouts], dtype=torch.bool)
+        return torch.where(absent, math.nan, columns)
 
     def _of_whole(self, rollout: Rollout) -> float | None:
         """Return the weighted sum of the rewards of the whole response, without those that score its steps."""
         if not rollout.steps or rollout.reward is None:
             return rollout.reward
-        parts = {name: part for name, part in rollout.reward_parts.items() if name not in rollout.steps}
-        return self.share(rollout) * summed(
-            self.weight(name) * part for name, part in parts.items() if part is not None
-        )
+        terms = []
+        for name, part in rollout.reward_parts.items():
+            if name not in rollout.steps and part is not None:
+                terms.append(self.weight(name) * part)
+        return self.share(rollout) * summed(terms)
 
     def later_columns(self, rollouts: Sequence[Rollout], names: Sequence[str], turn: int) -> Tensor:
         """Return :meth:`columns` as seen from the beginning of a turn (counted from 0): without what was earned before.
@@ -96,7 +101,7 @@ class Shaping:
             row = names.index(self.turn_reward)
             columns[row] = _less(columns[row], earned)
         reached = torch.tensor([len(r.turn_ends) > turn for r in rollouts])
-        return torch.where(reached, columns, float("nan"))
+        return torch.where(reached, columns, math.nan)
 
     def judged(self, columns: Tensor) -> Tensor:
         """Return the rows of :meth:`columns` that decide whether a group is dead: one of them must differ within it.
@@ -108,8 +113,8 @@ class Shaping:
 
     def compared(self, rollouts: Sequence[Rollout]) -> list[str]:
         """Return the rewards that are compared one by one: those configured, or else those of the rollouts."""
-        known = self.rewards or {name for r in rollouts for name in r.reward_parts}
-        return sorted(name for name in known if self.weight(name) != 0)
+        names = self.rewards or {name for r in rollouts for name in r.reward_parts}
+        return sorted(name for name in names if self.weight(name) != 0)
 
     def weight(self, name: str) -> float:
         """Return the weight of a reward, by default 1."""
@@ -124,10 +129,16 @@ class Shaping:
         return applying_weight(self.weights, {name: rollout.applies(name) for name in rollout.reward_parts})
 
 
+def _with_nan(values: Iterable[float | None]) -> Tensor:
+    """Return values [N] float64, NaN for None."""
+    return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)
+
+
 def _less(values: Tensor, part: Tensor) -> Tensor:
     """Return values less a part of them; what rounding leaves of a difference of equal numbers is 0."""
-    left = values - part
-    return torch.where(is_residue(left, torch.maximum(values.abs(), part.abs())), 0.0, left)
+    difference = values - part
+    scale = torch.maximum(values.abs(), part.abs())
+    return torch.where(is_residue(difference, scale), 0.0, difference)
 
 
 def mask_truncated(rollouts: Iterable[Rollout], shaping: Shaping) -> None:
@@ -138,6 +149,7 @@ def mask_truncated(rollouts: Iterable[Rollout], shaping: Shaping) -> None:
 
 def is_dead(group: Sequence[Rollout], shaping: Shaping) -> bool:
     """True if a group gives no signal: rewards, less the truncation penalty, are equal over its present samples."""
-    rows = shaping.judged(shaping.columns(group, shaping.compared(group)))
-    together = torch.zeros(len(group), dtype=torch.int64)
-    return all(bool(dead_groups(row, together)) for row in rows) and equal_steps(group)
+    columns = shaping.columns(group, shaping.compared(group))
+    group_ids = torch.zeros(len(group), dtype=torch.int64)
+    equal_rewards = all(bool(dead_groups(column, group_ids)) for column in shaping.judged(columns))
+    return equal_rewards and equal_steps(group)

@@ -8,6 +8,7 @@ Other rewards of the whole response are compared as usual and added to all of it
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -26,11 +27,11 @@ def step_rewards(rollouts: Sequence[Rollout]) -> list[str]:
 
 def equal_steps(group: Sequence[Rollout]) -> bool:
     """True if all steps of a group have the same score but for rounding, for every reward."""
-    for name in {name for rollout in group for name in rollout.steps}:
-        scores = [score for rollout in _present(group) for _, score in rollout.steps.get(name, ())]
-        if scores and not equal(min(scores), max(scores)):
-            return False
-    return True
+    scores: dict[str, list[float]] = {}
+    for rollout in _present(group):
+        for name, steps in rollout.steps.items():
+            scores.setdefault(name, []).extend(score for _, score in steps)
+    return all(equal(min(values), max(values)) for values in scores.values() if values)
 
 
 def add_steps(
@@ -57,7 +58,7 @@ def add_steps(
         for rollout in itertools.chain.from_iterable(groups):
             steps = rollout.steps.get(name, ()) if _counts(rollout) else ()
             values = torch.tensor([next(compared) for _ in steps], dtype=torch.float64)
-            later = weight(rollout, name) * values.flip(0).cumsum(0).flip(0)
+            later = weight(rollout, name) * values.flip(0).cumsum(0).flip(0)  # each step with all after it
             start = 0
             for (end, _), value in zip(steps, later.tolist(), strict=True):
                 assert rollout.token_advantages is not None
@@ -73,21 +74,24 @@ def _compared(
 ) -> list[float]:
     """Return the compared scores of this rank's steps, response by response; statistics are over all ranks."""
     rank, world = rank_and_world()
-    scores, owners = [], []
-    for number, group in enumerate(groups):
+    scores: list[float] = []
+    group_ids: list[int] = []
+    for group_id, group in enumerate(groups, start=rank * len(groups)):
         for rollout in _present(group):
-            own = [score for _, score in rollout.steps.get(name, ())]
-            scores += own
-            owners += [rank * len(groups) + number] * len(own)
+            steps = rollout.steps.get(name, ())
+            scores += [score for _, score in steps]
+            group_ids += [group_id] * len(steps)
+    # ranks have different numbers of steps; NaN is a missing sample, which no statistic counts
     width = largest(len(scores), device)
-    padded = torch.full((2, width), float("nan"), dtype=torch.float64)
+    padded = torch.full((2, width), math.nan, dtype=torch.float64)
     padded[0, : len(scores)] = torch.tensor(scores, dtype=torch.float64)
-    padded[1, : len(scores)] = torch.tensor(owners, dtype=torch.float64)
-    everyone = gather_rows(padded.to(device)).cpu()  # [world, 2, width]
-    ids = everyone[:, 1].nan_to_num(0.0).to(torch.int64).flatten()
-    values: Tensor = advantages(everyone[:, 0].flatten(), ids).reshape(world, width)[rank, : len(scores)]
-    found: list[float] = values.tolist()
-    return found
+    padded[1, : len(scores)] = torch.tensor(group_ids, dtype=torch.float64)
+    gathered = gather_rows(padded.to(device)).cpu()  # [world, 2, width]
+    gathered_scores = gathered[:, 0].flatten()
+    gathered_ids = gathered[:, 1].nan_to_num(0.0).to(torch.int64).flatten()
+    values: Tensor = advantages(gathered_scores, gathered_ids).reshape(world, width)
+    rank_values: list[float] = values[rank, : len(scores)].tolist()
+    return rank_values
 
 
 def _present(group: Sequence[Rollout]) -> list[Rollout]:

@@ -122,8 +122,8 @@ class MaxRL(Advantages):
     @override
     def compute(self, rewards: Tensor, groups: Groups) -> Tensor:
         largest = groups.largest(rewards)[groups.index]
-        rounded = equal(rewards, 0.0, largest, groups.rounding)  # what terms that cancel leave
-        rewards = torch.where(rounded, 0.0, rewards)
+        is_zero = equal(rewards, 0.0, largest, groups.rounding)  # but for what terms that cancel leave
+        rewards = torch.where(is_zero, 0.0, rewards)
         if bool((rewards < 0).any()):
             raise UserError(
                 "rewards",
