@@ -35,8 +35,8 @@ class Backbone(nn.Module):
 
         The last is :attr:`gspo_lightning.policy.states.States.collect`.
         """
-        found = self.policy.states(batch)
-        return found.hidden, found.rows, found.steps, found.collect
+        states = self.policy.states(batch)
+        return states.hidden, states.rows, states.steps, states.collect
 
 
 def copied_backbone(policy: Policy, *, own_frozen: bool) -> Backbone:
@@ -47,15 +47,17 @@ def copied_backbone(policy: Policy, *, own_frozen: bool) -> Backbone:
         own_frozen: also copy weights that are never trained (the base under adapters). Needed for sharding, which
             takes a weight away from every other module that holds it.
     """
+    # a memo as of copy.deepcopy, which takes these instead of what it would copy
     memo: dict[int, nn.Module | nn.Parameter] = {id(policy.model.get_output_embeddings()): nn.Identity()}
     if own_frozen:
-        memo |= {id(p): nn.Parameter(p.detach().clone(), False) for p in policy.model.parameters()}
-    twin = policy.frozen_copy(memo)
-    twin.routing = None
-    trained = {name for name, p in policy.model.named_parameters() if p.requires_grad}
-    for name, parameter in twin.model.named_parameters():
-        parameter.requires_grad_(name in trained)
-    return Backbone(twin.train())
+        for parameter in policy.model.parameters():
+            memo[id(parameter)] = nn.Parameter(parameter.detach().clone(), requires_grad=False)
+    critic = policy.frozen_copy(memo)
+    critic.routing = None
+    trained_names = {name for name, p in policy.model.named_parameters() if p.requires_grad}
+    for name, parameter in critic.model.named_parameters():
+        parameter.requires_grad_(name in trained_names)
+    return Backbone(critic.train())
 
 
 def another_backbone(

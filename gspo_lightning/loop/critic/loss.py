@@ -28,12 +28,14 @@ def value_loss(
     >>> value_loss(v, old, r, torch.ones(1, 1, dtype=torch.bool), 0.25)
     (tensor(0.7812), tensor(1))
     """
-    values, old_values, returns = (torch.where(mask, x, 0.0) for x in (values, old_values, returns))
+    values = torch.where(mask, values, 0.0)
+    old_values = torch.where(mask, old_values, 0.0)
+    returns = torch.where(mask, returns, 0.0)
     error = (values - returns).square()
     if clip is None:
         return 0.5 * error.sum(), torch.zeros((), dtype=torch.int64, device=mask.device)
-    moved = values - old_values
-    near = torch.where(moved.abs() > clip, old_values + moved.clamp(-clip, clip), values)  # within: the value itself
-    bounded = (near - returns).square()
-    clipped = (bounded > error) & mask
-    return 0.5 * torch.maximum(error, bounded).sum(), clipped.sum()
+    change = values - old_values
+    near = torch.where(change.abs() > clip, old_values + change.clamp(-clip, clip), values)  # old + change would round
+    clipped_error = (near - returns).square()
+    clipped = (clipped_error > error) & mask
+    return 0.5 * torch.maximum(error, clipped_error).sum(), clipped.sum()

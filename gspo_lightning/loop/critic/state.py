@@ -30,13 +30,14 @@ def written_state(
     """
     state: dict[str, Any] = {"head": _cpu(head.state_dict()), "head_optimizer": _cpu(optimizers[0].state_dict())}
     if backbone is not None:
-        sharded, found = is_sharded(backbone), {}
+        sharded = is_sharded(backbone)
+        state["trunk"] = {}
         for name, parameter in _trained(backbone).items():
-            known = optimizers[1].state.get(parameter, {})
-            parts = {"weight": parameter.detach(), **{key: known[key] for key in _MOMENTS if key in known}}
-            own = {key: local(value).flatten().cpu().clone() for key, value in parts.items()}
-            found[name] = _joined(own, float(known.get("step", 0.0)), sharded)
-        state["trunk"] = found
+            moments = optimizers[1].state.get(parameter, {})  # none before the first step
+            tensors = {"weight": parameter.detach()}
+            tensors |= {key: moments[key] for key in _MOMENTS if key in moments}
+            pieces = {key: local(tensor).flatten().cpu().clone() for key, tensor in tensors.items()}
+            state["trunk"][name] = _joined(pieces, float(moments.get("step", 0.0)), sharded)
     return state
 
 
@@ -51,47 +52,59 @@ def read_state(
         group["lr"] = lr
     if backbone is None:
         return
-    mine = _trained(backbone)
-    starts = _starts({name: local(p.detach()).numel() for name, p in mine.items()}, is_sharded(backbone))
-    fused = {id(p): bool(g.get("fused")) for g in optimizers[1].param_groups for p in g["params"]}
-    for name, parameter in mine.items():
+    parameters = _trained(backbone)
+    sizes = {name: local(parameter.detach()).numel() for name, parameter in parameters.items()}
+    starts = _starts(sizes, is_sharded(backbone))
+    fused = _fused(optimizers[1])
+    for name, parameter in parameters.items():
         saved = state["trunk"][name]
         _fill(parameter.detach(), saved["weight"], starts[name])
         if "exp_avg" not in saved:
             continue
-        where = parameter.device if fused[id(parameter)] else torch.device("cpu")
         moments = {key: torch.zeros_like(parameter.detach()) for key in _MOMENTS}
-        for key, value in moments.items():
-            _fill(value, saved[key], starts[name])
-        step = torch.tensor(saved["step"], dtype=torch.float32, device=where)
+        for key, moment in moments.items():
+            _fill(moment, saved[key], starts[name])
+        # a fused AdamW counts its steps beside the parameter, any other one on the host
+        step_device = parameter.device if id(parameter) in fused else torch.device("cpu")
+        step = torch.tensor(saved["step"], dtype=torch.float32, device=step_device)
         optimizers[1].state[parameter] = {"step": step, **moments}
+
+
+def _fused(optimizer: torch.optim.Optimizer) -> set[int]:
+    """Return the ids of the parameters that one kernel updates."""
+    groups = [group for group in optimizer.param_groups if group.get("fused")]
+    return {id(parameter) for group in groups for parameter in group["params"]}
 
 
 def _trained(backbone: nn.Module) -> dict[str, nn.Parameter]:
     return {plain_name(name): p for name, p in backbone.named_parameters() if p.requires_grad}
 
 
-def _joined(own: dict[str, Tensor], step: float, sharded: bool) -> dict[str, Any]:
+def _joined(pieces: dict[str, Tensor], step: float, sharded: bool) -> dict[str, Any]:
     """Join the pieces of all ranks on the first; a rank without a piece of a parameter has no state for it."""
     if not sharded:
-        return {"step": step, **own}
-    ranks = gather_objects((own, step))
-    keys = {key for parts, _ in ranks for key in parts}
-    whole = {key: torch.cat([parts[key] for parts, _ in ranks if key in parts]) for key in sorted(keys)}
-    return {"step": max((s for _, s in ranks), default=0.0), **whole}
+        return {"step": step, **pieces}
+    gathered = gather_objects((pieces, step))  # rank by rank; nothing on ranks other than the first
+    keys = {key for rank_pieces, _ in gathered for key in rank_pieces}
+    joined: dict[str, Any] = {"step": max((rank_step for _, rank_step in gathered), default=0.0)}
+    for key in sorted(keys):
+        joined[key] = torch.cat([rank_pieces[key] for rank_pieces, _ in gathered if key in rank_pieces])
+    return joined
 
 
 def _starts(sizes: dict[str, int], sharded: bool) -> dict[str, int]:
     """Return the offset of this rank's piece in each flattened parameter."""
     if not sharded:
         return dict.fromkeys(sizes, 0)
-    before = all_gather_objects(sizes)[: rank_and_world()[0]]
-    return {name: sum(other[name] for other in before) for name in sizes}
+    rank, _ = rank_and_world()
+    earlier_ranks = all_gather_objects(sizes)[:rank]
+    return {name: sum(rank_sizes[name] for rank_sizes in earlier_ranks) for name in sizes}
 
 
-def _fill(target: Tensor, whole: Tensor, start: int) -> None:
+def _fill(target: Tensor, flat: Tensor, start: int) -> None:
+    """Copy this rank's piece of a flattened tensor into its shard of ``target``."""
     piece = local(target)
-    piece.copy_(whole[start : start + piece.numel()].view(piece.shape))
+    piece.copy_(flat[start : start + piece.numel()].view(piece.shape))
 
 
 def _cpu(state: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from gspo_lightning.loop.advantages.per_token import padded
 from gspo_lightning.loop.critic.backbone import Backbone, another_backbone, copied_backbone, critic_settings
 from gspo_lightning.loop.critic.loss import value_loss
 from gspo_lightning.loop.critic.state import read_state, written_state
+from gspo_lightning.loop.old_policy.frozen import without_routing
 from gspo_lightning.loop.update.micro_batches import in_number
 from gspo_lightning.loop.update.optimizers import fuse
 from gspo_lightning.policy.load.model_settings import ModelSettings
@@ -88,8 +88,13 @@ class ValueModel:
                 f"is true, but model.critic.name_or_path names another model ({name_or_path})",
                 fix="set one of them",
             )
-        self.name_or_path, self.share, self.lr, self.warm_up = name_or_path, share, lr, warm_up
-        self.epochs, self.clip, self.gradient_clip = epochs, clip, gradient_clip
+        self.name_or_path = name_or_path
+        self.share = share
+        self.lr = lr
+        self.warm_up = warm_up
+        self.epochs = epochs
+        self.clip = clip
+        self.gradient_clip = gradient_clip
         self.updates = 0
         """Updates made so far."""
         self.updates_judged = 0
@@ -100,6 +105,7 @@ class ValueModel:
         self.optimizers: list[torch.optim.Optimizer] = []
         """Optimizer of the head, and of the backbone unless it is shared."""
         self._reduces_last = False
+        """True if the strategy may reduce gradients once, at an update's last micro-batch (see :meth:`_backward`)."""
 
     # building ----------------------------------------------------------------------------------------------------
 
@@ -132,32 +138,38 @@ class ValueModel:
         elif self.name_or_path is None:
             backbone = copied_backbone(policy, own_frozen=sharding is not None)
         else:
-            given = settings if settings is not None else ModelSettings()
-            backbone = another_backbone(
-                critic_settings(given, self.name_or_path), policy, longest=longest, device=device, dtype=dtype
-            )
+            other = critic_settings(settings if settings is not None else ModelSettings(), self.name_or_path)
+            backbone = another_backbone(other, policy, longest=longest, device=device, dtype=dtype)
         self._policy = backbone.policy
         width = int(backbone.policy.model.config.get_text_config().hidden_size)
         self.head = nn.Linear(width, 1, dtype=torch.float32, device=device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        self.backbone = backbone
-        if sharding is not None and not self.share:
-            self.backbone = sharding.spread(backbone, decoder_layers(backbone.policy))
+        self.backbone = backbone if self.share else self._placed(backbone, device, sharding)
+        self.optimizers = []
+        for parameters in (list(self.head.parameters()), self.trained_backbone()):
+            if parameters:
+                optimizer = torch.optim.AdamW(parameters, lr=self.lr, weight_decay=0.0)
+                fuse(optimizer)
+                self.optimizers.append(optimizer)
+
+    def _placed(self, backbone: Backbone, device: torch.device, sharding: Sharding | None) -> nn.Module:
+        """Move the critic's own backbone to the device, or shard it like the policy."""
+        placed: nn.Module
+        if sharding is None:
+            placed = backbone.to(device)
+        else:
+            placed = sharding.spread(backbone, decoder_layers(backbone.policy))
             self._reduces_last = not sharding.reduces_each
-        elif not self.share:
-            backbone.to(device)
-        if not self.share:
-            fix = "use model.dtype: float32 with trainer.precision: bf16-mixed, or a critic that is saved in float32"
-            check_trained_dtype(self.backbone, "model.critic", fix)
-        groups = [list(self.head.parameters()), [] if self.share else self.trained_backbone()]
-        self.optimizers = [torch.optim.AdamW(group, lr=self.lr, weight_decay=0.0) for group in groups if group]
-        for optimizer in self.optimizers:
-            fuse(optimizer)
+        fix = "use model.dtype: float32 with trainer.precision: bf16-mixed, or a critic that is saved in float32"
+        check_trained_dtype(placed, "model.critic", fix)
+        return placed
 
     def trained_backbone(self) -> list[nn.Parameter]:
         """Return the trained parameters below the head."""
-        return [] if self.share or self.backbone is None else [p for p in self.backbone.parameters() if p.requires_grad]
+        if self.share or self.backbone is None:
+            return []
+        return [p for p in self.backbone.parameters() if p.requires_grad]
 
     @property
     def warming(self) -> bool:
@@ -182,20 +194,25 @@ class ValueModel:
         with torch.no_grad() if self.share else nullcontext():
             hidden, rows, steps, collect = self.backbone(batch)
         with torch.autocast(hidden.device.type, enabled=False):
-            found: Tensor = collect(self.head(hidden.float()).squeeze(-1))
-        return torch.zeros(batch.response_mask.shape, device=found.device).index_put((rows, steps), found)
+            predictions: Tensor = collect(self.head(hidden.float()).squeeze(-1))  # [M], one per response token
+        values = torch.zeros(batch.response_mask.shape, device=predictions.device)
+        return values.index_put((rows, steps), predictions)
 
     @torch.no_grad()
     def judge(self, batch: RolloutBatch) -> None:
         """Fill ``values`` of every rollout of this rank."""
         assert self.backbone is not None
         self.updates_judged = self.updates
-        parts, found = list(itertools.chain.from_iterable(batch.parts())), list[tuple[Row, Tensor]]()
-        with _own_ways(self._policy):
-            for (part, rows), own in in_step(self.backbone, parts, self.device):
-                values = self.values((part if own else filler(part)).to(self.device)).cpu()
-                found += zip(rows, values, strict=False) if own else ()
-        store("values", found)
+        pairs = list(itertools.chain.from_iterable(batch.parts()))
+        row_values: list[tuple[Row, Tensor]] = []
+        with without_routing(self._policy):
+            for (part, rows), is_own in in_step(self.backbone, pairs, self.device):
+                if not is_own:  # takes part in the gathers of another rank's forward pass
+                    self.values(filler(part).to(self.device))
+                    continue
+                values = self.values(part.to(self.device)).cpu()
+                row_values += zip(rows, values, strict=False)  # a filler of the batch has no rows
+        store("values", row_values)
 
     # learning ----------------------------------------------------------------------------------------------------
 
@@ -218,21 +235,24 @@ class ValueModel:
             NonFiniteError: a gradient is not finite; the critic stays as it was before that update.
             InfrastructureError: a row does not fit into memory, or a rank of several ran out; the critic is unchanged.
         """
-        sums, norms = torch.zeros(3, dtype=torch.float64, device=self.device), 0.0
         lr = self.lr if self.warming else self.lr * lr_factor
-        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
-            group["lr"] = lr
-        with _own_ways(self._policy), torch.enable_grad():
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+        sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        norm_sum = 0.0
+        with without_routing(self._policy), torch.enable_grad():
             for _ in range(self.epochs):
-                for parts in batch.parts():
-                    found, norm = self._update(parts, memory)
-                    sums, norms = sums + found, norms + norm
+                for pairs in batch.parts():
+                    update_sums, norm = self._update(pairs, memory)
+                    sums = sums + update_sums
+                    norm_sum += norm
         loss, clipped, tokens = all_sum(sums).tolist()
-        count = self.epochs * len(batch.mini_batches)
+        update_count = self.epochs * len(batch.mini_batches)
         return {
             "critic/loss": loss / max(tokens, 1.0),
             "critic/clip": clipped / max(tokens, 1.0),
-            "critic/gradient_norm": norms / count,
+            "critic/gradient_norm": norm_sum / update_count,
             "critic/lr": lr,
             "critic/updates": float(self.updates),
         }
@@ -241,32 +261,39 @@ class ValueModel:
         self, pairs: Sequence[tuple[MicroBatch, Sequence[Row]]], memory: MemoryLimit | None
     ) -> tuple[Tensor, float]:
         """Take one optimizer step; return this rank's sums [loss, clipped, tokens] and the gradient norm."""
-        parts, rows = [part.to(self.device) for part, _ in pairs], [row for _, own in pairs for row in own]
+        parts = [part.to(self.device) for part, _ in pairs]
+        rows = list(itertools.chain.from_iterable(part_rows for _, part_rows in pairs))
         if memory is None:
-            return self._backward(parts, rows), self._step()
-        memory.packed, memory.sharded = self._policy.packed, self.sharded
-        work = partial(self._backward, rows=rows)
-        return memory.retry_smaller(work, parts, f"critic update {self.updates + 1}"), self._step()
+            sums = self._backward(parts, rows)
+        else:
+            memory.packed = self._policy.packed
+            memory.sharded = self.sharded
+            work = partial(self._backward, rows=rows)
+            sums = memory.retry_smaller(work, parts, f"critic update {self.updates + 1}")
+        return sums, self._step()
 
     def _backward(self, parts: Sequence[MicroBatch], rows: Sequence[Row]) -> Tensor:
         """Clear gradients and compute those of one update.
 
         Args:
             parts: micro-batches, on the critic's device.
-            rows: theirs, in order; a filler has none.
+            rows: of all micro-batches, in their order; a filler has none.
         """
+        assert self.backbone is not None
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         tokens = torch.stack([part.response_mask.sum() for part in parts]).sum().double()
         parts = in_number(parts, self.device, self._policy.context)
-        scale = (rank_and_world()[1] if self.sharded else 1) / all_sum(tokens).clamp(min=1)
+        # the mean over the tokens of all ranks; a sharding strategy divides the sum of gradients by their number
+        world = rank_and_world()[1] if self.sharded else 1
+        scale = (world / all_sum(tokens).clamp(min=1)).float()
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)
-        for i, (part, own) in enumerate(zip(parts, _targets(parts, rows), strict=True)):
-            kept = self._reduces_last and i < len(parts) - 1
-            with without_sync(self.backbone) if kept and self.backbone is not None else nullcontext():
-                loss, clipped = self._loss(part, *own)
+        for i, (part, (old_values, returns)) in enumerate(zip(parts, _targets(parts, rows), strict=True)):
+            is_last = i == len(parts) - 1
+            with without_sync(self.backbone) if self._reduces_last and not is_last else nullcontext():
+                loss, clipped = self._loss(part, old_values, returns)
                 with torch.autocast(self.device.type, enabled=False):
-                    (scale.float() * loss).backward()
+                    (scale * loss).backward()
             sums[:2] += torch.stack([loss.detach().double(), clipped.double()])
         sums[2] = tokens
         return sums
@@ -278,16 +305,22 @@ class ValueModel:
 
     def _step(self) -> float:
         """Reduce gradients that no strategy reduces, clip, step; return the norm before clipping."""
-        replicated = list(self.head.parameters()) + ([] if self.sharded else self.trained_backbone())
-        world = rank_and_world()[1]
-        for parameter in replicated if world > 1 else ():
-            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            parameter.grad = all_sum(gradient) / (world if self.sharded else 1)
+        replicated = list(self.head.parameters())
+        shards = []
+        if self.sharded:
+            shards = self.trained_backbone()
+        else:
+            replicated += self.trained_backbone()
+        _, world = rank_and_world()
+        if world > 1:
+            for parameter in replicated:
+                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                parameter.grad = all_sum(gradient) / (world if self.sharded else 1)  # takes back the factor of the loss
         gradients = [p.grad for p in replicated if p.grad is not None]
         norm = total_norm(gradients, sharded=False, device=self.device)
         if self.sharded:
-            own = [p.grad for p in self.trained_backbone() if p.grad is not None]
-            norm = math.hypot(norm, total_norm(own, sharded=True, device=self.device))
+            gradients = [p.grad for p in shards if p.grad is not None]
+            norm = math.hypot(norm, total_norm(gradients, sharded=True, device=self.device))
         if not math.isfinite(norm):
             raise NonFiniteError(
                 f"the gradient of the critic is not finite in its update {self.updates + 1} (norm {norm}); its weights "
@@ -327,32 +360,24 @@ class ValueModel:
             assert self.backbone is not None
             reshard(self.backbone)
         read_state(state, None if self.share else self.backbone, self.head, self.optimizers)
-        self.updates, self.updates_judged = int(state["updates"]), int(state["judged"])
-
-
-@contextlib.contextmanager
-def _own_ways(policy: Policy) -> Iterator[None]:
-    """Suspend replay and recording of routers: those of a shared backbone are the policy's."""
-    routing, policy.routing = policy.routing, None
-    try:
-        yield
-    finally:
-        policy.routing = routing
+        self.updates = int(state["updates"])
+        self.updates_judged = int(state["judged"])
 
 
 def _targets(parts: Sequence[MicroBatch], rows: Sequence[Row]) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield old values and returns [N, T] float32 of each micro-batch, perhaps a piece of one that did not fit."""
-    left = iter(rows)
+    remaining = iter(rows)
     for part in parts:
-        count, width = part.response_mask.shape if part.weight else (0, 0)
-        own = list(itertools.islice(left, count))
-        if own:
-            yield _padded(own, "values", width), _padded(own, "returns", width)
+        count, width = part.response_mask.shape
+        part_rows = list(itertools.islice(remaining, count)) if part.weight else []
+        if part_rows:
+            yield _padded(part_rows, "values", width), _padded(part_rows, "returns", width)
         else:
-            yield (torch.zeros_like(part.response_mask, dtype=torch.float32),) * 2
+            zeros = torch.zeros_like(part.response_mask, dtype=torch.float32)
+            yield zeros, zeros
 
 
-def _known(row: Row, name: str) -> Tensor:
+def _slice(row: Row, name: str) -> Tensor:
     """Return a row's part of a field of its rollout, which must be there: zeros would pass for an estimate."""
     values: Tensor | None = getattr(row.of, name)
     if values is None:
@@ -361,5 +386,6 @@ def _known(row: Row, name: str) -> Tensor:
 
 
 def _padded(rows: Sequence[Row], name: str, width: int) -> Tensor:
-    known = padded([_known(row, name) for row in rows]).float()
-    return nn.functional.pad(known, (0, width - known.shape[1]))
+    """Return a field of the rows' rollouts, [N, width] float32."""
+    values = padded([_slice(row, name) for row in rows]).float()
+    return nn.functional.pad(values, (0, width - values.shape[1]))
