@@ -113,68 +113,82 @@ class SamplingParams:
 class Rollout:
     """One response to one prompt, from sampling to scoring.
 
-    ``token_ids`` [T] int64, including the end token if the policy wrote one; ``logprobs`` [T] float32, the
-    sampler's own log-probabilities at the training temperature (nats), or None if a source has none;
-    ``response_mask`` [T] bool; ``policy_version`` counts the optimizer steps when the newest token was sampled;
-    ``versions`` [T] int64 does so per token if a response came in pieces; ``routes`` [prompt + T - 1, L, k] are the
-    experts that the sampler chose for each token, if requested.
-
-    A rollout of several rows (branches, a context that was compacted) has all their tokens in ``token_ids``, row by
-    row in the order of sampling: row k ends at ``row_ends[k]`` and follows the token ids ``contexts[k]``, and
-    ``routes`` are those of one row after another. Without ``row_ends`` there is one row, after the prompt. ``tree`` is
-    all that was said in a rollout of an agent, as it is recorded (docs/agents.md).
-
-    ``reward`` None means *missing*, and ``masked`` that the run leaves such responses out: the sample then takes no
-    part in statistics, loss or denominator. ``kl_penalty`` is subtracted from the reward for the comparison within
-    a group; ``reward`` itself is never overwritten. In ``reward_parts``, None is missing, or does not apply to the
-    record (:meth:`applies`). ``reward_agreements`` are the agreements of judges with known answers;
-    ``reward_logged`` and ``reward_extra`` are values that reward functions, or an agent, have logged.
-
-    For a conversation, ``text`` is what the policy said and ``messages`` is all of it; ``turn_ends`` are the
-    positions in ``token_ids`` after each turn of the policy, ``turn_rewards`` the environment's rewards for them.
-    ``token_advantages`` [T] float32 replace ``advantage`` if turns, steps or tokens have their own; ``steps`` are
-    (end, score) of each step by the name of the reward, ``end`` a position in ``token_ids``, rising. ``values`` and
-    ``returns`` [T] float32 are a critic's values of the state before each token, and their targets;
-    ``token_penalties`` [T] float32 add up to ``kl_penalty``. ``lost`` is the reason of a failed environment, which
-    leaves no reward; ``missing`` is the reason why rewards gave none. ``unfinished_thought`` says that the response
-    ends inside a thought that its prompt opened (:mod:`gspo_lightning.core.thinking`). ``malformed_calls`` counts calls
-    of tools that could not be read; None if the chat template showed no tools.
+    A rollout of several rows (branches, a context that was compacted) has all their tokens in ``token_ids``, row by row
+    in the order of sampling. Without ``row_ends`` there is one row, after the prompt. Tensors [T] have an entry per
+    token, in nats or in units of the reward.
     """
 
     prompt: Prompt
+    """Prompt that the response answers."""
     sample: int
+    """Number of the response among those to its prompt, from 0; part of every random draw made for it."""
     token_ids: Tensor
+    """[T] int64, tool output and other turns included, and the end token if the policy wrote one."""
     logprobs: Tensor | None
+    """[T] float32, nats: the sampler's own log-probabilities at the training temperature; None if a source has none."""
     response_mask: Tensor
+    """[T] bool, True on the tokens that the policy chose."""
     finish_reason: FinishReason
+    """Reason why the response ended."""
     policy_version: int
+    """Optimizer steps that had been taken when the newest token was sampled."""
     text: str = ""
+    """Text of the response; of a conversation only what the policy wrote."""
     reward: float | None = None
+    """Reward of the response, never overwritten by penalties; None: *missing*, the sample then counts nowhere."""
     reward_parts: dict[str, float | None] = field(default_factory=dict)
+    """Name of a reward -> its value; None: missing, or it does not apply to the record (:meth:`applies`)."""
     reward_statuses: dict[str, str] = field(default_factory=dict)
+    """Name of a reward -> its :class:`gspo_lightning.rewards.types.ScoreStatus` as text."""
     reward_agreements: dict[str, bool] = field(default_factory=dict)
+    """Name of a judge -> whether it agrees with the known answer, for records that have one."""
     reward_logged: dict[str, float] = field(default_factory=dict)
+    """Numbers that reward functions or an agent log; metrics are their means over responses."""
     reward_extra: dict[str, Any] = field(default_factory=dict)
+    """Data that reward functions or an agent log, for recorded responses only."""
     masked: bool = False
+    """True if the run leaves such responses out, e.g. truncated ones: the sample then counts nowhere."""
     kl_penalty: float = 0.0
+    """Subtracted from the reward for the comparison within a group, in units of the reward."""
     advantage: float = 0.0
+    """Advantage of the whole response."""
     messages: tuple[Message, ...] = ()
+    """Messages of all sides of a conversation; empty for a plain response."""
     turn_ends: tuple[int, ...] = ()
+    """Positions in ``token_ids`` after each turn of the policy, rising."""
     turn_rewards: tuple[float, ...] = ()
+    """Rewards of the environment, one for each turn of the policy."""
     token_advantages: Tensor | None = None
+    """[T] float32: replace ``advantage`` if turns, steps or tokens have their own."""
     steps: dict[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    """Name of a reward -> (end, score) of each step; ``end`` is the position in ``token_ids`` after it, rising."""
     values: Tensor | None = None
+    """[T] float32: a critic's values of the state before each token, in units of the reward."""
     returns: Tensor | None = None
+    """[T] float32: targets of ``values``."""
     token_penalties: Tensor | None = None
+    """[T] float32: terms of ``kl_penalty``, which is their sum."""
     lost: str = ""
+    """Reason why the environment failed, which leaves no reward; empty: it did not."""
     missing: str = ""
+    """Reason why rewards gave none; empty: they did."""
     malformed_calls: int | None = None
+    """Number of tool calls that could not be read; None if the chat template offered no tools."""
     versions: Tensor | None = None
+    """[T] int64: ``policy_version`` of each token, if the response came in pieces."""
     routes: Tensor | None = None
+    """[prompt + T - 1, L, k]: the k experts that the sampler chose for each token in L layers, if requested.
+
+    Of several rows: those of one row after another.
+    """
     row_ends: tuple[int, ...] = ()
+    """Position in ``token_ids`` after each row, rising to T; empty for a single row after the prompt."""
     contexts: tuple[tuple[int, ...], ...] = ()
+    """Token ids before the first token of each row; as many as ``row_ends``."""
     tree: tuple[Mapping[str, Any], ...] = ()
+    """All messages of an agent's rollout, as they are recorded (docs/agents.md)."""
     unfinished_thought: bool = False
+    """True if the response ends inside a thought that its prompt opened (:mod:`gspo_lightning.core.thinking`)."""
 
     def __post_init__(self) -> None:
         shape = tuple(self.token_ids.shape)
@@ -238,46 +252,52 @@ class Rollout:
 
 @dataclass(slots=True)
 class MicroBatch:
-    """Rows that go through the model together, left-aligned: prompt, response, padding.
-
-    ``input_ids`` [N, S]; ``prompt_lengths`` [N] and ``response_lengths`` [N] int64; ``response_mask`` [N, T];
-    ``advantages`` [N] or [N, T] float32; ``old_logprobs``, ``behaviour_logprobs``, ``ref_logprobs`` and
-    ``teacher_logprobs`` [N, T] float32 or None. With ``old_from_source``, ``behaviour_logprobs`` serve as the old
-    ones; the same holds for tokens that ``stale`` [N, T] bool marks: pieces of partial rollouts that an earlier
-    version sampled. Rows with the same ``prompt_index`` [N] int64 have the same prompt (None: unknown). ``routes``
-    [N, S - 1, L, k], small integers: the k experts that the rollout or the old policy chose for each token, in L
-    layers. ``positive`` [N] bool: rows of correct responses (:meth:`Rollout.correct`). ``row_weights`` [N] float32
-    are the shares of rows in their rollouts (None: 1 each). ``sources`` [N, S] bool: the source of each row, of the
-    S sources of a mixture. ``segments`` [N, T] int64 numbers the steps of responses whose steps were scored.
-    ``media`` are the pictures of each row, None if no row has one. ``group_index`` numbers the groups of the
-    mini-batch, on the host: rows with the same number answer the same prompt (None: unknown). All prompts begin with
-    the same ``common_prefix`` tokens, such as a system prompt, which may be computed once; the shortest prompt has
-    more. ``weight`` is 1, or 0 for a filler that only keeps ranks in step. ``host`` keeps the lengths and
-    ``prompt_index`` from before the batch moved to a device: planning with them does not wait for the device.
-    """
+    """Rows that go through the model together, left-aligned: prompt, response, padding."""
 
     input_ids: Tensor
+    """[N, S] int64."""
     prompt_lengths: Tensor
+    """[N] int64, tokens before the response."""
     response_lengths: Tensor
+    """[N] int64, tokens of the response, tool output and other turns included."""
     response_mask: Tensor
+    """[N, T] bool, True on the tokens that are trained."""
     advantages: Tensor
+    """[N] or [N, T] float32."""
     old_logprobs: Tensor | None = None
+    """[N, T] float32, nats: of the old policy, the denominator of ratios; None: computed later, or not needed."""
     behaviour_logprobs: Tensor | None = None
+    """[N, T] float32, nats: of the sampler; None if the rollout source has none."""
     ref_logprobs: Tensor | None = None
+    """[N, T] float32, nats: of the reference policy; None without a KL term."""
     teacher_logprobs: Tensor | None = None
+    """[N, T] float32, nats: of the teacher; None without distillation."""
     weight: float = 1.0
+    """1, or 0 for a filler that only keeps ranks in step."""
     prompt_index: Tensor | None = None
+    """[N] int64: rows with the same number have the same prompt; None: unknown."""
     stale: Tensor | None = None
+    """[N, T] bool: tokens that an earlier version sampled, whose old log-probabilities are the sampler's."""
     old_from_source: bool = False
+    """True if ``behaviour_logprobs`` serve as the old log-probabilities of all tokens."""
     routes: Tensor | None = None
+    """[N, S - 1, L, k], small integers: the k experts that sampler or old policy chose for each token in L layers."""
     sources: Tensor | None = None
+    """[N, number of sources] bool: the source of each row in a mixture."""
     segments: Tensor | None = None
+    """[N, T] int64: numbers of the steps of responses whose steps were scored."""
     positive: Tensor | None = None
+    """[N] bool: rows of correct responses (:meth:`Rollout.correct`)."""
     row_weights: Tensor | None = None
+    """[N] float32: share of each row in its rollout; None: 1 each."""
     media: tuple[Media, ...] | None = None
+    """Pictures of each row, as many as rows; None if no row has one."""
     group_index: tuple[int, ...] | None = None
+    """N numbers, on the host: rows with the same number answer the same prompt; None: unknown."""
     common_prefix: int = 0
+    """Number of tokens that all prompts begin with, such as a system prompt; the shortest prompt has more."""
     host: tuple[Tensor, Tensor, Tensor | None] | None = None
+    """Lengths and ``prompt_index`` from before the batch moved to a device: planning does not wait for the device."""
 
     def __post_init__(self) -> None:
         rows, width = self.response_mask.shape
