@@ -29,8 +29,7 @@ def leaves_no_group(*, of_many: bool = True) -> Iterator[None]:
     """End a process group that is made in this block, and restore the environment variables of its ranks.
 
     Otherwise the next command of this process (a notebook, ``gspo compare``) would believe it is still a rank. If the
-    block
-    fails, only a group of this process alone is ended: others may be in the middle of a collective.
+    block fails, only a group of this process alone is ended: others may be in the middle of a collective.
 
     Args:
         of_many: also end a group of several processes, if the others do nothing after the block.
@@ -63,9 +62,8 @@ def rank_and_world() -> tuple[int, int]:
 def another_group() -> dist.ProcessGroup | None:
     """Return a second group of all ranks, on the CPU; None in a single process. A collective.
 
-    A second thread needs its own group: which of two threads calls a collective first differs from rank to rank, and on
-    one
-    group the first call of each rank would be matched.
+    A second thread needs its own group: which of two threads calls a collective first differs from rank to rank, and
+    on one group the first call of each rank would be matched.
     """
     return dist.new_group(backend="gloo") if rank_and_world()[1] > 1 else None
 

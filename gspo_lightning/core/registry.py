@@ -121,13 +121,10 @@ def import_plugins(paths: Iterable[str | Path], root: Path | None = None) -> lis
     """Import plug-in files, folders and dotted modules, each under one canonical name; return those names.
 
     A file below ``root`` (the working directory) is imported as the dotted path from there, so a file and its dotted
-    name
-    are one module and not two; a file elsewhere gets a name made from its absolute path. A file that is already loaded
-    as
-    a module, under whatever name, stays that module. A folder means every ``*.py`` in it that does not start with an
-    underscore. Installed packages join through the entry-point group ``gspo_lightning.plugins``. Without any path,
-    nothing
-    of the working directory can be imported.
+    name are one module and not two; a file elsewhere gets a name made from its absolute path. A file that is already
+    loaded as a module, under whatever name, stays that module. A folder means every ``*.py`` in it that does not start
+    with an underscore. Installed packages join through the entry-point group ``gspo_lightning.plugins``. Without any
+    path, nothing of the working directory can be imported.
 
     Raises:
         UserError: not found, not importable (with the real cause), or a name that is already taken.

@@ -36,8 +36,8 @@ class Sample:
     (``answer`` ...), ``truncated`` says whether the completion was cut at the response limit. ``unfinished_thought``
     says that it ends inside a thought, which the text does not show if the prompt opened it: there is no answer
     (:mod:`gspo_lightning.core.thinking`). ``prompt_messages`` holds a prompt that is a list of chat messages. ``step``
-    is the number of optimizer steps that the weights had when they
-    generated the completion, ``total_steps`` that of the whole run (-1: unknown).
+    is the number of optimizer steps that the weights had when they generated the completion, ``total_steps`` that of
+    the whole run (-1: unknown).
     """
 
     id: str

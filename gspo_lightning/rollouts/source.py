@@ -115,7 +115,7 @@ class RolloutSource(ABC):
     """
 
     updates_in_flight: bool = False
-    """True if the source takes new weights in the middle of a call, through :meth:`renew`."""
+    """True if the source takes new weights in the middle of a call (:meth:`update_weights_in_flight`)."""
 
     @property
     def weights_on(self) -> WeightsOn:
@@ -219,7 +219,7 @@ class RolloutSource(ABC):
             version: the ``version`` of the calls that follow.
         """
 
-    def update_weights_in_flight(self, policy: Policy, version: int) -> None:  # noqa: B027 (only where renews is true)
+    def update_weights_in_flight(self, policy: Policy, version: int) -> None:  # noqa: B027 (only with updates_in_flight)
         """Take newer weights during a :meth:`generate` in another thread; called on all ranks together.
 
         Rollouts then record the weights of each token (``Rollout.versions``). If the update fails, requests in flight

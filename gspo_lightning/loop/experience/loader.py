@@ -29,8 +29,7 @@ class ExperienceLoader:
     """Sized, stateful iterable over the mini-batches of an iteration, with a new rollout when the buffer is spent.
 
     Its own counters decide its position, not Lightning's: ``trained`` moves only after an optimizer step, so a
-    checkpoint
-    at any moment continues with exactly the mini-batches that were not trained on yet.
+    checkpoint at any moment continues with exactly the mini-batches that were not trained on yet.
     """
 
     def __init__(self, roll_out: Callable[[int], Experience], mini_batches: int, epochs: int, seed: int) -> None:

@@ -17,10 +17,8 @@ def token_steps(
     """Return (end, score) of each step that has tokens, with ends counted in tokens of ``rollout.token_ids``.
 
     A token belongs to the step that holds its last character, so a token with the end of one step and the beginning of
-    the
-    next belongs to the next. The last step takes the rest, end token included. A step without a token of its own is
-    scored
-    with the next one: their mean.
+    the next belongs to the next. The last step takes the rest, end token included. A step without a token of its own
+    is scored with the next one: their mean.
 
     Args:
         rollout: with its tokens.

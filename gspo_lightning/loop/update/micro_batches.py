@@ -31,8 +31,8 @@ def all_but_last_backward(
     """Run forward and backward of every micro-batch but the last, and return the last loss for the caller's backward.
 
     Gradients do not depend on how the mini-batch was split or on how many ranks hold it: every micro-batch is divided
-    by
-    the denominator of the whole mini-batch over all ranks. DDP and FSDP average over ranks, so each is scaled to a sum.
+    by the denominator of the whole mini-batch over all ranks. DDP and FSDP average over ranks, so each is scaled to a
+    sum.
 
     Args:
         parts: this rank's micro-batches, on the policy's device; gradients are clear.

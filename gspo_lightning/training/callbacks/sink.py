@@ -11,8 +11,8 @@ CSVLogger, others    left out                      left out                    l
 ===================  ============================  ==========================  =====================================
 
 Loggers without histograms lose no number: every logger gets all scalars where they are measured, including percentiles
-and extremes of what the histograms show (docs/metrics.md). wandb and
-mlflow are imported by Lightning's loggers for them, trackio by :class:`TrackioLogger`, never here.
+and extremes of what the histograms show (docs/metrics.md). wandb and mlflow are imported by Lightning's loggers for
+them, trackio by :class:`TrackioLogger`, never here.
 """
 
 from __future__ import annotations

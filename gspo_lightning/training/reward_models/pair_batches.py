@@ -57,8 +57,7 @@ class PairBatch:
     ``input_ids`` and ``attention_mask`` are [2 N, S] int64: first the chosen answers, then the rejected ones.
     ``margins`` [N] float32; ``weights`` [N] float32 are 1, or 0 for a filler that only keeps ranks in step; ``numbers``
     [N] int64 are the indices of the pairs in their set. ``total`` pairs share one optimizer step, over all
-    micro-batches
-    and ranks.
+    micro-batches and ranks.
     """
 
     input_ids: Tensor
@@ -186,8 +185,7 @@ class PairLoader:
     """Micro-batches of this rank's pairs: sized, without a state of its own.
 
     Every optimizer step takes ``batch_size`` pairs of the order (the last step of an epoch takes the rest) and deals
-    them
-    to the ranks. Each rank splits its share into the same number of micro-batches, the longest pairs together.
+    them to the ranks. Each rank splits its share into the same number of micro-batches, the longest pairs together.
 
     Args:
         rows: of the set.
