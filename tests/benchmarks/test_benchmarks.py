@@ -283,6 +283,7 @@ def test_last_line_has_the_ratios(tmp_path: Path) -> None:
     assert saved["about"]["torch"] == torch.__version__
 
 
+@pytest.mark.thorough
 def test_command_line_measures_the_floor_and_ends_with_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["floor", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == dict.fromkeys(KEYS)

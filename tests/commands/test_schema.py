@@ -49,7 +49,7 @@ def faults(text: str, schema: jsonschema.Draft7Validator = FIT) -> list[str]:
     return [f"{list(e.absolute_path)}: {e.message[:200]}" for e in schema.iter_errors(yaml.load(text, Editor))]
 
 
-@pytest.mark.thorough("fit-reward")
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_shipped_file_is_what_the_command_prints(command: str) -> None:
     """In a process of its own: plug-ins of other tests are registered here.

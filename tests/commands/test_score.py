@@ -267,6 +267,7 @@ def scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.thorough("landlock")
 @pytest.mark.parametrize("isolation", ["bubblewrap", "landlock"])
 def test_a_kill_leaves_no_process_and_the_next_start_no_file(
     isolation: str, files: tuple[Path, Path], tmp_path: Path, scratch: Path

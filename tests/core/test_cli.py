@@ -135,6 +135,7 @@ def test_package_import_is_light() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
+@pytest.mark.thorough
 def test_a_rented_image_needs_few_packages() -> None:
     """The checks of a GPU import where torch, transformers and lightning are, without network: docs/device.md."""
     absent = (

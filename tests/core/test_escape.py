@@ -382,6 +382,7 @@ def past(name: str, tree: ast.Module) -> list[str]:
     return found
 
 
+@pytest.mark.thorough
 def test_no_module_prints_or_saves_without_escaping() -> None:
     wrong = []
     for file in files():
@@ -406,6 +407,7 @@ def test_output_that_bypasses_escaping_is_detected(source: str) -> None:
     assert past("report/new.py", ast.parse(source))
 
 
+@pytest.mark.thorough
 def test_every_module_that_writes_markdown_has_an_escaping_test() -> None:
     found = set()
     for file in files():

@@ -82,6 +82,7 @@ def test_blocks_of_the_options_divide_the_blocks_of_the_mask() -> None:
             assert all(BLOCK % value == 0 for name, value in options.items() if "BLOCK" in name)
 
 
+@pytest.mark.thorough
 def test_kernel_options_are_constants_of_the_graphs() -> None:
     graphs = compiler.traced(96, torch.float32)
     assert sorted(graphs) == sorted(PARTS)

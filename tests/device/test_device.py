@@ -48,6 +48,7 @@ def threaded() -> dict[str, Any]:
     return last_line("tests.device.threaded")
 
 
+@pytest.mark.thorough
 def test_a_rank_samples_ahead_on_its_own_device(threaded: dict[str, Any]) -> None:
     assert threaded["there"] == threaded["here"]
     assert len(threaded["here"]) == 8
@@ -95,6 +96,7 @@ def test_a_ratchet(counted: dict[str, float], name: str, most: float) -> None:
     assert 0 <= counted[name] <= most
 
 
+@pytest.mark.thorough
 def test_a_run_in_bf16_compiles_no_attention_in_float32(checked: subprocess.CompletedProcess[str]) -> None:
     assert "attention kernels in the shortest run: 3, for torch.bfloat16; calls" in checked.stdout
 
@@ -112,6 +114,7 @@ def test_a_critic_and_a_teacher_that_say_something_else_are_seen(seeded: dict[st
     assert "teacher's log-probabilities off by " in seeded["another teacher"]
 
 
+@pytest.mark.thorough
 def test_without_a_fault_there_is_no_difference(seeded: dict[str, Any]) -> None:
     assert seeded["sound"] == ""
 

@@ -152,6 +152,7 @@ def lives(number: int) -> bool:
         return False
 
 
+@pytest.mark.thorough
 def test_a_check_that_is_killed_leaves_nothing_on_the_device(tmp_path: Path) -> None:
     caller = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT)
     numbers: list[int] = []
@@ -209,6 +210,7 @@ def test_budgets_are_tried_on_one_rollout_and_plans_are_added_later(tmp_path: Pa
     assert planned["64"]["planned_for_these_lengths_mib"] <= planned["64"]["planned_mib"]
 
 
+@pytest.mark.thorough
 def test_a_budget_that_does_not_fit_is_tried_again_without_what_sampling_keeps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -95,7 +95,17 @@ def cells_of(grid: Grid) -> list[Cell]:
 
 
 @pytest.mark.thorough(
-    "advantages", "compute", "engine_noise", "group_size", "learning_rate", "length", "mismatch", "recipe"
+    "advantages",
+    "baselines_turns",
+    "collapses",
+    "compute",
+    "engine_noise",
+    "group_size",
+    "learning_rate",
+    "length",
+    "low_precision",
+    "mismatch",
+    "recipe",
 )
 @pytest.mark.parametrize("name", names())
 def test_every_argument_of_a_grid_is_read(name: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -269,6 +279,7 @@ def test_errors_of_an_engine_have_the_measured_shape() -> None:
     assert not engine_logits(rows[:5], 0.15, 0.25, base=8).equal(rows[:5] + errors[:5].float())
 
 
+@pytest.mark.thorough
 def test_an_engine_samples_from_the_policy_that_it_reports() -> None:
     exact = sampled(GroupedSampler())
     for same in (sampled(EngineSampler(0.0)), sampled(EngineSampler(0.0, bias=5.0))):

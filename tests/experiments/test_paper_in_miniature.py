@@ -23,6 +23,7 @@ def test_every_cell_has_a_name_of_its_own_and_every_regime_its_control() -> None
         assert ("GRPO + R2" in methods) == ("moe" in regime[0])
 
 
+@pytest.mark.thorough
 def test_a_cell_of_each_kind_runs_and_is_measured(tmp_path: Path) -> None:
     small = {"iterations": 1, "held_out_prompts": 4, "cold_start_steps": 2, "prompts": 128}
     cells = {cell.method: cell for cell in Grid.read().cells() if cell.seed == 1 and cell.mini_batches == 4}

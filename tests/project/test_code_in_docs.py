@@ -56,6 +56,7 @@ def test_blocks_name_a_language_that_is_tried() -> None:
     assert {word.split(": ")[1] for word in odd} <= {"python", "yaml", "bash", *SHOWN}, odd
 
 
+@pytest.mark.thorough("python")
 @pytest.mark.parametrize(("page", "texts"), of("python"))
 def test_python_runs(page: Path, texts: list[tuple[str, str]], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if any("import trl" in text or "from trl" in text for _, text in texts):
@@ -68,6 +69,7 @@ def test_python_runs(page: Path, texts: list[tuple[str, str]], folder: Path, mon
             exec(compile(text, page.name, "exec"), names)
 
 
+@pytest.mark.thorough("rollouts")
 @pytest.mark.parametrize(("page", "texts"), of("yaml"))
 def test_yaml_is_read(
     page: Path, texts: list[tuple[str, str]], folder: Path, capsys: pytest.CaptureFixture[str]
@@ -120,6 +122,7 @@ def parse(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert main(["fit", "--config=configs/quickstart.yaml", *parsed.value.rest, "--print_config"]) == 0, line
 
 
+@pytest.mark.thorough("cold_start", "distributed", "running")
 @pytest.mark.parametrize(("page", "texts"), of("bash"))
 def test_commands_are_parsed(
     page: Path, texts: list[tuple[str, str]], folder: Path, monkeypatch: pytest.MonkeyPatch,

@@ -65,6 +65,7 @@ def unused(wanted: list[Requirement], used: set[str]) -> set[str]:
     return {name for name, module in names.items() if not {module, name, stubs_of.get(module, module)} & used}
 
 
+@pytest.mark.thorough("dev")
 @pytest.mark.parametrize("extra", PROJECT["optional-dependencies"])
 def test_every_extra_is_imported_or_a_command_of_the_makefile(extra: str) -> None:
     wanted = requirements(PROJECT["optional-dependencies"][extra])
@@ -72,6 +73,7 @@ def test_every_extra_is_imported_or_a_command_of_the_makefile(extra: str) -> Non
     assert unused(wanted, imported(EVERYWHERE) | commands() | site()) == set()
 
 
+@pytest.mark.thorough
 def test_every_dependency_is_imported_by_the_package() -> None:
     assert unused(requirements(PROJECT["dependencies"]), imported(PACKAGE)) == set()
 

@@ -70,6 +70,7 @@ def page_complaints(text: str) -> Iterator[str]:
         yield from (f"{found.group()!r}: {why}" for found in re.finditer(rf"\b{pattern}", flat, flags=re.IGNORECASE))
 
 
+@pytest.mark.thorough
 def test_first_lines_name_what_they_are_about() -> None:
     files = sorted((ROOT / "gspo_lightning").rglob("*.py"))
     assert len(files) > 500

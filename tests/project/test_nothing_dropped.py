@@ -6,6 +6,8 @@ import ast
 import re
 from collections import Counter
 
+import pytest
+
 from tests import ROOT
 
 PACKAGE = ROOT / "gspo_lightning"
@@ -23,6 +25,7 @@ READ_ELSEWHERE = {
 }
 
 
+@pytest.mark.thorough
 def test_every_attribute_that_is_set_is_read() -> None:
     trees = [ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]

@@ -16,6 +16,7 @@ from tests.runs import runs
 YEAR_S = 365 * 86_400.0
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -152,6 +152,7 @@ def test_gspo_score_and_the_registry_know_it(scalar: str, tmp_path: Path) -> Non
     assert [line["reward"] for line in found] == pytest.approx(rewards(SequenceClassificationReward(scalar)))
 
 
+@pytest.mark.thorough
 def test_classifier_rewards_of_a_run_are_its_logits(scalar: str, tmp_path: Path) -> None:
     rewards = {"rm": {"class_path": "SequenceClassificationReward", "init_args": {"name_or_path": scalar}}}
     argv = [

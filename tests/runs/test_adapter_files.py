@@ -75,6 +75,7 @@ def test_training_starts_from_the_adapters_that_peft_wrote(sft: Path) -> None:
     assert {n.split(".")[-4] for n, p in policy.model.named_parameters() if p.requires_grad} == {"q_proj", "up_proj"}
 
 
+@pytest.mark.thorough
 def test_kl_is_measured_to_the_start_and_a_resume_is_exact(whole: Path, sft: Path, tmp_path: Path) -> None:
     kl = dict(runs.scalars(whole)["kl/policy_reference_k3"])
     assert kl[1] == 0.0  # to adapters that are on: to the base model it is not
@@ -127,7 +128,7 @@ def test_the_base_of_an_export_is_named_for_readers(tmp_path: Path) -> None:
     assert json.loads((alone / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
 
 
-@pytest.mark.thorough("ddp")
+@pytest.mark.thorough
 @pytest.mark.parametrize("overlay", ["ddp", "fsdp2"])
 def test_two_ranks_start_from_the_same_adapters_and_reference(overlay: str, tmp_path: Path, sft: Path) -> None:
     """Under FSDP2 one rank has the weights at first, and all must agree on what the reference is."""
@@ -193,6 +194,7 @@ def test_adapters_of_other_kinds_are_refused_first(
     assert "merge" in message
 
 
+@pytest.mark.thorough
 def test_mistakes_name_the_setting(sft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "does not exist" in refused(capsys, tmp_path, f"{START}=/nowhere")
     (tmp_path / "empty").mkdir()

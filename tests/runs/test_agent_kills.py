@@ -82,6 +82,7 @@ def cold_start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.thorough
 def test_programs_of_an_agent_end_with_a_killed_trainer_and_the_run_goes_on(tmp_path: Path, cold_start: Path) -> None:
     found = []
     for name, moment in (("whole", ""), ("killed", f"{KILL}:2")):

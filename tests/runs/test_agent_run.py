@@ -68,6 +68,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.fit(tmp_path_factory.mktemp("agent"), *BRIEF, "--data.record_rollouts=true", config=AGENT)
 
 
+@pytest.mark.thorough
 def test_an_agent_is_trained_on_what_it_was_served(trained: Path) -> None:
     scalars = runs.scalars(trained)
     assert all(gap < 1e-4 for _, gap in scalars["noise/sampler_logprob_gap"])
@@ -84,6 +85,7 @@ def test_an_agent_is_trained_on_what_it_was_served(trained: Path) -> None:
         assert sum(row["response_mask"]) < len(row["completion_ids"]) or len(row["turn_ends"]) == 1
 
 
+@pytest.mark.thorough
 def test_parts_of_an_agents_reward_are_metrics_and_recorded(tmp_path: Path, trained: Path) -> None:
     runs.share_cold_start(trained.parents[1], tmp_path)
     (tmp_path / "graded_agent.py").write_text(PARTS)
@@ -104,6 +106,7 @@ def test_parts_of_an_agents_reward_are_metrics_and_recorded(tmp_path: Path, trai
     assert runs.scalars(again)["reward/logged/characters"] == scalars["reward/logged/characters"]
 
 
+@pytest.mark.thorough
 def test_a_recording_of_an_agent_replays_bit_for_bit(tmp_path: Path, trained: Path) -> None:
     runs.share_cold_start(trained.parents[1], tmp_path)
     recorded = ["--data.rollouts=Recorded", f"--data.rollouts.path={trained / 'rollouts'}"]
@@ -129,6 +132,7 @@ def test_sampling_ahead_of_training(tmp_path: Path, trained: Path) -> None:
     assert runs.scalars(run)["staleness/max_age"][-1][1] > 0
 
 
+@pytest.mark.thorough
 def test_two_ranks_train_as_one_process(tmp_path: Path, trained: Path) -> None:
     """With a socket file for each, because each has a gateway."""
     (tmp_path / "through_socket.py").write_text(THROUGH_SOCKET)
@@ -172,6 +176,7 @@ def test_predictions_are_conversations_of_the_agent(trained: Path) -> None:
     assert all(row["messages"][0] == {"role": "user", "content": row["prompt"]} for row in rows)
 
 
+@pytest.mark.thorough
 def test_rewards_of_turns_give_each_turn_its_advantage(
     tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +215,7 @@ def odd(completion: str) -> float:
     return float(completion[1:2] in "13579")
 
 
+@pytest.mark.thorough
 def test_suites_run_the_agent_with_its_reward(tmp_path: Path, trained: Path) -> None:
     runs.share_cold_start(trained.parents[1], tmp_path)
     (tmp_path / "odd_agent.py").write_text(ODD)
@@ -260,6 +266,7 @@ def test_mistakes_are_one_message_before_anything_runs(
     assert complaint in capfd.readouterr().err
 
 
+@pytest.mark.thorough
 def test_the_example_of_the_page_runs(page_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(page_folder("agents"))
     commands = re.findall(r"```bash\ngspo (.*)\n```", (runs.ROOT / "docs" / "agents.md").read_text())

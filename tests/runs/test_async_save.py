@@ -87,6 +87,7 @@ def hold_for_good() -> None:
     checkpoints.LastCheckpoint.on_train_end = on_train_end  # type: ignore[method-assign]
 
 
+@pytest.mark.thorough
 def test_async_save_writes_the_checkpoints_of_a_synchronous_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +148,7 @@ def test_followers_hear_of_an_async_checkpoint_when_it_is_complete(
     assert len(wrote) == 3
 
 
+@pytest.mark.thorough
 def test_shards_of_two_ranks(tmp_path: Path, whole: Path) -> None:
     run = fit_on_ranks(tmp_path / "async", *OF_SHARDS, keeping(async_save=True), overlay="fsdp2", prepare=hold_for_good)
     assert kept(run) == {2, 4, 6, 8}
@@ -220,6 +222,7 @@ def test_failing_run_completes_its_async_checkpoint_within_a_limit(
     assert damage(last) is None
 
 
+@pytest.mark.thorough
 def test_full_disk_during_an_async_save_keeps_older_checkpoints(tmp_path: Path) -> None:
     argv = ["fit", f"--config={runs.QUICKSTART}", *runs.SMALL, f"--trainer.default_root_dir={tmp_path}", *OPTIONS]
     argv += [keeping(async_save=True)]

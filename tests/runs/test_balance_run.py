@@ -87,6 +87,7 @@ def test_without_a_coefficient_nothing_moves_and_nothing_is_measured(tmp_path: P
     assert "moe/aux_loss" not in runs.scalars(run)
 
 
+@pytest.mark.thorough
 def test_the_coefficient_reaches_the_weights_beside_an_objective(tmp_path: Path) -> None:
     chosen = [*runs.UNTAUGHT, f"--config={MOE}", "--trainer.max_epochs=1", "--data.val=null"]
     balanced, free = (

@@ -33,7 +33,7 @@ def tokens_that_differ(batches: list[MiniBatch], *, precision: str, exact: bool,
     return different, total
 
 
-@pytest.mark.thorough("off-bf16-mixed")
+@pytest.mark.thorough("off-bf16-mixed", "on-32-true", "on-bf16-mixed")
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("exact", [True, False], ids=["on", "off"])
 def test_an_independent_forward_pass_has_the_bits_that_the_sampler_reported(

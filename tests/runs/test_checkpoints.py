@@ -86,7 +86,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 FULLY = ("torn", "one bit", "missing")
 
 
-@pytest.mark.thorough("missing", "torn")
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", [k if k in FULLY else pytest.param(k, marks=pytest.mark.long) for k in DAMAGE])
 def test_damage_falls_back_and_trains_the_same(
     kind: str, tmp_path: Path, three_iterations: Path, four_iterations: Path, capsys: pytest.CaptureFixture[str]
@@ -171,6 +171,7 @@ def test_a_checkpoint_loads_without_code_and_says_where_it_comes_from(three_iter
     assert list(origin["plugins"]) == ["graded.py"]
 
 
+@pytest.mark.thorough
 def test_a_resume_with_another_number_of_threads_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,6 +200,7 @@ def test_policy_of_what_is_kept(tmp_path: Path) -> None:
     assert (run / "checkpoints" / "last.ckpt").resolve().name == "step-00000010.ckpt"
 
 
+@pytest.mark.thorough
 def test_another_number_of_ranks_goes_on_from_the_end_of_an_iteration(tmp_path: Path) -> None:
     """Interruptions in the middle of iterations leave the last checkpoint behind one, however few are kept."""
     newest_only = '--trainer.callbacks=[{"class_path": "LastCheckpoint", "init_args": {"keep_last": 1}}]'
@@ -282,6 +284,7 @@ def test_the_state_of_the_optimizer_is_left_out_if_wanted(
     assert [after[step] for step in (1, 2, 3)] == [before[step] for step in (1, 2, 3)]  # sampled before any new moment
 
 
+@pytest.mark.thorough
 def test_a_run_that_fails_long_after_its_checkpoint_is_resumed_exactly(
     tmp_path: Path, four_iterations: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +338,7 @@ def test_other_prompts_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "16 prompts -> 16 (their content differs)" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_an_allowed_learning_rate_really_changes(tmp_path: Path) -> None:
     run = runs.fit(tmp_path, *OPTIONS, "--trainer.max_epochs=1")
     more = ["--trainer.max_epochs=2", "--ckpt_path=last", "--allow_changed_config=true", "--model.optimizer.lr=0.5"]

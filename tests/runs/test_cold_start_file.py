@@ -75,6 +75,7 @@ def test_a_file_is_learnt_and_its_curve_is_logged(trained: tuple[Path, Path]) ->
     assert row == [f"{curve[0].loss:.3g} → {curve[-1].loss:.3g}"]
 
 
+@pytest.mark.thorough
 def test_another_run_finds_it_and_another_content_would_make_another(
     trained: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,6 +193,7 @@ def test_the_way_out_is_named_once_where_nothing_is_earned(
     assert caplog.text.count("nothing to learn from yet") == int("correct" in rewards)
 
 
+@pytest.mark.thorough
 def test_a_policy_that_calls_no_tool_is_told_to_be_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tools = {"class_path": "ToolUse", "init_args": {"tools": {"calculator": "Calculator"}, "style": "line"}}
     rollouts = {"class_path": "EnvironmentRollouts", "init_args": {"environment": tools}}
@@ -222,7 +224,7 @@ def test_the_quickstarts_demonstrations_in_a_file_reach_the_same_accuracy(tmp_pa
     assert found == pytest.approx(wanted, abs=0.08)  # four standard errors of a difference over 512 prompts
 
 
-@pytest.mark.thorough("adapters")
+@pytest.mark.thorough
 @pytest.mark.parametrize("adapters", [False, True], ids=["all weights", "adapters"])
 def test_the_stage_alone_leaves_a_checkpoint_that_training_continues_from(
     adapters: bool, tmp_path: Path, demos: Path

@@ -184,6 +184,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, at: int = 3) -> None:
     monkeypatch.setattr(GSPO, "__call__", poisoned)
 
 
+@pytest.mark.thorough
 def test_a_fall_of_held_out_accuracy_goes_back_to_the_best_evaluation(
     taught: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

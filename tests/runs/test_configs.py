@@ -118,6 +118,7 @@ def test_reasoning_gym_on_a_model_with_a_chat_template_runs_one_step(tmp_path: P
     assert any(words in shown for words in ("Who ", "final answer", "Yes or No"))
 
 
+@pytest.mark.thorough("guess")
 @pytest.mark.parametrize("name", ["guess", "calculator"])
 def test_environment_configs_run_one_step(name: str, tmp_path: Path) -> None:
     few = ["--data.train.size=64", "--data.val.size=16", "--model.cold_start.demonstrations.size=64"]

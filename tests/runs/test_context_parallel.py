@@ -56,7 +56,7 @@ def mesh(run: Path) -> dict[str, float]:
     return {tag: event.value for tag in tags for event in events.Scalars(tag)}
 
 
-@pytest.mark.thorough("GRPO", "GSPOToken", "KL in the reward", "KL", "adapters", "critic", "snapshot of old weights")
+@pytest.mark.thorough
 @EVERY
 def test_two_ranks_are_one_process(name: str, tmp_path: Path) -> None:
     case = Case("cp", CASES[name])

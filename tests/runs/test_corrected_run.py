@@ -33,6 +33,7 @@ def test_a_step_is_scaled_by_the_root_of_the_effective_sample_size(tmp_path: Pat
     assert group["lr"] == 0.5
 
 
+@pytest.mark.thorough
 def test_a_mask_with_two_bounds_and_a_trust_region_say_what_they_drop(tmp_path: Path) -> None:
     """Responses k = 0 to 3 of a group are off by about .42, -.38, .33 and -.27 nats: weights 1.5, .7, 1.4 and .8."""
     masked = runs.scalars(runs.fit(tmp_path / "band", *CORRECTED, "--model.objective.correction_mode=mask"))

@@ -172,6 +172,7 @@ RISES = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_the_first_update_of_the_policy_has_the_first_rate_of_the_schedule(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -198,6 +199,7 @@ def test_a_plateau_does_not_count_what_came_before_the_policy(tmp_path: Path) ->
     assert [v for _, v in runs.scalars(run)["optim/lr"]] == pytest.approx([0.5] * 8 + [0.05] * 2)
 
 
+@pytest.mark.thorough
 def test_weights_that_wait_for_the_critic_are_not_averaged(tmp_path: Path) -> None:
     """The mean of the weights after the policy's two updates, without four times those of the start."""
     mean = "--trainer.callbacks+=lightning.pytorch.callbacks.WeightAveraging"

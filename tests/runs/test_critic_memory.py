@@ -40,6 +40,7 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     small_memory()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("more", [[], pytest.param(["--model.layout=padded"], marks=pytest.mark.long)], ids=str)
 def test_the_update_is_that_of_a_roomier_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str], capsys: pytest.CaptureFixture[str]

@@ -121,6 +121,7 @@ def test_the_picture_of_the_run_is_there_at_the_end(quickstart: Path, reader: Ev
     assert (picture.width, picture.height) == (int.from_bytes(header[:4]), int.from_bytes(header[4:]))
 
 
+@pytest.mark.thorough
 def test_a_logger_that_knows_numbers_only_gets_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def only_csv(*_: Any) -> CSVLogger:
         return CSVLogger(tmp_path, name="quickstart")

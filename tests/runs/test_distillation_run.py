@@ -99,6 +99,7 @@ def exact_gradient(rank: int, rows: list[list[int]]) -> dict[str, list[float]]:
     return averaged_gradient(parts, terms, len(rows))
 
 
+@pytest.mark.thorough
 def test_the_exact_gradient_of_two_ranks_is_that_of_one() -> None:
     """Of which the first holds more responses, and so more micro-batches."""
     alone = exact_gradient(0, [[0, 1, 2, 3, 4, 5]])

@@ -53,6 +53,7 @@ def test_turns_with_rewards_of_their_own_are_trained_on(trained: tuple[Path, lis
     assert not any(m.advantages[~m.response_mask].any() for m in parts)
 
 
+@pytest.mark.thorough
 def test_a_resume_in_the_middle_of_an_iteration_goes_on_with_the_same_conversations(
     tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.thorough("GRPO with R3", "critic", "snapshot of old weights")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_are_one_process_and_go_on_with_or_without(name: str, tmp_path: Path) -> None:
     case = Case("ep", CASES[name])

@@ -76,6 +76,7 @@ def test_all_that_a_response_brings_survives_cuts_and_a_resume_in_the_middle_of_
     assert max(v for _, v in scalars["noise/sampler_logprob_rms"]) < read_alike
 
 
+@pytest.mark.thorough("ResidentSnapshot")
 @pytest.mark.parametrize("form", ["ResidentSnapshot", "OffloadedSnapshot"])
 def test_pieces_keep_the_log_probabilities_of_the_snapshot_that_sampled_them(tmp_path: Path, form: str) -> None:
     """After the first iteration the policy has moved on, and the snapshot that samples has not."""

@@ -34,7 +34,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.fit(tmp_path_factory.mktemp("plain"), *runs.UNTAUGHT, *SGD, *CUT)
 
 
-@pytest.mark.thorough("auto")
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", ["auto", "ddp"])
 def test_scaled_losses_give_the_gradients_of_plain_ones(plain: Path, tmp_path: Path, strategy: str) -> None:
     scaled = runs.fit(tmp_path, *runs.UNTAUGHT, *SGD, *CUT, *plugin(2.0**12), f"--trainer.strategy={strategy}")

@@ -124,6 +124,7 @@ def check(run: Path, said: str) -> None:
     assert main(["report", str(run)]) == 0
 
 
+@pytest.mark.thorough
 def test_a_run_with_a_tool_trains_on_them(options: list[str], tmp_path: Path) -> None:
     tools = '{"class_path": "ToolUse", "init_args": {"tools": {"echo": "Quoting"}}}'
     source = {"class_path": "EnvironmentRollouts", "init_args": {"environment": json.loads(tools), "max_turns": 2}}
@@ -132,6 +133,7 @@ def test_a_run_with_a_tool_trains_on_them(options: list[str], tmp_path: Path) ->
     check(run, r"'\\\\ud83d")
 
 
+@pytest.mark.thorough
 def test_a_run_with_agents_in_every_dialect_trains_on_them(options: list[str], tmp_path: Path) -> None:
     agent = {"class_path": "PythonAgent", "init_args": {"function": "halving.solve"}}
     source = {"class_path": "AgentRollouts", "init_args": {"agent": agent, "max_missing_rate": 0.0}}

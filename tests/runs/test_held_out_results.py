@@ -59,6 +59,7 @@ def test_the_same_eight_prompts_are_answered_at_every_evaluation(graded: Path) -
     assert "| prompt | answer | update 0 | update 2 | update 4 | update 6 |" in page
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_goes_on_in_the_file_without_repeating_itself(graded: Path, tmp_path: Path) -> None:
     run = tmp_path / "quickstart" / "version_0"
     shutil.copytree(graded, run, symlinks=True)
@@ -79,6 +80,7 @@ def test_an_evaluation_that_is_made_again_takes_the_place_of_the_old_one(tmp_pat
     assert [(row["update"], row["completion"]) for row in read_answers(tmp_path)] == [(0, "first 0"), (2, "second 2")]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", ["validate", "test"])
 def test_an_evaluation_leaves_what_it_found_as_json(
     graded: Path, command: str, capsys: pytest.CaptureFixture[str]

@@ -14,7 +14,7 @@ SGD = ["--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.5", "--train
 OPTIONS = [*runs.UNTAUGHT, *SGD, "--trainer.max_epochs=1", "--trainer.num_sanity_val_steps=0", "--data.val=null"]
 
 
-@pytest.mark.thorough("GRPO", "GSPO")
+@pytest.mark.thorough
 @pytest.mark.parametrize("objective", ["GSPO", "GRPO", "DAPO"])
 def test_update_does_not_depend_on_the_token_budget(tmp_path: Path, objective: str) -> None:
     def run(budget: int) -> Path:

@@ -135,10 +135,7 @@ def kill_at(moment: str, case: str, tmp: Path, known: dict[str, tuple[Path, floa
 QUICK = [MOMENTS[i] for i in (7, 9, 13)]
 
 
-@pytest.mark.thorough(
-    "gspo_lightning.loop.experience.loader:ExperienceLoader.mark_trained:5",
-    "gspo_lightning.resume.files:DigestWriter.write:25",
-)
+@pytest.mark.thorough
 @pytest.mark.parametrize("moment", QUICK)
 def test_kill_at_a_moment(moment: str, tmp_path: Path, undisturbed: dict[str, tuple[Path, float]]) -> None:
     kill_at(moment, "one process", tmp_path, undisturbed)

@@ -14,6 +14,7 @@ OPTIONS = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough("normalised_separately")
 @pytest.mark.parametrize("combine", ["weighted_sum", "normalised_separately"])
 def test_equal_rewards_and_a_policy_that_is_the_reference_have_no_gradient(tmp_path: Path, combine: str) -> None:
     chosen = ['--data.rewards={"flat": "Flat"}', "--data.kl_in_reward=1", f"--data.combine_rewards={combine}"]
@@ -23,6 +24,7 @@ def test_equal_rewards_and_a_policy_that_is_the_reference_have_no_gradient(tmp_p
     assert scalars["reward/dead_groups"] == [(step, 1.0) for step in (1, 2, 3, 4)]
 
 
+@pytest.mark.thorough
 def test_before_the_first_update_no_coefficient_matters(tmp_path: Path) -> None:
     """Sampled and trained in bfloat16, whose noise is not a KL."""
     chosen = [*OPTIONS, '--data.rewards={"graded": "Graded"}', "--trainer.max_epochs=1"]

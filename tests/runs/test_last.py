@@ -44,6 +44,7 @@ def taken(root: Path, name: str) -> list[str]:
     return sorted(file.parents[2].name for file in (root / "quickstart").glob(f"version_*/{name}/*/{name}.json"))
 
 
+@pytest.mark.thorough
 def test_readers_take_the_newest_run_of_their_own_files(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "gspo_lightning")
     overlay = f"--config={root / 'overlay.yaml'}"
@@ -85,6 +86,7 @@ def test_without_a_run_of_this_config_the_candidates_are_named(
     assert command(root, name, "--ckpt_path=last", "--allow_changed_config=true") == 0
 
 
+@pytest.mark.thorough
 def test_another_command_line_of_the_same_files_is_read_with_a_word_and_not_trained_on(
     root: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +108,7 @@ def test_fit_goes_on_with_its_own_run_beside_newer_ones_of_others(root: Path) ->
     assert sorted(p.name for p in (root / "quickstart").iterdir()) == ["version_0", "version_1"]
 
 
+@pytest.mark.thorough
 def test_a_run_without_a_checkpoint_is_continued_by_its_config_alone(root: Path) -> None:
     """Killed before its first checkpoint: of the overlay's run there is only its config.yaml."""
     folder = root / "quickstart"
@@ -215,6 +218,7 @@ def test_weights_in_shards_that_do_not_fit_are_refused(tmp_path: Path, capsys: p
     assert command(tmp_path, "validate", *options) == 0
 
 
+@pytest.mark.thorough
 def test_one_process_reads_shards_and_does_not_train_on_from_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -240,6 +244,7 @@ def test_adapters_of_another_rank_are_refused(tmp_path: Path, capsys: pytest.Cap
     assert re.search(r"lora_A.default.weight is 2 x (\d+) there and 4 x \1 here", said), said
 
 
+@pytest.mark.thorough
 def test_adapters_of_another_scale_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = runs.fit(tmp_path, *FEW, "--model.lora.r=2")
     capsys.readouterr()

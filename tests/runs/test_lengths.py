@@ -36,6 +36,7 @@ def sliding() -> PreTrainedModel:
     return MistralForCausalLM(MistralConfig(**COMMON, sliding_window=PROMPT + TRAINED))
 
 
+@pytest.mark.thorough("longrope")
 @pytest.mark.parametrize(
     ("model", "said"),
     [

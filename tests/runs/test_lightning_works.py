@@ -93,6 +93,7 @@ def test_training_does_not_notice_its_average(plain: Path, ema: Ema) -> None:
         assert (mine[tag] == theirs[tag]) or tag.startswith("val/"), tag
 
 
+@pytest.mark.thorough
 def test_evaluations_and_exports_are_of_the_average(
     plain: Path, ema: Ema, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

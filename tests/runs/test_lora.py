@@ -59,7 +59,7 @@ def test_only_adapters_are_saved_and_a_resume_is_exact(tmp_path: Path, whole: Pa
     assert len(rewards) == 4
 
 
-@pytest.mark.thorough("ResidentSnapshot")
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", ["ResidentSnapshot", "OffloadedSnapshot"])
 def test_every_form_of_the_old_policy_trains_the_same_adapters(form: str, tmp_path: Path, whole: Path) -> None:
     run = runs.fit(tmp_path, *ADAPTERS, f"--model.old_policy={form}")

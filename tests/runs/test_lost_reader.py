@@ -42,6 +42,7 @@ def head(path: Path) -> str:
         return reader.readline()
 
 
+@pytest.mark.thorough
 def test_head_on_both_streams_does_not_end_a_run_nor_its_rewards(tmp_path: Path) -> None:
     plugin = tmp_path / "loud.py"
     plugin.write_text(LOUD)

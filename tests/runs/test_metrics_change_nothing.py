@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.runs import runs
 
 OPTIONS = [*runs.UNTAUGHT, "--data.val=null", "--trainer.num_sanity_val_steps=0"]
 
 
+@pytest.mark.thorough
 def test_weights_do_not_depend_on_what_is_measured(tmp_path: Path) -> None:
     found = {
         level: runs.fit(tmp_path / level, *OPTIONS, f"--model.metrics={level}") for level in ("full", "basic", "off")

@@ -51,6 +51,7 @@ def trained_model(run: Path, base: Path) -> PreTrainedModel:
     return policy.model
 
 
+@pytest.mark.thorough
 def test_experts_and_routers_get_no_adapters_and_the_reference_is_the_base(whole: Path) -> None:
     saved = runs.checkpoint(whole)["state_dict"]
     assert {name.split(".")[-4] for name in saved} == {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -73,6 +74,7 @@ def test_exports_are_the_policy_to_transformers_and_to_peft(whole: Path, base: P
     assert torch.equal(logprobs(again.model.eval()), expected)
 
 
+@pytest.mark.thorough
 def test_a_run_says_so_in_one_line_and_starts_from_its_export(
     whole: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -108,6 +108,7 @@ def test_every_iteration_has_its_quotas_and_every_source_its_numbers(mixed: Path
     assert dict(curves["reward/not_applicable"])[1] == 0.75  # form is for a quarter of the responses
 
 
+@pytest.mark.thorough
 def test_clipped_tokens_of_the_sources_make_up_those_of_all(mixed: Path) -> None:
     curves = runs.scalars(mixed)
     steps = [step for step, value in curves["clip/tokens"] if value > 0]

@@ -115,6 +115,7 @@ def test_a_model_config_fits_where_it_says(name: str, capsys: pytest.CaptureFixt
     assert "fits:" in capsys.readouterr().out
 
 
+@pytest.mark.thorough("qwen3_30b_a3b")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_config_parses_with_every_data_overlay(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     for overlay in RECORDS if name == MODELS[0] else ["gsm8k", *(["geometry3k"] if name == SEEING else [])]:
@@ -133,6 +134,7 @@ def test_a_model_config_parses_with_every_data_overlay(name: str, capsys: pytest
         assert printed["model"]["optimizer"]["init_args"]["lr"] == 1e-7
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.long if n != MODELS[-1] else ()) for n in MODELS if n != SEEING]
 )

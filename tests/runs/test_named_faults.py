@@ -74,6 +74,7 @@ def test_a_disk_that_is_full_in_an_export(tmp_path: Path) -> None:
     assert not [file for file in tmp_path.iterdir() if "out" in file.name]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("gone", ["quickstart", "quickstart/version_0"])
 def test_a_run_folder_that_is_deleted(gone: str, tmp_path: Path) -> None:
     """It is not made anew, without its config and its events, by the next checkpoint."""
@@ -98,7 +99,7 @@ def test_a_folder_of_runs_that_cannot_be_written(tmp_path: Path, capsys: pytest.
     assert f"trainer.default_root_dir: '{tmp_path / 'quickstart'}' cannot be written: Not a directory" in said
 
 
-@pytest.mark.thorough("quickstart/version_0")
+@pytest.mark.thorough
 @pytest.mark.skipif(os.getuid() != 0, reason="changes its user id")
 @pytest.mark.parametrize("name", ["quickstart", "quickstart/version_0"])
 def test_somebody_elses_folder_of_runs(name: str) -> None:

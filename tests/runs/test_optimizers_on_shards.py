@@ -97,6 +97,7 @@ def compared(rank: int, kind: str) -> dict[tuple[str, str], tuple[float | str, b
     return found
 
 
+@pytest.mark.thorough("fsdp2")
 @pytest.mark.parametrize("kind", REFUSED)
 def test_refused_optimizers_are_exactly_those_wrong_on_shards(kind: str) -> None:
     for found in two_ranks(compared, kind):
@@ -135,6 +136,7 @@ def resumed(rank: int, folder: str) -> dict[tuple[str, str], bool]:
     return found
 
 
+@pytest.mark.thorough
 def test_allowed_optimizers_resume_exactly_from_shards(tmp_path: Path) -> None:
     for found in two_ranks(resumed, str(tmp_path)):
         assert isinstance(found, dict), found
@@ -174,7 +176,7 @@ def test_muon_on_shards_is_muon_but_for_its_rounding() -> None:
         assert difference < 1e-4
 
 
-@pytest.mark.thorough("fused")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [

@@ -65,6 +65,7 @@ def test_segments_by_delimiter(tmp_path: Path) -> None:
     assert runs.largest_difference(runs.weights(digits), runs.weights(whole)) > 1e-6
 
 
+@pytest.mark.thorough
 def test_masked_truncated_responses_leave_statistics_and_denominator(tmp_path: Path, plain: Path) -> None:
     masked = runs.scalars(runs.fit(tmp_path / "mask", *UNTAUGHT, "--data.truncated_responses=mask"))
     kept = runs.scalars(plain)

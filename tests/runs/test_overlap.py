@@ -133,7 +133,7 @@ def test_shards_refuse_staleness_that_their_source_cannot_serve(
     assert says in shown
 
 
-@pytest.mark.thorough("0")
+@pytest.mark.thorough
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_rank_that_is_killed_while_rollouts_are_in_flight_is_named_by_the_other(killed: int, tmp_path: Path) -> None:
     log, root = tmp_path / "log", tmp_path / "root"

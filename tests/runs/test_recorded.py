@@ -33,6 +33,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.thorough
 def test_a_replay_is_the_same_training_bit_by_bit(
     recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,7 @@ def test_interrupt_after_any_update_then_resume(
     assert_same_run(run, undisturbed)
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_interrupted_again_and_again_is_the_same_run(
     tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_run_that_is_interrupted_again_and_again_is_the_same_run(
     assert_same_run(run, undisturbed)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("updates", [2, 3])  # at the end of an iteration, and in the middle of one
 def test_a_run_that_max_steps_ends_goes_on_where_it_stopped(tmp_path: Path, undisturbed: Path, updates: int) -> None:
     run = runs.fit(tmp_path, *OPTIONS, f"--trainer.max_steps={updates}")

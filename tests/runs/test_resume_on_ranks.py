@@ -115,6 +115,7 @@ def test_a_documented_command_goes_on_from_another_folder(line: str, project: Pa
     assert [p.name for p in run.parent.glob("version_*")] == ["version_0"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", ["fit", "validate"])
 def test_a_relative_folder_leads_both_ranks_to_one_checkpoint(project: Path, command: str) -> None:
     go_on(project, command, "../link", "last")

@@ -21,6 +21,7 @@ TENTHS = [
 """A response earns .1 + .2 = .30000000000000004, or .3."""
 
 
+@pytest.mark.thorough
 def test_totals_that_differ_by_rounding_are_dead_groups(tmp_path: Path) -> None:
     run = runs.fit(tmp_path, *TENTHS, "--data.record_rollouts=true", "--data.record_tokens=64")
     totals = defaultdict(set)

@@ -141,6 +141,7 @@ class Witness:
         self.known[ids] = found
 
 
+@pytest.mark.thorough("source-True")
 @pytest.mark.parametrize(("old", "resumed"), [("recompute", False), ("source", True)])
 def test_a_response_in_pieces_is_replayed_with_the_experts_of_each_piece(
     tmp_path: Path, old: str, resumed: bool, monkeypatch: pytest.MonkeyPatch

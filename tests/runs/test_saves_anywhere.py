@@ -36,6 +36,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.fit(tmp_path_factory.mktemp("alone"), *OPTIONS)
 
 
+@pytest.mark.thorough
 def test_one_process_saves_at_any_moment(alone: Path, tmp_path: Path) -> None:
     run = runs.fit(tmp_path, *OPTIONS, ANYWHERE)
     assert len(list((run / "checkpoints").glob("moment-*.ckpt"))) == 30
@@ -43,7 +44,7 @@ def test_one_process_saves_at_any_moment(alone: Path, tmp_path: Path) -> None:
     assert runs.scalars(run) == runs.scalars(alone)
 
 
-@pytest.mark.thorough("cp", "ddp", "fsdp", "hsdp")
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", RANKS)
 def test_ranks_save_at_any_moment(strategy: str, alone: Path, tmp_path: Path) -> None:
     run = fit_on_ranks(tmp_path / "run", *OPTIONS, ANYWHERE, overlay=strategy, ranks=RANKS[strategy])
@@ -70,7 +71,7 @@ RESUMES = {
 }
 
 
-@pytest.mark.thorough("one file")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", RESUMES)
 def test_a_terminated_run_goes_on_before_the_first_step_of_its_policy(name: str, tmp_path: Path) -> None:
     """SIGTERM in the warm-up saves a checkpoint without any state of the optimizer."""

@@ -91,6 +91,7 @@ def test_the_key_of_an_agent_is_in_no_file(tmp_path: Path, capsys: pytest.Captur
     assert KEY not in said.out + said.err
 
 
+@pytest.mark.thorough
 def test_the_key_of_a_tool_server_is_in_no_file(tmp_path: Path) -> None:
     tool = of_server(tmp_path, "$GSPO_TEST_SERVICE_TOKEN")
     config = runs.ROOT / "configs" / "calculator.yaml"

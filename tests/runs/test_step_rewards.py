@@ -87,6 +87,7 @@ def of_gae(ids: list[int], values: list[float], gamma: float, lam: float) -> tup
     return advantages[:-1], returns[:-1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("objective", [GIVEN, ["--model.objective=GSPOToken"]])
 def test_a_critic_is_asked_about_every_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: list[str]
@@ -137,6 +138,7 @@ SILENT = json.dumps({"steps": {"class_path": "SomeSteps", "init_args": {"marker"
 """No step of most responses is scored, so that whole micro-batches have none."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("objective", [GIVEN, pytest.param(["--model.objective=GSPOToken"], marks=pytest.mark.long)])
 def test_a_response_without_steps_is_one_segment(tmp_path: Path, objective: list[str]) -> None:
     """Also where no row of a micro-batch has any: the update is that of one micro-batch."""

@@ -30,7 +30,7 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-@pytest.mark.thorough("15-143-step")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("number", "code", "moment"),
     [

@@ -140,6 +140,7 @@ def test_a_sharded_run_goes_on_bit_for_bit(name: str, made: dict[str, Path], tmp
     assert assert_resumes(CASES[name], made[name], tmp_path / "resumed") == 0.0
 
 
+@pytest.mark.thorough
 def test_fsdp2_goes_on_with_another_number_of_ranks(made: dict[str, Path], tmp_path: Path) -> None:
     assert assert_resumes(CASES["fsdp2"], made["fsdp2"], tmp_path / "alone", ranks=1) < 1e-6
 

@@ -38,6 +38,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
+@pytest.mark.thorough("--trainer.precision=bf16-true-trainer.precision: is 'bf16-true'")
 @pytest.mark.parametrize(
     ("option", "field"),
     [("--trainer.precision=bf16-true", "trainer.precision: is 'bf16-true'"), (BFLOAT16, "model.dtype: is 'bfloat16'")],
@@ -56,6 +57,7 @@ def test_a_run_and_its_plan_refuse_bfloat16_weights_in_the_same_words(
     assert main(["plan", f"--config={runs.QUICKSTART}", option, adapters, "--model.cold_start=null"]) == 0
 
 
+@pytest.mark.thorough("float16")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_file_in_a_narrow_dtype_is_refused_before_the_first_rollout(
     dtype: str, saved: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -72,6 +74,7 @@ def test_a_file_in_a_narrow_dtype_is_refused_before_the_first_rollout(
     assert "weights (float32" not in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_a_cold_start_of_all_weights_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs.fit(tmp_path, BFLOAT16, "--model.lora={r: 4}", code=2)
     assert "set model.cold_start.adapters: true" in capsys.readouterr().err
@@ -89,6 +92,7 @@ def test_a_critic_in_bfloat16_is_refused(
     assert "model.critic: leaves policy.model" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_reward_model_in_bfloat16_is_refused_but_for_adapters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,6 +113,7 @@ def narrow(tmp_path_factory: pytest.TempPathFactory, saved: dict[str, Path]) -> 
     return runs.fit(tmp_path_factory.mktemp("narrow"), *NARROW, *options)
 
 
+@pytest.mark.thorough
 def test_adapters_on_bfloat16_weights_are_float32_and_so_is_their_optimizer(narrow: Path) -> None:
     saved = runs.checkpoint(narrow)
     assert all(".lora_" in name for name in saved["state_dict"])

@@ -63,6 +63,7 @@ def run(model: tuple[Path, bool], data: Path, tmp_path_factory: pytest.TempPathF
     return runs.fit(tmp_path_factory.mktemp("thinking"), *options(model[0], data, "--data.record_rollouts=true"))
 
 
+@pytest.mark.thorough
 def test_training_pays_the_answer_behind_a_thought_and_never_one_inside(run: Path, model: tuple[Path, bool]) -> None:
     tokenizer, rows = AutoTokenizer.from_pretrained(model[0]), rows_of(run)
     assert [row["reward"] for row in rows] == [expected(row, tokenizer, opened=model[1]) for row in rows]
@@ -76,6 +77,7 @@ def test_training_pays_the_answer_behind_a_thought_and_never_one_inside(run: Pat
         assert row["completion"] == said  # the marks are seen, whatever decoding drops
 
 
+@pytest.mark.thorough("opened-True", "plain-True")
 def test_scoring_the_records_again_gives_the_same_rewards(run: Path, tmp_path: Path) -> None:
     lines = [line for file in sorted((run / "rollouts").iterdir()) for line in file.read_text().splitlines()]
     (tmp_path / "in.jsonl").write_text("".join(line + "\n" for line in lines))
@@ -94,6 +96,7 @@ def test_a_replay_of_records_gives_the_same_rewards(
     assert [row["reward"] for row in rows_of(again)] == [row["reward"] for row in rows_of(run)]
 
 
+@pytest.mark.thorough
 def test_an_evaluation_has_no_answer_and_no_vote_inside_a_thought(
     model: tuple[Path, bool], data: Path, tmp_path: Path
 ) -> None:

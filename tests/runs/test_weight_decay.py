@@ -26,6 +26,7 @@ def config(folder: Path, optimizer: object) -> Path:
     return file
 
 
+@pytest.mark.thorough("None")
 @pytest.mark.parametrize("optimizer", [None, {"class_path": "torch.optim.Adam", "init_args": {"lr": 1e-2}}])
 def test_a_zero_gradient_moves_no_weight(optimizer: object, tmp_path: Path) -> None:
     run = runs.fit(tmp_path, *FLAT, config=config(tmp_path, optimizer), small=True)
@@ -33,6 +34,7 @@ def test_a_zero_gradient_moves_no_weight(optimizer: object, tmp_path: Path) -> N
     assert runs.largest_difference(runs.weights(run), runs.untrained()) == 0.0
 
 
+@pytest.mark.thorough
 def test_a_run_that_decayed_its_weights_goes_on_so_or_is_refused_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,7 @@ def test_the_trainer_learns_and_is_saved(ran: dict[str, Any]) -> None:
     assert ran["other"].objective.clip_high == 0.3
 
 
+@pytest.mark.thorough
 def test_rewards_show_with_lightning_by_hand(ran: dict[str, Any]) -> None:
     trainer = ran["lightning_trainer"]
     assert trainer.global_step == 4

@@ -279,6 +279,7 @@ def test_on_policy_gradient_is_that_of_reinforce(model: PreTrainedModel, tokeniz
     assert max(float(p.grad.abs().max()) for p in reference.parameters()) > 0.01
 
 
+@pytest.mark.thorough("2")
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_a_step_is_an_iteration_of_the_lightning_module(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int

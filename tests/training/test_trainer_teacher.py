@@ -35,6 +35,7 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
+@pytest.mark.thorough("True")
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_teacher_alone_is_followed(exact: bool) -> None:
     own = teacher()

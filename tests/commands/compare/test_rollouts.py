@@ -97,6 +97,7 @@ def test_losses_norms_and_cosines_are_those_of_plain_autograd(recorded: Path, co
     assert found[0]["sampler_logprob_gap"] < 1e-5
 
 
+@pytest.mark.thorough
 def test_the_run_that_measures_is_the_run_that_was_recorded(recorded: Path, compared: Path) -> None:
     again, before = scalars(compared / "side_by_side" / "version_0"), scalars(recorded)
     for tag in ("loss", "optim/gradient_norm", "ratio/log_sequence_std", "clip/tokens"):
@@ -159,6 +160,7 @@ def test_compare_rollouts_names_the_argument_that_it_refuses(
     assert all(word in message for word in words), message
 
 
+@pytest.mark.thorough
 def test_replayed_experts_beside_free_ones(tmp_path: Path) -> None:
     run = fit(tmp_path, *ONE, "--model.name_or_path=tiny-qwen3-moe", "--model.objective=GRPO")
     argv = [

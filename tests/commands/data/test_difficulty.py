@@ -98,6 +98,7 @@ def words(tmp_path: Path, chain: Path) -> list[Any]:
     return [*config, "--input", chain, "--samples=8", f"--trainer.default_root_dir={tmp_path / 'runs'}"]
 
 
+@pytest.mark.thorough
 def test_an_interrupted_count_goes_on_to_the_same_rates(
     words: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,7 @@ def test_mathematics_is_read_by_the_verifier(tmp_path: Path, capsys: pytest.Capt
     assert (tmp_path / "a.jsonl.report.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.thorough
 def test_answers_that_nothing_can_be_compared_with_are_counted_by_kind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,6 +73,7 @@ def chatty(tmp_path: Path) -> Path:
     return tmp_path / "chatty"
 
 
+@pytest.mark.thorough
 def test_lengths_are_those_that_training_sees(chatty: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     messages = [{"role": "user", "content": "1+2:"}, {"role": "assistant", "content": "3"}]
     parts = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "1+2+3+4:"}]}]

@@ -106,6 +106,7 @@ def test_golds_that_cannot_be_read_are_said_before_any_answer_is_asked_for(
     assert found["run"]["notes"]["aime2024"] == [line.removeprefix("aime2024: ")]
 
 
+@pytest.mark.thorough
 def test_a_checkout_without_metadata_evaluates(aime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on PYTHONPATH, where nobody has installed the package."""
 
@@ -161,6 +162,7 @@ def test_numbers_by_hand(aime: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "samples.jsonl").stat().st_mode & 0o077 == 0  # prompts and answers may be private
 
 
+@pytest.mark.thorough
 def test_wrong_votes_merge_by_the_comparison_that_grades(aime: Path, tmp_path: Path) -> None:
     """25 right twice, and one wrong value written in four ways; 113 right twice, and four values once each.
 
@@ -461,6 +463,7 @@ def comparison(a: Path, b: Path, capsys: pytest.CaptureFixture[str], code: int =
     return said.err if code else said.out
 
 
+@pytest.mark.thorough
 def test_verdicts_by_other_answers_or_rewards_are_not_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

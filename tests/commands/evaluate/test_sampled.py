@@ -156,6 +156,7 @@ def test_adapters_answer_as_their_exported_folder(suite: Path, tmp_path: Path) -
     assert texts(tmp_path / "adapters") == texts(tmp_path / "folder")
 
 
+@pytest.mark.thorough
 def test_an_interrupted_sampling_goes_on_with_the_same_answers(last: Path, suite: Path, tmp_path: Path) -> None:
     warm = suite.with_name("warm.yaml")
     warm.write_text(suite.read_text().replace("temperature: 0.0", "temperature: 1.0"))

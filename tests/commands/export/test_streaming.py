@@ -58,7 +58,7 @@ def exported_within_limit(_: int, checkpoint: str, output: str) -> None:
     assert most_memory(lambda: checkpoint_policy(Path(checkpoint))) > 1.2 * LIMIT  # whole weights
 
 
-@pytest.mark.thorough("tiny-qwen3")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-qwen3-moe"])
 def test_memory_does_not_grow_with_the_model(name: str, tmp_path: Path) -> None:
     settings = {"num_experts": 8, "moe_intermediate_size": 512} if "moe" in name else {}

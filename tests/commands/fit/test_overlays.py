@@ -50,6 +50,7 @@ def test_an_overlay_alone_is_named(command: str, capsys: pytest.CaptureFixture[s
     assert "fix: name that config first: --config BASE --config smollm2_lora, where BASE is smollm2" in said
 
 
+@pytest.mark.thorough
 def test_adapters_of_experts_that_fit_refuses_are_refused_by_plan(capsys: pytest.CaptureFixture[str]) -> None:
     """By its own words for them; adapters of attention alone are planned."""
     words = [

@@ -96,6 +96,7 @@ def test_packed_cache_keeps_prompts_once(job: Job) -> None:
     assert kv_bytes(packed, config_of(job.model), 32) == 3 * 512 * (8 * 20 + 32 * 128)  # 100 tokens take 128 places
 
 
+@pytest.mark.thorough
 def test_fewer_rows_than_a_group_are_sampled_where_no_group_fits(
     job: Job, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +116,7 @@ def test_fewer_rows_than_a_group_are_sampled_where_no_group_fits(
     assert "256 responses of a device are sampled 16 at a time" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_replicas_shard_among_fewer_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     """Eight ranks in two groups hold what four ranks hold; prompts are dealt to all eight."""
     line = [f"--config={QUICKSTART}", "--config=fsdp2", "--trainer.accelerator=cpu", "--device=80GB"]
@@ -184,12 +186,14 @@ def test_the_share_of_vllm_on_a_training_card(
     assert ("on the devices that train" in said) == (phases is not None)
 
 
+@pytest.mark.thorough
 def test_the_source_inside_of_a_conversation_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     calculator = QUICKSTART.with_name("calculator.yaml")
     assert main(["plan", f"--config={QUICKSTART}", f"--config={calculator}", "--device=24GiB"]) == 0
     assert "keys and values" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_shorter_responses_need_less_than_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["plan", f"--config={QUICKSTART}", "--device=24GiB"]
     assert main([*given, "--mean-response=4"]) == 0
@@ -201,6 +205,7 @@ def test_shorter_responses_need_less_than_the_plan(capsys: pytest.CaptureFixture
     assert "--mean-response: is 100000" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_rollouts_ahead_have_weights_of_their_own(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     total = counts_of(job.model).total
     found = memory_of(dataclasses.replace(job, copies=2), CPU).items["weights of rollouts ahead"]
@@ -223,6 +228,7 @@ def test_a_reference_is_sharded(job: Job) -> None:
         assert found.items["reference policy"][TRAINING] == 4 * total // (4 if strategy == "fsdp" else 1)
 
 
+@pytest.mark.thorough
 def test_small_models_are_copied_to_decode(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = dataclasses.replace(job, packed=True)
     total = 4 * counts_of(job.model).total
@@ -235,6 +241,7 @@ def test_small_models_are_copied_to_decode(job: Job, monkeypatch: pytest.MonkeyP
     assert "weights, decoding copy" not in memory_of(packed, CPU).items
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("written", "same"), [("bf16", ["--trainer.precision=bf16-mixed"]), ("bf16-true", ["--model.dtype=bfloat16"])]
 )
@@ -296,6 +303,7 @@ def test_gradients_count_from_when_they_exist(job: Job) -> None:
     assert alone[TRAINING] <= full / 2
 
 
+@pytest.mark.thorough
 def test_equal_parts_of_two_micro_batches_or_one_that_shorter_responses_fill(job: Job) -> None:
     """16 rows of 4 prompts, 1,680 tokens: a budget of 1,300 takes 12 of them, but cutting balances: 8 and 8.
 
@@ -312,6 +320,7 @@ def test_equal_parts_of_two_micro_batches_or_one_that_shorter_responses_fill(job
     assert fullest_step(three, CPU).total() == step_memory(three, CPU).total() + full
 
 
+@pytest.mark.thorough
 def test_activations_of_a_layer_by_hand() -> None:
     """Bytes per token that autograd keeps in a layer of Qwen3-1.7B with bf16-mixed, of sizes D, I, Q and K.
 
@@ -336,6 +345,7 @@ def test_activations_of_a_layer_by_hand() -> None:
     assert measured / 2**20 == pytest.approx(58_242, rel=0.02)
 
 
+@pytest.mark.thorough
 def test_the_decoder_that_a_gpu_keeps_is_counted_in_every_phase(job: Job) -> None:
     """The copy of the weights stays while training; a row of 100 tokens has 101 places, and not 128."""
     mixed = dataclasses.replace(job, packed=True, precision="bf16-mixed", max_response=100)
@@ -534,6 +544,7 @@ def test_planned_memory_is_what_is_measured(case: object) -> None:
     assert planned == pytest.approx(measured, rel=0.25)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "case",
     [

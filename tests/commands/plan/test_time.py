@@ -98,6 +98,7 @@ def test_phases_by_hand() -> None:
     assert found["decoding"].rate(2) == pytest.approx(6400 / found["decoding"].seconds / 2)
 
 
+@pytest.mark.thorough
 def test_experts_that_stay_are_not_gathered() -> None:
     """Qwen3-30B-A3B on eight devices, by hand: 48 layers of 128 experts, three matrices of 768 x 2,048 each."""
     mixture = ModelSettings("Qwen/Qwen3-30B-A3B", "float32")
@@ -162,6 +163,7 @@ def test_a_reference_costs_a_forward_pass() -> None:
     assert found["reference"].seconds == pytest.approx(found["old log-probabilities"].seconds / 0.75)
 
 
+@pytest.mark.thorough
 def test_the_step_that_was_measured_on_an_h100() -> None:
     """64 rows of at most 1,024 tokens: 23.5 s of decoding, and 1.74 s for 31,400 tokens forward and backward."""
     step = job(
@@ -190,6 +192,7 @@ def test_plan_names_the_bottleneck_of_a_phase() -> None:
     assert slow["forward and backward"].seconds == pytest.approx(sent / 0.7e9)
 
 
+@pytest.mark.thorough
 def test_in_lockstep_every_token_waits_for_all_weights() -> None:
     shards = {"strategy": "fsdp", "world": 4, "source": "GroupedSampler"}
     slow = dataclasses.replace(CARD, link=10e9, memory=1 << 50)
@@ -199,6 +202,7 @@ def test_in_lockstep_every_token_waits_for_all_weights() -> None:
     assert names - {phase.name for phase in phases_of(job(**shards, lockstep=True), slow)} == {"weights to the sampler"}
 
 
+@pytest.mark.thorough
 def test_responses_that_do_not_fit_wait_for_their_turn() -> None:
     one = decoding_seconds(job(source="GroupedSampler", max_rows=64), CARD, 64, 100)[0]
     two = decoding_seconds(job(source="GroupedSampler", max_rows=32), CARD, 64, 100)[0]
@@ -273,6 +277,7 @@ def test_forward_passes_of_shards_wait_for_their_weights() -> None:
     assert {found[name].bound for name in sizes} == {"compute"}
 
 
+@pytest.mark.thorough
 def test_the_command_prints_phases_and_assumptions_where_it_is_asked_to(capsys: pytest.CaptureFixture[str]) -> None:
     config = ROOT / "configs" / "quickstart.yaml"
     assert main(["plan", f"--config={config}", "--time"]) == 0

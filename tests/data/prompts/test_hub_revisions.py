@@ -32,6 +32,7 @@ def upload(repository: Repository, answer: str) -> str:
     return repository.commit(f"answers {answer}", {"data/train-00000-of-00001.parquet": parquet(records(answer))})
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_reads_the_commit_that_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     with hub_server() as hub:

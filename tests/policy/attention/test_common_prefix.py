@@ -190,6 +190,7 @@ def test_the_sampler_draws_the_same_responses(family: str, most: int, monkeypatc
         assert tokens[1] - tokens[0] == 5 * len(policy.tokenizer(TEXT)["input_ids"])
 
 
+@pytest.mark.thorough
 def test_a_run_is_the_same_but_for_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = [{"prompt": f"{TEXT}{i}+{i % 3}=", "answer": str(i + i % 3)} for i in range(8)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))

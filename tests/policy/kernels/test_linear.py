@@ -144,7 +144,7 @@ def test_only_processors_of_another_maker_with_avx512_prefer_it(
     assert prefers_onednn.__wrapped__() is False
 
 
-@pytest.mark.thorough("adapters, recomputed")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("lora", "recomputed"), [(None, False), (LoRA(r=2), True)], ids=["whole", "adapters, recomputed"]
 )

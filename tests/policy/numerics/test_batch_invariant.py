@@ -98,7 +98,14 @@ def reported(rollouts: list[Rollout]) -> Tensor:
     return torch.cat([rollout.logprobs for rollout in rollouts if rollout.logprobs is not None])
 
 
-@pytest.mark.thorough("bf16-mixed-large vocabulary", "float32-large vocabulary")
+@pytest.mark.thorough(
+    "bf16-mixed-large vocabulary",
+    "bf16-mixed-llama",
+    "bf16-mixed-mistral",
+    "bf16-mixed-qwen2",
+    "float32-large vocabulary",
+    "float32-qwen3",
+)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS)
 def test_sampler_logprobs_equal_whole_rows_in_every_batch(name: str, context: Context) -> None:

@@ -11,6 +11,7 @@ from tests.policy.parallel.context_ranks import HEADS, differences, measured
 from tests.runs.ranks import two_ranks
 
 
+@pytest.mark.thorough
 def test_two_ranks_give_values_and_gradients_of_one_process() -> None:
     found = two_ranks(differences)
     for rank, values in enumerate(found):

@@ -88,6 +88,7 @@ def test_a_damaged_line_is_skipped_counted_and_named(name: str, plain: dict[str,
         assert int(said.split()[0]) >= len(ODD) + 3
 
 
+@pytest.mark.thorough("config.yaml-plain2")
 @pytest.mark.parametrize(
     ("name", "plain"), [("alarms.json", ALARM), ("summary.json", SUMMARY), ("config.yaml", {"model": {}, "data": {}})]
 )

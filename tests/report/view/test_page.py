@@ -23,7 +23,7 @@ from tests.report.view.made import make_run, row
 from tests.report.view.serving import served
 from tests.runs import runs
 
-pytestmark = needs_browser
+pytestmark = [needs_browser, pytest.mark.thorough]
 PICTURES = os.environ.get("GSPO_PICTURES", "")
 """Folder for the pictures of the documentation; empty: they are taken and thrown away."""
 PICTURED = os.environ.get("GSPO_PICTURED", "")
@@ -68,7 +68,6 @@ def address(folders: list[Path]) -> Iterator[str]:
         yield found
 
 
-@pytest.mark.thorough("dark")
 @pytest.mark.parametrize("look", ["light", "dark", "phone"])
 def test_every_view_without_a_complaint(window: Browser, address: str, folders: list[Path], look: str) -> None:
     look_at(window, address, folders, look, Path(PICTURES) if look == PICTURED else None)
@@ -209,7 +208,6 @@ def hostile_run(root: Path) -> Path:
     return folder
 
 
-@pytest.mark.thorough("True")
 @pytest.mark.parametrize("offline", [False, True])
 def test_no_text_becomes_markup_or_script(window: Browser, tmp_path: Path, offline: bool) -> None:
     assert len(INJECTIONS) >= 100
@@ -244,7 +242,6 @@ def test_no_text_becomes_markup_or_script(window: Browser, tmp_path: Path, offli
         assert window.complaints() == []
 
 
-@pytest.mark.thorough
 def test_one_file_shows_what_the_server_shows(
     window: Browser, address: str, folders: list[Path], tmp_path: Path
 ) -> None:
@@ -290,7 +287,6 @@ def test_a_figure_leads_to_its_responses(window: Browser, address: str, folders:
     assert shown["runs"] == "0", "the runs that were ticked stay so"
 
 
-@pytest.mark.thorough
 def test_planted_faults_are_found_by_hints(window: Browser, tmp_path: Path, cold_starts: Path) -> None:
     """In each of three runs the hint is there, and its link leads to what shows the fault."""
     planted = []

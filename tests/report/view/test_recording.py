@@ -36,6 +36,7 @@ def by_update(run: Path) -> dict[int, Rows]:
     return found
 
 
+@pytest.mark.thorough
 def test_the_recorded_rows_are_the_rows_of_the_updates(recorded: Path) -> None:
     """All rows are recorded here, so their means are the logged metrics, which are computed elsewhere."""
     scalars = {tag: dict(points) for tag, points in runs.scalars(recorded).items()}
@@ -91,7 +92,7 @@ def test_recording_tokens_changes_no_weight(tmp_path: Path, cold_starts: Path, r
     assert runs.largest_difference(runs.weights(without), runs.weights(recorded)) == 0.0
 
 
-@pytest.mark.thorough("1")
+@pytest.mark.thorough
 @pytest.mark.parametrize("trained", [1, 2])
 def test_a_resumed_run_writes_the_same_bytes(tmp_path: Path, cold_starts: Path, recorded: Path, trained: int) -> None:
     runs.share_cold_start(cold_starts, tmp_path)

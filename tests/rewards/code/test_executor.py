@@ -37,6 +37,7 @@ def test_a_share_of_the_tests_or_all_of_them(executor: CodeExecutor) -> None:
     assert executor.score(f"So:\n```python\n{ADD}\n```", json.dumps(stdin(("1 2", "3")))).reward == 1.0
 
 
+@pytest.mark.thorough("while True: pass-timeout-timeout in test 1 of 2")
 @pytest.mark.parametrize(
     ("program", "status", "detail"),
     [

@@ -193,6 +193,7 @@ CHEATS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough("landlock-floods_the_test")
 @pytest.mark.parametrize("name", CHEATS)
 def test_a_script_pays_no_cheat_and_none_makes_itself_missing(name: str, executor: CodeExecutor) -> None:
     program, answer = CHEATS[name]
@@ -379,6 +380,7 @@ def test_packages_that_are_not_there_are_named(name: str) -> None:
         CodeExecutor(packages=[name])
 
 
+@pytest.mark.thorough("landlock")
 def test_descriptors_that_the_trainer_has_open_change_no_verdict(executor: CodeExecutor) -> None:
     """The two sides of a test that is a script talk over a descriptor which has the same number as out here."""
     with ExitStack() as opened:

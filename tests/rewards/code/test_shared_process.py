@@ -146,6 +146,7 @@ def test_statements_of_an_assert_are_one_program(executor: CodeExecutor) -> None
     assert executor.score("def f(xs):\n    xs.sort()\n    return xs\ndef g(n):\n    return 2", looks).reward == 0.0
 
 
+@pytest.mark.thorough("landlock")
 def test_a_change_of_an_argument_must_neither_help_nor_be_hidden(executor: CodeExecutor) -> None:
     """The expected value is computed from an argument that a program empties; and one that looks at it afterwards."""
     for test in (

@@ -126,6 +126,7 @@ LOSE_TUPLES = ("arc_agi", "rearc")
 """Families whose own scorers do not pay their own answers once an item was JSON: its tuples are lists then."""
 
 
+@pytest.mark.thorough("arc_agi")
 @pytest.mark.parametrize("family", sorted(PAY_FOR_NOTHING))
 def test_an_answer_of_nothing_is_worth_nothing_although_the_scorer_pays_it(family: str) -> None:
     source = open_source(family, 1, 2, {})
@@ -137,6 +138,7 @@ def test_an_answer_of_nothing_is_worth_nothing_although_the_scorer_pays_it(famil
         assert reward.score(text, family, record["entry"]).reward == 0.0
 
 
+@pytest.mark.thorough("arc_agi")
 @pytest.mark.parametrize("family", [*LOSE_TUPLES, "chain_sum", "maze"])
 def test_items_survive_files_and_their_answers_are_still_right(family: str, tmp_path: Path) -> None:
     (record, *_) = items(request(family, size=1))

@@ -44,6 +44,7 @@ def test_development_half_is_judged_as_it_says(verifier: MathVerifier) -> None:
     assert wrong(verifier, cases[::4]) == []
 
 
+@pytest.mark.thorough
 def test_each_rule_refuses_what_it_is_for_and_no_honest_answer_that_looks_like_it(verifier: MathVerifier) -> None:
     cases = read(OWN / "rules.jsonl")
     for rule in {case["class"] for case in cases}:

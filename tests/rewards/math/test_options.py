@@ -153,6 +153,7 @@ def test_score_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert rewards == [1.0, None, None, 0.0]
 
 
+@pytest.mark.thorough
 def test_score_pays_no_withdrawn_answer_and_every_honest_spelling(tmp_path: Path) -> None:
     """Of each kind the examples that were once judged otherwise; the tables are in ``cases/rules.jsonl``."""
     cases = [
@@ -201,6 +202,7 @@ def test_evaluated_also_refuses_what_the_default_refuses() -> None:
         assert not paid(MathVerifier(evaluated=True), "56", text)
 
 
+@pytest.mark.thorough
 def test_score_pays_no_repeated_question(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The policy repeats "What is 17 + 39?"; the table is in ``cases/rules.jsonl``, class ``left to compute``."""
     cases = [

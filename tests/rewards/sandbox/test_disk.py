@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from gspo_lightning.rewards.sandbox.inside.disk import overfull
 
 NOBODY = 0
@@ -22,6 +24,7 @@ while time.monotonic() < end:
 """
 
 
+@pytest.mark.thorough
 def test_files_that_go_while_they_are_counted(tmp_path: Path) -> None:
     program = subprocess.Popen([sys.executable, "-S", "-c", CHURN], cwd=tmp_path)
     try:

@@ -300,6 +300,7 @@ class Noting(GroupedSampler):
         return pieces
 
 
+@pytest.mark.thorough
 def test_a_long_turn_does_not_make_short_ones_wait_and_keeps_its_tokens(policy: Policy, prompts: list[Prompt]) -> None:
     order: list[str] = []
 

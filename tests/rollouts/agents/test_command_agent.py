@@ -402,6 +402,7 @@ asyncio.run(work())
         shutil.rmtree(folder)
 
 
+@pytest.mark.thorough("landlock-while True: pass-options1-more than 1 s of CPU time")
 @pytest.mark.parametrize(
     ("text", "options", "complaint"),
     [

@@ -70,6 +70,7 @@ def kept_after(iterations: Sequence[int], rollouts: int) -> Iterator[tuple[int, 
             tracemalloc.stop()
 
 
+@pytest.mark.thorough
 def test_many_iterations_with_ever_new_answers_need_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each iteration brings 16 KB of answers and of questions, in tokens; without a bound each would stay for ever."""
     monkeypatch.setattr(dialogue, "KEPT_BYTES", MIB // 8)

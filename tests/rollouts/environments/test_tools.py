@@ -67,6 +67,7 @@ def test_the_longest_product_is_computed() -> None:
     assert len(Calculator().call("*".join(["99"] * 67))) == 134
 
 
+@pytest.mark.thorough
 def test_python_prints_and_says_why_it_failed() -> None:
     tool = PythonTool(timeout_s=2.0, max_characters=40)
     assert tool.call("Here:\n```python\nprint(6 * 7)\n```") == "42"

@@ -375,7 +375,7 @@ HOSTILE: list[tuple[str, bytes]] = [
 ]
 
 
-@pytest.mark.thorough("200")
+@pytest.mark.thorough
 @pytest.mark.parametrize("sessions", [30, 200])
 def test_sessions_with_one_hostile_among_them_lose_nothing(sessions: int) -> None:
     """Every other session gets all its turns, in one row, with nothing but its own texts in it."""

@@ -79,6 +79,7 @@ def assert_same(one: list[Any], other: list[Any]) -> None:
         assert logprobs == pytest.approx(other_logprobs, abs=1e-4)
 
 
+@pytest.mark.thorough("adapters-5-ordinary steps", "adapters-5-recorded", "qwen3-5-recorded")
 @pytest.mark.parametrize("graphs", [False, True], ids=["ordinary steps", "recorded"])
 @pytest.mark.parametrize("max_rows", [5, 32])
 @pytest.mark.parametrize("case", ["qwen3", "llama with biases", "adapters"])
@@ -110,6 +111,7 @@ def test_every_way_of_drawing_is_that_of_the_modules(sampling: SamplingParams, r
     assert [ids for ids, _ in found] == [ids for ids, _ in expected]
 
 
+@pytest.mark.thorough
 def test_steps_are_recorded_once_for_the_run(recorded_steps: None) -> None:
     """Later rollouts replay the steps of earlier ones, with the weights of the moment, and record nothing."""
     policy, sampler = policy_of(), GroupedSampler()
@@ -130,6 +132,7 @@ def test_steps_are_recorded_once_for_the_run(recorded_steps: None) -> None:
     assert kept.counts["ordinary"] == 2  # the comparison at the start of the run
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_draws_the_same_bits(accelerator: None) -> None:
     policy = policy_of(adapters=True)
     sampled(policy)
@@ -188,6 +191,7 @@ def test_an_empty_recording_is_found_by_its_second_replay(
     assert sampler.measured() == {"sampler/graph_steps": 0.0}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("error", [RuntimeError, torch.OutOfMemoryError])
 def test_one_failed_graph_capture_disables_only_its_own_rollout(
     error: type[Exception], recorded_steps: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

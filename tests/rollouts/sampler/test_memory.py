@@ -176,6 +176,7 @@ def test_partial_responses_go_on_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_equal(GroupedSampler().extend(policy, beginnings, sampling=SAMPLING, draws=DRAWS), wanted)
 
 
+@pytest.mark.thorough(" padded")
 @pytest.mark.parametrize("layout", ["", " padded"])
 def test_routes_are_those_of_an_undisturbed_run(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = build(f"qwen3-moe{layout}")

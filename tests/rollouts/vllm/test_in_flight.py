@@ -535,6 +535,7 @@ class Twice(Environment):
         return Twice()
 
 
+@pytest.mark.thorough
 def test_tokens_of_a_conversation_say_which_weights_sampled_them(
     toy: ToyServer, policy: Policy, newer: Policy, prompts: list[Prompt]
 ) -> None:

@@ -90,6 +90,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return found
 
 
+@pytest.mark.thorough
 def test_a_run_in_bf16_mixed_leaves_the_engine_its_precision(tmp_path: Path, seen: Seen) -> None:
     mixed = ["--trainer.precision=bf16-mixed", "--data.rollouts=VLLMEngine", "--data.rollouts.dtype=float32"]
     runs.fit(tmp_path, *runs.UNTAUGHT, *mixed, "--data.val=null", "--trainer.num_sanity_val_steps=0")

@@ -78,6 +78,7 @@ def _by_files(rank: int, url: str) -> Any:
     return result
 
 
+@pytest.mark.thorough
 def test_by_files_no_rank_holds_more_than_its_shards_and_two_buckets() -> None:
     with ToyServer() as toy:
         found = two_ranks(_by_files, toy.url)
@@ -166,6 +167,7 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
     return all(torch.equal(found[name], value) for name, value in expected.items())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("alone", [True, False])
 def test_adapters_of_shards_go_alone_or_merged(alone: bool) -> None:
     with ToyServer(lora=alone) as toy:
@@ -201,6 +203,7 @@ def _killed(rank: int, store: str, url: str, results: Any) -> None:
     os._exit(0)
 
 
+@pytest.mark.thorough
 def test_a_rank_that_is_killed_ends_the_others_and_leaves_the_server_with_its_weights() -> None:
     results = SERVER.Queue()
     with ToyServer() as toy, tempfile.TemporaryDirectory() as folder:

@@ -73,6 +73,7 @@ def test_event_files_show_the_pictures_of_the_same_answers(run: Path) -> None:
         assert reds(shown) == int(record["answer"]) * 24 * 24  # squares of 8 pixels, three times as large
 
 
+@pytest.mark.thorough
 def test_the_report_shows_them_from_files_beside_it(run: Path, tmp_path: Path) -> None:
     for folder in (run, tmp_path / "elsewhere"):
         assert main(["report", str(run), f"--output={folder}"]) == 0

@@ -41,6 +41,7 @@ def commits(hub: Hub) -> list[tuple[str, str, dict[str, bytes]]]:
     return hub.repositories[f"models/{REPOSITORY}"].commits[1:]
 
 
+@pytest.mark.thorough
 def test_a_run_is_uploaded_and_resumed_elsewhere_from_a_revision(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -85,6 +86,7 @@ def test_each_commit_is_a_model_that_transformers_loads(hub: Hub, tmp_path: Path
     assert runs.largest_difference(dict(found), trained) == 0.0
 
 
+@pytest.mark.thorough
 def test_training_goes_on_whatever_the_hub_does(hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The first upload is refused, the second finds the hub again; the run is the one without uploads."""
     refused = [0]
@@ -114,6 +116,7 @@ def test_a_public_repository_gets_nothing(hub: Hub, tmp_path: Path, caplog: pyte
     assert len(commits(hub)) == 1
 
 
+@pytest.mark.thorough
 def test_mistakes_are_named_first(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, words in (
         (pushing(2, repository="no name"), "PushToHub.repository"),

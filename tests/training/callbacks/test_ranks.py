@@ -24,6 +24,7 @@ print(rank.pid)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["stopped", "waiting"])
 def test_a_rank_is_not_left_behind(how: str) -> None:
     argv = [sys.executable, "-c", PROGRAM, how]

@@ -91,7 +91,7 @@ def rewards_of(folder: Path, answers: list[str]) -> list[float]:
     return [score.reward for score in reward.score_batch([Sample("0", "1+1:", answer) for answer in answers])]
 
 
-@pytest.mark.thorough("adapters")
+@pytest.mark.thorough
 @pytest.mark.parametrize("lora", [[], ["--model.lora.r=4"]], ids=["all weights", "adapters"])
 def test_a_checkpoint_is_exported_as_the_run_exports_itself(
     tmp_path: Path, lora: list[str], capsys: pytest.CaptureFixture[str]

@@ -50,7 +50,7 @@ RANDOM = {
 }
 
 
-@pytest.mark.thorough("experts drawn in train mode", "router jitter")
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", RANDOM)
 def test_dropout_and_router_jitter_are_off_in_reward_model_training(kind: str, tmp_path: Path) -> None:
     """Otherwise another cut would draw other numbers; the exported config has the rates that were loaded."""

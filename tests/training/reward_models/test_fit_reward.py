@@ -68,6 +68,7 @@ def test_a_planted_utility_is_recovered(learnt: Path) -> None:
     assert spearmanr(scores, [runs.worth(sample.completion) for sample in answers]).statistic > 0.85
 
 
+@pytest.mark.thorough
 def test_results_picture_card_and_metrics_agree_with_the_exported_model(learnt: Path) -> None:
     """Every number of ``results.json`` that can be counted again is."""
     found, records = runs.results(learnt), runs.planted(400, 1)

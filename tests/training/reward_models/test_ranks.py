@@ -21,6 +21,7 @@ STRATEGIES = {"ddp": "ddp", "fsdp2": '{"class_path": "gspo_lightning.policy.stra
 SAVES = '--trainer.callbacks+={"class_path": "tests.runs.saving.SaveAnywhere"}'
 
 
+@pytest.mark.thorough
 def test_a_run_does_not_depend_on_when_it_saves(tmp_path: Path) -> None:
     """Also before the first step, which alone is not dampened, and between the micro-batches of a step."""
     train, val = (runs.write(tmp_path / f"{i}.jsonl", runs.planted(9, seed=i)) for i in range(2))

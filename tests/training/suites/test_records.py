@@ -48,6 +48,7 @@ def evaluate(tmp_path: Path, lines: Iterator[dict[str, Any]] | list[dict[str, An
     return found
 
 
+@pytest.mark.thorough
 def test_mathematical_suites(tmp_path: Path) -> None:
     suites = ("aime2024", "aime2025", "aime2026", "math500")
     found = evaluate(tmp_path, answers(*suites), *suites)

@@ -73,6 +73,7 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         ReasoningGym(["chain_sum"], folder=str(tmp_path / "file" / "below")).records()
 
 
+@pytest.mark.thorough
 def test_reasoning_gym_is_not_imported_in_this_process(folder: str) -> None:
     before = {name for name in sys.modules if name.startswith("reasoning_gym")}
     json.dumps(ReasoningGym(FAMILIES, size=9, folder=folder).records())

@@ -27,6 +27,7 @@ ORDINARY = 4242
 SYSTEM_PYTHON = "/usr/bin/python3"
 
 
+@pytest.mark.thorough("landlock-burns_the_cpu", "landlock-burns_the_cpu_in_one_call", "landlock-ignores_the_cpu_limit")
 @pytest.mark.parametrize(("program", "kind"), CASES)
 def test_stopped_by_its_layer(program: Hostile, kind: Kind, working: dict[Kind, Trial], target: dict[str, Any]) -> None:
     if kind not in working:
