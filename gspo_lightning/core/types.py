@@ -111,11 +111,9 @@ class SamplingParams:
 
 @dataclass(slots=True)
 class Rollout:
-    """One response to one prompt, from sampling to scoring.
+    """One response to one prompt, from sampling to scoring; tensors [T] have an entry per token.
 
-    A rollout of several rows (branches, a context that was compacted) has all their tokens in ``token_ids``, row by row
-    in the order of sampling. Without ``row_ends`` there is one row, after the prompt. Tensors [T] have an entry per
-    token, in nats or in units of the reward.
+    Tokens of several rows (branches, a context that was compacted) follow row by row in the order of sampling.
     """
 
     prompt: Prompt
@@ -131,7 +129,7 @@ class Rollout:
     finish_reason: FinishReason
     """Reason why the response ended."""
     policy_version: int
-    """Optimizer steps that had been taken when the newest token was sampled."""
+    """Number of optimizer steps before the newest token was sampled."""
     text: str = ""
     """Text of the response; of a conversation only what the policy wrote."""
     reward: float | None = None
@@ -177,10 +175,7 @@ class Rollout:
     versions: Tensor | None = None
     """[T] int64: ``policy_version`` of each token, if the response came in pieces."""
     routes: Tensor | None = None
-    """[prompt + T - 1, L, k]: the k experts that the sampler chose for each token in L layers, if requested.
-
-    Of several rows: those of one row after another.
-    """
+    """[prompt + T - 1, L, k], row after row: the k experts that the sampler chose in L layers, if requested."""
     row_ends: tuple[int, ...] = ()
     """Position in ``token_ids`` after each row, rising to T; empty for a single row after the prompt."""
     contexts: tuple[tuple[int, ...], ...] = ()
@@ -211,11 +206,7 @@ class Rollout:
         return self.reward_statuses.get(reward) != "not_applicable"
 
     def verdict(self, reward: str) -> float | None:
-        """Return the reward part that decides whether the response is correct.
-
-        It is the part of this reward, or of the first one that applies, if none is named (empty) or the named one does
-        not apply to this record.
-        """
+        """Return the part that decides correctness: this reward's if it applies, else the first one's that applies."""
         names = (reward, *self.reward_parts) if reward else tuple(self.reward_parts)
         return next((self.reward_parts.get(name) for name in names if self.applies(name)), None)
 
@@ -224,8 +215,7 @@ class Rollout:
 
         If it is not among the parts (a function that was passed to :class:`GSPOTrainer`), the whole reward decides.
         """
-        value = self.verdict(reward) if reward in self.reward_parts else self.reward
-        return is_right(value)
+        return is_right(self.verdict(reward) if reward in self.reward_parts else self.reward)
 
     @property
     def truncated(self) -> bool:
