@@ -137,8 +137,9 @@ class SequenceClassificationReward(Reward):
 
     def _from_pretrained(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         import torch
-        from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+        from transformers import AutoConfig, AutoModelForSequenceClassification
 
+        from gspo_lightning.policy.load.tokenizer import read_tokenizer
         from gspo_lightning.resume.reading import fault_of
 
         source = {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
@@ -146,7 +147,12 @@ class SequenceClassificationReward(Reward):
         if dtype is None:
             raise UserError("SequenceClassificationReward.dtype", f"torch has no {self.dtype!r}", fix="bfloat16, say")
         try:
-            tokenizer = AutoTokenizer.from_pretrained(self.name_or_path, **source)
+            tokenizer = read_tokenizer(
+                self.name_or_path,
+                revision=self.revision,
+                trust_remote_code=self.trust_remote_code,
+                field="SequenceClassificationReward.name_or_path",
+            )
             config = AutoConfig.from_pretrained(self.name_or_path, **source)
             check_no_kernel("SequenceClassificationReward", config._attn_implementation, self.trust_remote_code)
             with LOADING:

@@ -9,7 +9,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
-    AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -22,6 +21,7 @@ from gspo_lightning.policy.hub import TRUST, check_no_kernel, check_path, check_
 from gspo_lightning.policy.load.gguf import loadable_name
 from gspo_lightning.policy.load.loading_lock import LOADING
 from gspo_lightning.policy.load.model_settings import ModelSettings
+from gspo_lightning.policy.load.tokenizer import read_tokenizer
 from gspo_lightning.policy.numerics.batch_invariant import make_batch_invariant
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import checkpoint_contexts
@@ -50,9 +50,7 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
     _check_name(settings.name_or_path)
     name = loadable_name(settings.name_or_path)
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            name, revision=settings.revision, trust_remote_code=settings.trust_remote_code
-        )
+        tokenizer = read_tokenizer(name, revision=settings.revision, trust_remote_code=settings.trust_remote_code)
     except (OSError, ValueError) as error:
         raise _not_loadable(settings.name_or_path, error) from error
     if tokenizer.eos_token_id is None:
