@@ -20,8 +20,7 @@ from benchmarks.ours import Ours, recorded
 from gspo_lightning.loop.metrics.sums import MetricSums
 from gspo_lightning.policy.attention.flex import FlexPlan, kernel
 from gspo_lightning.policy.kernels.fused import kernels_for
-from gspo_lightning.policy.logprobs import DEFINITION, token_logprobs
-from gspo_lightning.policy.policy import CHUNK_LOGITS
+from gspo_lightning.policy.logprobs import CHUNK_LOGITS, DEFINITION, token_logprobs
 
 __all__ = ["measure_compiled", "measure_head", "measure_logprobs", "measure_masks"]
 

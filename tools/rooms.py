@@ -30,7 +30,7 @@ WINGS: dict[str, list[str]] = {
     "rewards": ["judge", "gym", "logic", "instructions", "code", "workers", "math", "sandbox", "."],
     "policy": [
         "model_checks", "load", "strategies", "numerics", ".", "parallel", "adapters", "packing", "routing", "states",
-        "attention", "kernels", "vision", "tiny", "hub",
+        "attention", "kernels", "unsaid", "vision", "tiny", "hub",
     ],
     "report": ["view", "statistics", "."],
     "resume": ["."],

@@ -18,13 +18,32 @@ from torch.utils.checkpoint import checkpoint
 
 from gspo_lightning.policy.kernels.fused import Definition, kernels_for
 from gspo_lightning.policy.kernels.linear import PLAIN_LINEAR, product
+from gspo_lightning.policy.unsaid import UNSAID, SuppressingHead
 
 DEFAULT_CHUNK = 1024
 """Rows of hidden states per chunk. At V = 151,936 one chunk of float32 logits is 0.6 GiB."""
 BUFFER = {True: 1 << 17, False: 1 << 24}
 """Elements of the buffer that logits pass through, on a CPU (half a MiB: the size of its cache) and elsewhere."""
+KEPT_LOGITS = 192 << 20
+"""Bytes of float32 logits of a micro-batch up to which they are computed once; beyond, again in the backward pass."""
+CHUNK_LOGITS = {True: 32 << 20, False: 1 << 30}
+"""Bytes of float32 logits that exist at a time if they are computed twice, on a CPU and elsewhere.
+
+Every chunk reads and writes the gradient of the head's weight, which on a GPU costs more beside its arithmetic
+(estimated, not measured).
+"""
 LONG, STEP = 1 << 15, 256
 """Elements from which PyTorch's threads share a sum, and the length of the sums that it is made of instead."""
+
+
+def head_chunk(count: int, vocabulary: int, *, cpu: bool) -> int:
+    """Return the number of hidden states, out of ``count``, whose logits exist at a time.
+
+    >>> head_chunk(300, 151_936, cpu=True), head_chunk(9_000, 151_936, cpu=True), head_chunk(9_000, 151_936, cpu=False)
+    (300, 55, 1766)
+    """
+    row, rows = 4 * vocabulary, max(1, count)
+    return rows if rows * row <= KEPT_LOGITS else max(16, CHUNK_LOGITS[cpu] // row)
 
 
 def logprobs_from_logits(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -80,7 +99,7 @@ class _HeadLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int, dtype: torch.dtype,
-        form: type,
+        form: type, unsaid: Tensor | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         found = _measured(hidden.to(dtype))
         with torch.autocast(hidden.device.type, enabled=False):
@@ -88,11 +107,13 @@ class _HeadLogProbs(torch.autograd.Function):
             buffer = narrow.new_empty(chunk, len(weight))
             for rows in _slices(hidden, chunk):
                 logits = product(form, narrow[rows], factor, buffer)
+                if unsaid is not None:
+                    logits.index_fill_(-1, unsaid, UNSAID)
                 measure, _ = _functions(logits)
                 measure(logits, targets[rows], temperature, *(x[rows] for x in found))
                 del logits
         chosen, entropy, log_z = found
-        ctx.save_for_backward(hidden, weight, targets, log_z, entropy)
+        ctx.save_for_backward(hidden, weight, targets, log_z, entropy, unsaid)
         ctx.temperature, ctx.chunk, ctx.dtype, ctx.form = temperature, chunk, dtype, form
         ctx.set_materialize_grads(False)
         return chosen, entropy
@@ -101,8 +122,8 @@ class _HeadLogProbs(torch.autograd.Function):
     @once_differentiable
     def backward(
         ctx: Any, d_chosen: Tensor | None, d_entropy: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None, None]:
-        hidden, weight, targets, log_z, entropy = ctx.saved_tensors
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None, None, None]:
+        hidden, weight, targets, log_z, entropy, unsaid = ctx.saved_tensors
         d_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
         wide = torch.promote_types(weight.dtype, torch.float32)
         d_weight = torch.zeros_like(weight, dtype=wide) if ctx.needs_input_grad[1] else None
@@ -112,6 +133,8 @@ class _HeadLogProbs(torch.autograd.Function):
             for rows in _slices(hidden, ctx.chunk):
                 part = narrow[rows]
                 logits = product(ctx.form, part, factor, buffer)
+                if unsaid is not None:
+                    logits.index_fill_(-1, unsaid, UNSAID)
                 wanted = (x if x is None else x[rows] for x in (d_chosen, d_entropy))
                 _, differentiate = _functions(logits)
                 differentiate(logits, logits, targets[rows], ctx.temperature, log_z[rows], entropy[rows], *wanted)
@@ -122,7 +145,7 @@ class _HeadLogProbs(torch.autograd.Function):
                 elif d_weight is not None:
                     d_weight.add_(logits.t() @ part)
                 del logits
-        return d_hidden, None if d_weight is None else d_weight.to(weight.dtype), None, None, None, None, None
+        return d_hidden, None if d_weight is None else d_weight.to(weight.dtype), None, None, None, None, None, None
 
 
 def _measured(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -219,7 +242,8 @@ def token_logprobs(
 
     Args:
         head: maps hidden states [m, D] to logits [m, V] (output embedding, scaling and soft-capping). A plain
-            ``nn.Linear`` without bias is not called in chunks: its product is part of the fast path.
+            ``nn.Linear`` without bias, also in a ``SuppressingHead``, is not called in chunks: its product is part of
+            the fast path.
         hidden: [M, D], hidden states that predict the targets.
         targets: [M] int64.
         temperature: sampling temperature, > 0.
@@ -240,9 +264,10 @@ def token_logprobs(
         raise ValueError(f"{len(hidden)} hidden states and {len(targets)} targets: one each is needed")
 
     dtype = _dtype(hidden)
-    if torch.is_grad_enabled() and hidden.shape[0] > chunk and _is_product(head, hidden, dtype):
-        form = type(head)
-        first, second = _HeadLogProbs.apply(hidden, head.weight, targets, temperature, chunk, dtype, form)  # type: ignore
+    linear, unsaid = (head.linear, head.index) if isinstance(head, SuppressingHead) else (head, None)
+    if torch.is_grad_enabled() and hidden.shape[0] > chunk and _is_product(linear, hidden, dtype):
+        rest = targets, temperature, chunk, dtype, type(linear), unsaid
+        first, second = _HeadLogProbs.apply(hidden, linear.weight, *rest)  # type: ignore
         return first, second
 
     def run(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,36 +25,19 @@ from gspo_lightning.policy.decoding import Decoding
 from gspo_lightning.policy.disable_dropout import DisabledDropout, disable_dropout, hold
 from gspo_lightning.policy.kernels import grouped_experts as grouped_experts
 from gspo_lightning.policy.kernels.linear import use_onednn
-from gspo_lightning.policy.logprobs import token_logprobs
+from gspo_lightning.policy.logprobs import head_chunk, token_logprobs
 from gspo_lightning.policy.parallel.context_parallel import ContextGroup
 from gspo_lightning.policy.routing import Routing, TokenPlaces, gather_routes, routed
 from gspo_lightning.policy.states import Distribution, States, vocabulary_kl
+from gspo_lightning.policy.unsaid import SuppressingHead, padding_of, placeholders_of, suppressed
 from gspo_lightning.policy.vision.families import FAMILIES, SAID, reads_pictures
 from gspo_lightning.policy.vision.image_processor import image_processor_of
 from gspo_lightning.policy.vision.vision_inputs import VisionInputs
 
-KEPT_LOGITS = 192 << 20
-"""Bytes of float32 logits of a micro-batch up to which they are computed once; beyond, again in the backward pass."""
-CHUNK_LOGITS = {True: 32 << 20, False: 1 << 30}
-"""Bytes of float32 logits that exist at a time if they are computed twice, on a CPU and elsewhere.
-
-Every chunk reads and writes the gradient of the head's weight, which on a GPU costs more beside its arithmetic
-(estimated, not measured).
-"""
+FINISHED = ("logit_scale", "logits_scaling", "final_logit_softcapping")
+"""Fields of a config by which :meth:`Policy.finish_logits` changes the products with the head."""
 FILE_SIZE = "5GB"
 """Largest file of exported weights, and what an export copies in memory at a time."""
-UNSAID = -1e4
-"""Logit of a token that is never sampled: finite, so that 0 x log 0 is 0; its probability is 0 at any temperature."""
-
-
-def head_chunk(count: int, vocabulary: int, *, cpu: bool) -> int:
-    """Return the number of hidden states, out of ``count``, whose logits exist at a time.
-
-    >>> head_chunk(300, 151_936, cpu=True), head_chunk(9_000, 151_936, cpu=True), head_chunk(9_000, 151_936, cpu=False)
-    (300, 55, 1766)
-    """
-    row, rows = 4 * vocabulary, max(1, count)
-    return rows if rows * row <= KEPT_LOGITS else max(16, CHUNK_LOGITS[cpu] // row)
 
 
 class Policy(nn.Module):
@@ -67,6 +50,7 @@ class Policy(nn.Module):
         model: its randomness in training is switched off (:mod:`gspo_lightning.policy.disable_dropout`).
         tokenizer: the model's.
         disabled_dropout: record of that for a copy of a policy's model; None: not done yet.
+        unsaid: tokens that are never sampled, beside placeholders of pictures; None: rows of the head without a token.
 
     Raises:
         UserError: the model cannot be run, or stays random in training.
@@ -77,6 +61,7 @@ class Policy(nn.Module):
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         disabled_dropout: DisabledDropout | None = None,
+        unsaid: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -105,6 +90,11 @@ class Policy(nn.Module):
         use_onednn(self.model)
         self.image_processor = image_processor_of(tokenizer) if reads_pictures(model.config) else None
         """Picture processor, if the model reads pictures."""
+        size = int(model.config.get_text_config().vocab_size)
+        named = padding_of(tokenizer, size, self.eos_token_ids) if unsaid is None else unsaid
+        self.unsaid = tuple(sorted({*named, *placeholders_of(self.image_processor)}))
+        """Tokens that are never sampled, ascending: their logits are suppressed."""
+        self._index: dict[torch.device, Tensor] = {}
 
     def train(self, mode: bool = True) -> Policy:
         """Set train or eval mode like any module; held modules stay in eval mode."""
@@ -158,10 +148,14 @@ class Policy(nn.Module):
         return self.sayable(logits)
 
     def sayable(self, logits: Tensor) -> Tensor:
-        """Return logits [..., V] with the placeholders of pictures and videos suppressed."""
-        if self.image_processor is None:
-            return logits
-        return logits.index_fill(-1, torch.tensor(self.image_processor.unsaid, device=logits.device), UNSAID)
+        """Return logits [..., V] with the tokens that are never said suppressed; in place without gradients."""
+        return suppressed(logits, self._suppressed(logits.device)) if self.unsaid else logits
+
+    def _suppressed(self, device: torch.device) -> Tensor:
+        if device not in self._index:  # made once: a recorded step may not copy from the host
+            with torch.inference_mode(False):  # a backward pass needs it, too
+                self._index[device] = torch.tensor(self.unsaid, device=device)
+        return self._index[device]
 
     def forward(
         self, batch: MicroBatch, temperature: float = 1.0, against: Distribution | None = None
@@ -302,10 +296,10 @@ class Policy(nn.Module):
 
     def _head(self) -> Callable[[Tensor], Tensor]:
         """Return the output embedding itself if :meth:`head` does nothing else; FSDP has gathered its weight by now."""
-        empty = torch.empty(0)
-        if self.image_processor is None and self.finish_logits(empty) is empty:
-            return self.model.get_output_embeddings()
-        return self.head
+        config, head = self.model.config.get_text_config(), self.model.get_output_embeddings()
+        if any(getattr(config, name, None) is not None for name in FINISHED):
+            return self.head
+        return SuppressingHead(head, self._suppressed(self.device)) if self.unsaid else head
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -329,7 +323,8 @@ class Policy(nn.Module):
             memo: as in ``copy.deepcopy``: identity of an object -> its replacement.
         """
         shared = {id(p): p for p in self.model.parameters() if not p.requires_grad}
-        twin = Policy(copy.deepcopy(self.model, shared | (memo or {})), self.tokenizer, self.disabled_dropout)
+        model = copy.deepcopy(self.model, shared | (memo or {}))
+        twin = Policy(model, self.tokenizer, self.disabled_dropout, self.unsaid)
         twin.decoding, twin.weights_on = self.decoding, self.weights_on
         twin.batch_invariant = self.batch_invariant
         twin.packed, twin.padded_because = self.packed, self.padded_because

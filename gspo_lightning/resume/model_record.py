@@ -34,6 +34,8 @@ class ModelRecord:
     """Working directory of the run; None if that is not recorded."""
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     """Name -> shape of every weight; with adapters only of these."""
+    masks_padding: bool = False
+    """True if the run never samples rows of the vocabulary without a token; False for runs older than that."""
 
     @classmethod
     def of(cls, content: Mapping[str, Any], path: Path, settings: Mapping[str, Any] | None) -> ModelRecord:
@@ -42,13 +44,14 @@ class ModelRecord:
         Args:
             content: content of the checkpoint, of a folder of shards without its weights.
             path: the checkpoint.
-            settings: of the model, for checkpoints that do not record the config of their run.
+            settings: of the model as it was loaded.
         """
         run = content.get("gspo_run") or {}
         recorded = (run.get("config") or {}).get("model")
         if recorded is None:  # adapters were then saved with the result of a cold start as their model
             recorded = settings if settings is not None and settings.get("lora") is None else {}
-        return cls(str(path), recorded, run.get("folder"), _shapes(content, path))
+        masks = bool((settings or {}).get("mask_padding", False))
+        return cls(str(path), recorded, run.get("folder"), _shapes(content, path), masks)
 
     @property
     def name(self) -> str:

@@ -150,6 +150,9 @@ class ColdStart:
 
         folder = Path(loadable_name(settings.name_or_path))
         files = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in folder.glob("*")] if folder.is_dir() else []
+        described_model = dataclasses.asdict(settings)
+        if not described_model["mask_padding"]:  # as in the key of a run that began before there was such a mask
+            del described_model["mask_padding"]
         described = {
             "cold_start": {
                 f.name: getattr(self, f.name)
@@ -157,7 +160,7 @@ class ColdStart:
                 if f.name not in ("demonstrations", "adapters")
             },
             "demonstrations": list(self._read()[0]),
-            "model": [dataclasses.asdict(settings), sorted(files)],
+            "model": [described_model, sorted(files)],
             "versions": [torch.__version__, transformers.__version__],
             "format": 2,
         }

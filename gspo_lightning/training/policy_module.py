@@ -115,6 +115,8 @@ class PolicyModule(LightningModule):
             UserError: settings that do not go together, prompts that cannot be read ...
         """
         check_tasks(trainer)
+        if self.weights_from is not None:
+            self.settings = dataclasses.replace(self.settings, mask_padding=self.weights_from.masks_padding)
         if stage == "fit":
             self.check_dtype()
             if self.settings.dtype == "auto" and self.settings.name_or_path not in TINY_MODELS:

@@ -171,6 +171,7 @@ def teacher_settings(teacher: TeacherModel, policy: ModelSettings) -> ModelSetti
         teacher.name_or_path, teacher.dtype, policy.attn_implementation, revision=teacher.revision,
         trust_remote_code=policy.trust_remote_code, config_overrides=teacher.config_overrides,
         experts_implementation=policy.experts_implementation if teacher.cold_start is None else None,
+        mask_padding=policy.mask_padding,
     )  # fmt: skip
 
 

@@ -242,8 +242,8 @@ class ToyServer(LoopbackServer):
         assert policy is not None
         text = body["prompt"]
         ids = tuple(policy.tokenizer(text)["input_ids"] if isinstance(text, str) else text)
-        if policy.image_processor is not None:
-            assert body["logit_bias"] == {str(i): -10_000.0 for i in policy.image_processor.unsaid}
+        if policy.unsaid:
+            assert body["logit_bias"] == {str(i): -10_000.0 for i in policy.unsaid}
         seen = policy.image_processor.pixels(media)[0].numpy().tobytes() if policy.image_processor and media else b""
         known = dataclasses.replace(self.prompts.get((ids, seen), Prompt(0, "", ids)), media=media)
         stops = (tuple(body.get("stop_token_ids", policy.eos_token_ids)), tuple(body.get("stop", ())))

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gspo_lightning.policy import logprobs, policy
+from gspo_lightning.policy import logprobs
 
 _is_product = logprobs._is_product
 
@@ -22,6 +22,6 @@ def is_product(head: Any, hidden: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 if "LOCAL_RANK" in os.environ:
-    policy.KEPT_LOGITS = 0
-    policy.CHUNK_LOGITS = {True: 0, False: 0}
+    logprobs.KEPT_LOGITS = 0
+    logprobs.CHUNK_LOGITS = {True: 0, False: 0}
     logprobs._is_product = is_product

@@ -22,8 +22,8 @@ from gspo_lightning.commands.plan.models import shadow, skeleton, with_layers
 from gspo_lightning.core.types import MicroBatch
 from gspo_lightning.policy.adapters.lora import LoRA
 from gspo_lightning.policy.attention import PackedLayout, attention_plan, with_plan
-from gspo_lightning.policy.logprobs import token_logprobs
-from gspo_lightning.policy.policy import Policy, head_chunk
+from gspo_lightning.policy.logprobs import head_chunk, token_logprobs
+from gspo_lightning.policy.policy import Policy
 
 Forward = Callable[..., Tensor]
 """Forward pass to a loss; takes the tracker that labels what it keeps."""

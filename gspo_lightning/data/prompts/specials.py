@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -40,21 +41,23 @@ def leading(system_prompt: SystemPrompt | None) -> list[Message]:
 
 
 class Ends:
-    """Counter of prompts that begin with two begin tokens or end with the end token."""
+    """Counter of prompts that begin with no begin token or with two, or end with the end token."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer, self._prompts, self._twice, self._over = tokenizer, 0, 0, 0
+        self._begun = 0
         self._begin, self._end = tokenizer.bos_token_id, tokenizer.eos_token_id  # slow: computed at every access
 
     def count(self, ids: Sequence[int]) -> None:
         """Count one prompt by its token ids, at least one."""
         begin, end = self._begin, self._end
         self._prompts += 1
+        self._begun += ids[0] == begin
         self._twice += begin is not None and ids[0] == begin and list(ids[:2]) == [begin, begin]
         self._over += end is not None and end != begin and ids[-1] == end
 
     def check(self, field: str) -> None:
-        """Refuse such prompts, if there are any.
+        """Refuse prompts with two begin tokens or an end, and warn if the template writes no begin token.
 
         Raises:
             UserError: with the number of prompts, the token and the change to make.
@@ -72,6 +75,21 @@ class Ends:
                 "which ends a response",
                 fix="take it out of the prompts, or save the tokenizer with add_eos_token=False",
             )
+        if self._prompts and not self._begun and self._tokenizer.chat_template is not None and self._adds_begin():
+            _say(
+                f"{field}: prompts begin without {self._tokenizer.bos_token!r}: the tokenizer puts it before other "
+                "texts, but the chat template does not write it"
+            )
+
+    def _adds_begin(self) -> bool:
+        """True if the tokenizer puts a begin token before a text that no template wrote."""
+        return self._begin is not None and list(self._tokenizer("a")["input_ids"][:1]) == [self._begin]
+
+
+@functools.cache
+def _say(line: str) -> None:
+    """Log a line once: training and evaluation have prompts of the same kind."""
+    log.warning(line)
 
 
 def check_stop_strings(stops: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from gspo_lightning.policy.unsaid import UNSAID
+
 OPERATIONS = 4.0
 """Largest difference of two computations of the same, in multiples of one rounding of the embeddings.
 
@@ -55,4 +57,14 @@ def nudged(model: PreTrainedModel, eps: float | None = None) -> Iterator[None]:
 def response_gap(ours: Tensor, theirs: Tensor, mask: Tensor) -> float:
     """Return the mean absolute difference of log-probabilities [N, T] over a mask; nats, infinite if one is NaN."""
     gap = float((ours.double() - theirs.double()).abs()[mask].mean())
+    return gap if gap == gap else float("inf")
+
+
+def distribution_gap(ours: Tensor, theirs: Tensor) -> float:
+    """Return the mean absolute difference of log-probabilities [..., V]; nats, infinite if one is NaN.
+
+    Tokens that are never said count as equal: numbers of their size have steps of a thousandth.
+    """
+    off = (ours.double() - theirs.double()).abs()
+    gap = float(off.masked_fill((ours < UNSAID / 2) & (theirs < UNSAID / 2), 0.0).mean())
     return gap if gap == gap else float("inf")

@@ -120,7 +120,7 @@ def load_policy(settings: ModelSettings, *, weights: bool = True) -> Policy:
     if settings.lora is not None:
         add_adapters(model, settings.lora, settings.seed, settings.freeze)
     freeze(model, settings.freeze)
-    policy = Policy(model, tokenizer)
+    policy = Policy(model, tokenizer, unsaid=None if settings.mask_padding else ())
     if settings.batch_invariant:
         make_batch_invariant(policy)
     return policy

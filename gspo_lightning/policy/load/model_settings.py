@@ -52,6 +52,8 @@ class ModelSettings:
     batch_invariant: bool = False
     """Compute log-probabilities whose bits do not depend on the batch: those of the sampler equal those of training
     exactly (docs/rollouts.md). Dense Llama, Mistral, Qwen2 and Qwen3 models on a CPU; slower."""
+    mask_padding: bool = True
+    """Never sample rows of the vocabulary that no token has; False in what continues a run that began without this."""
 
     @classmethod
     def of_file(cls, written: Mapping[str, Any], trust_remote_code: bool) -> ModelSettings:
@@ -61,7 +63,7 @@ class ModelSettings:
             written: all fields, as ``dataclasses.asdict`` gives them.
             trust_remote_code: value from the command line.
         """
-        settings = cls(**{**written, "trust_remote_code": trust_remote_code})
+        settings = cls(**{"mask_padding": False, **written, "trust_remote_code": trust_remote_code})
         for words in (settings.attn_implementation, settings.experts_implementation):
             check_no_kernel("model.name_or_path", words, trust_remote_code)
         return settings

@@ -18,8 +18,16 @@ from transformers import PreTrainedModel
 
 from gspo_lightning.core.types import MicroBatch
 from gspo_lightning.policy.attention import layers_attended, windows
-from gspo_lightning.policy.kernels.rounding import FLOOR, OPERATIONS, few_tokens, nudged, response_gap
+from gspo_lightning.policy.kernels.rounding import (
+    FLOOR,
+    OPERATIONS,
+    distribution_gap,
+    few_tokens,
+    nudged,
+    response_gap,
+)
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.unsaid import said
 
 TRIED = 256
 """Longest row tried. Longer windows are known by their names; a few models have short ones."""
@@ -53,7 +61,7 @@ def probe(policy: Policy, longest: int = 9) -> MicroBatch:
     prompts, responses = torch.tensor([5, 5, 3, 3]), torch.tensor([4, 1, 6, 2])
     responses[WATCHED], responses[2] = max(1, longest - 6), longest - 3
     vocabulary = policy.model.config.get_text_config().vocab_size
-    ids = torch.arange(4 * longest).view(4, longest) * 7 % vocabulary
+    ids = said(torch.arange(4 * longest).view(4, longest) * 7, vocabulary, policy.unsaid)
     ids[2, :COMMON] = ids[0, :COMMON]
     ids[1, :5], ids[3, :3] = ids[0, :5], ids[2, :3]
     mask = torch.arange(int(responses.max())) < responses.unsqueeze(1)
@@ -131,7 +139,8 @@ class Probe:
         Every prompt keeps the tokens that all share.
         """
         rows, vocabulary = self.rows, int(self.policy.model.config.get_text_config().vocab_size)
-        ids = (rows.input_ids + 1 + torch.arange(rows.input_ids.shape[1], device=rows.input_ids.device)) % vocabulary
+        steps = torch.arange(rows.input_ids.shape[1], device=rows.input_ids.device)
+        ids = said(rows.input_ids + 1 + steps, vocabulary, self.policy.unsaid)
         ids[WATCHED], ids[:, :COMMON] = rows.input_ids[WATCHED], rows.input_ids[:, :COMMON]
         kept = int(rows.prompt_lengths[COMPANION]) + 1
         ids[COMPANION, :kept] = rows.input_ids[COMPANION, :kept]
@@ -231,7 +240,7 @@ class Probe:
                 use_cache=False,
             ).last_hidden_state
             found.append(self.policy.head(hidden[0]).to(self.padded.dtype).log_softmax(-1))
-        return response_gap(found[0], found[1], torch.ones_like(found[0], dtype=torch.bool))
+        return distribution_gap(found[0], found[1])
 
 
 def _selected(policy: Policy, longest: int) -> str | None:

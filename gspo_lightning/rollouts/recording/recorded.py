@@ -175,8 +175,9 @@ class Recorded(RolloutSource):
         where, ids = f"{self.path}, {row.get('id', 'a row')}", torch.tensor(row["completion_ids"], dtype=torch.int64)
         _check_use(row, where, sampling, policy.model.config.get_text_config().vocab_size)
         row_ends, contexts = rows_in(row)
-        if policy.image_processor is not None and set(policy.image_processor.unsaid) & set(row["completion_ids"]):
-            raise UserError(where, "holds the placeholder of a picture or a video, which a policy never says")
+        if unsaid := set(policy.unsaid).intersection(row["completion_ids"]):
+            what = f"holds the token {min(unsaid)}, which a policy never says: it has no text, or stands for a picture"
+            raise UserError(where, what, fix="leave this response out")
         mask, logprobs = row.get("response_mask"), row.get("logprobs")
         rollout = Rollout(
             prompt=prompt,

@@ -20,7 +20,7 @@ from gspo_lightning.core.errors import first_line
 from gspo_lightning.core.pictures import Media, blocks_of
 from gspo_lightning.policy.attention import GroupCache, PagedCache, with_plan
 from gspo_lightning.policy.attention.kv_cache_size import kv_cache_size
-from gspo_lightning.policy.kernels.rounding import FLOOR, OPERATIONS, nudged
+from gspo_lightning.policy.kernels.rounding import FLOOR, OPERATIONS, distribution_gap, nudged
 from gspo_lightning.policy.numerics.autocast_weights import compute_dtype
 from gspo_lightning.policy.packing.rows import common_prefix
 from gspo_lightning.policy.policy import Policy
@@ -214,8 +214,7 @@ def two_steps(policy: Policy, decoder: Decoder) -> list[Tensor]:
 
 def gap_of_steps(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
     """Return the largest mean difference (nats) of two lists of log-probabilities; infinite if one is NaN."""
-    gaps = [float((a.float() - b.float()).abs().mean()) for a, b in zip(one, other, strict=True)]
-    return max(gap if gap == gap else float("inf") for gap in gaps)
+    return max(distribution_gap(a, b) for a, b in zip(one, other, strict=True))
 
 
 def rounding(policy: Policy) -> float:

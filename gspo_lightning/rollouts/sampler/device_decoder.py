@@ -23,6 +23,7 @@ from gspo_lightning.core.types import SamplingParams
 from gspo_lightning.policy.attention.span_cache import SpanCache
 from gspo_lightning.policy.attention.spans import Attend, attend_by_flash, why_no_flash
 from gspo_lightning.policy.decoding import LENDING, Decoding
+from gspo_lightning.policy.kernels.rounding import distribution_gap
 from gspo_lightning.policy.kernels.thread_state import without_autocast
 from gspo_lightning.policy.numerics.autocast_weights import compute_dtype
 from gspo_lightning.policy.packing.memory import empty_cache, is_out_of_memory
@@ -286,7 +287,7 @@ class DeviceDecoder(Decoder):
                 self.state.token.add_(shift).remainder_(vocabulary)
                 out = way()
                 found.append((graph.result if out is None else out).log_softmax(-1).clone())
-            gap = float((found[0] - found[1]).abs().mean())
+            gap = distribution_gap(found[0], found[1])
             if not gap <= rounding(self.policy):
                 raise ValueError(f"log-probabilities of a replayed step are off by {gap:.2g} nats")
         self._restore(before)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gspo_lightning.core.errors import first_line
 from gspo_lightning.policy.attention import GroupCache
+from gspo_lightning.policy.kernels.rounding import distribution_gap
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.sampler.memory import GRAPH_PAGE
 from gspo_lightning.rollouts.sampler.recording import CAPTURES, Capture, memory_for, record
@@ -98,7 +99,7 @@ class StepGraphs:
             for ids, theirs in zip(inputs, wanted, strict=bool(wanted)):
                 self._tokens.copy_(ids)
                 self._captured.replay()
-                gap = float((self._captured.result.log_softmax(-1) - theirs).abs().mean())
+                gap = distribution_gap(self._captured.result.log_softmax(-1), theirs)
                 if not gap <= self._tolerance():
                     raise ValueError(f"log-probabilities of a replayed step are off by {gap:.2g} nats")
         except (RuntimeError, ValueError) as error:  # known by name only

@@ -23,7 +23,7 @@ from gspo_lightning.rollouts.serving.answers import Answer, BadReplyError, check
 from gspo_lightning.rollouts.source import Enough, Progress, ResponsePrefix, RolloutSource
 from gspo_lightning.rollouts.vllm.in_process import InProcessEngine, Piece
 from gspo_lightning.rollouts.vllm.local import parallelism
-from gspo_lightning.rollouts.vllm.pictures import check_read, shown_to, unsaid_of
+from gspo_lightning.rollouts.vllm.pictures import check_read, shown_to
 from gspo_lightning.rollouts.vllm.probe import Probe
 from gspo_lightning.rollouts.vllm.protocol import request, seed_of, to_rollouts
 
@@ -199,7 +199,7 @@ class VLLMEngine(RolloutSource):
         if self._engine is None or self._synced is None or self._synced[1] != version:
             raise RuntimeError(f"version {version} was not copied by sync_weights()")
         seeds = [seed_of(draws, row) if self._seeded else None for row in rows]
-        unsaid = unsaid_of(policy)
+        unsaid = policy.unsaid
         asked = [request("", row, 1, sampling, seed, unsaid) for row, seed in zip(rows, seeds, strict=True)]
         media = [row.prompt.media for row in rows]
         for i, piece in self._engine.run(asked, media, enough, seed=_seed_of_call(draws, rows)):

@@ -30,11 +30,6 @@ _KEPT = 64
 """Number of cached encoded pictures: the responses to a prompt may be requested one by one."""
 
 
-def unsaid_of(policy: Policy) -> tuple[int, ...]:
-    """Return the tokens that no response of a policy may hold."""
-    return () if policy.image_processor is None else policy.image_processor.unsaid
-
-
 def shown_to(policy: Policy) -> QwenImageProcessor | None:
     """Return the adapter of pictures sent to vLLM; None for text-only policies and unsupported families."""
     return policy.image_processor if isinstance(policy.image_processor, QwenImageProcessor) else None

@@ -16,7 +16,7 @@ from gspo_lightning.policy.vision.qwen import QwenImageProcessor
 from gspo_lightning.rollouts.serving.answers import Answer
 from gspo_lightning.rollouts.serving.pool import Server
 from gspo_lightning.rollouts.source import ResponsePrefix
-from gspo_lightning.rollouts.vllm.pictures import completed, shown_to, unsaid_of
+from gspo_lightning.rollouts.vllm.pictures import completed, shown_to
 from gspo_lightning.rollouts.vllm.protocol import parse, request
 
 TOKENS = 8
@@ -38,7 +38,7 @@ class Probe:
     def __init__(self, policy: Policy, tolerance: float | None, dtype: str | None) -> None:
         self.policy = policy
         self._vocabulary = int(policy.model.config.get_text_config().vocab_size)
-        prompt = _prompt(self._vocabulary, shown_to(policy), unsaid_of(policy))
+        prompt = _prompt(self._vocabulary, shown_to(policy), policy.unsaid)
         self.row = ResponsePrefix(prompt, 0, prompt.token_ids, drawn=0, token_budget=TOKENS)
         """Beginning that is sent."""
         self.sampling = SamplingParams(TOKENS, temperature=TEMPERATURE)
@@ -53,7 +53,7 @@ class Probe:
     @property
     def request(self) -> dict[str, Any]:
         """Request for one response, without the model's name."""
-        return request("", self.row, 1, self.sampling, seed=1, unsaid=unsaid_of(self.policy))
+        return request("", self.row, 1, self.sampling, seed=1, unsaid=self.policy.unsaid)
 
     async def ask(self, server: Server, run: str | None = None) -> Answer:
         """Return a server's response to the probe.

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.core.types import FinishReason, Rollout, SamplingParams
-from gspo_lightning.policy.policy import UNSAID, Policy
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import Routing, index_dtype
+from gspo_lightning.policy.unsaid import UNSAID
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.ending import finish
 from gspo_lightning.rollouts.serving.answers import Answer, BadReplyError, checked, complete, shown

@@ -33,7 +33,7 @@ from gspo_lightning.rollouts.serving.weights import WeightFolders
 from gspo_lightning.rollouts.source import Enough, Progress, ResponsePrefix, RolloutSource
 from gspo_lightning.rollouts.vllm.gpus import card_of
 from gspo_lightning.rollouts.vllm.local import LocalVLLM, check_in_flight, check_options
-from gspo_lightning.rollouts.vllm.pictures import completed, shown_to, unsaid_of
+from gspo_lightning.rollouts.vllm.pictures import completed, shown_to
 from gspo_lightning.rollouts.vllm.probe import Probe
 from gspo_lightning.rollouts.vllm.protocol import parse, request, seed_of, to_rollouts
 from gspo_lightning.rollouts.vllm.servers import InflightRequests, Servers
@@ -350,7 +350,7 @@ class VLLMServer(RolloutSource):
                 return []
             numbers = [row.sample] if samples is None else samples
             seed = seed_of(draws, row) if seeded else None
-            body = request(server.model, row, len(numbers), sampling, seed, unsaid_of(policy))
+            body = request(server.model, row, len(numbers), sampling, seed, policy.unsaid)
             with known.named(server.client) as name:
                 media = row.prompt.media
                 reply = await completed(

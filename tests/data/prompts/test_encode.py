@@ -194,6 +194,24 @@ def test_prompts_that_begin_twice_or_have_ended_are_refused(chat: PreTrainedToke
         tokens(chat, "what")
 
 
+def test_a_template_without_the_begin_token_that_the_tokenizer_writes_is_said_once(
+    chat: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A model trained with the token reads prompts without it as the middle of a text."""
+    tokens(chat, "what")
+    assert "prompts begin without" not in caplog.text
+    chat.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    for _ in range(2):
+        assert tokens(chat, "what is one", field="data.a_set_of_this_test") == "what is one"
+    said = (
+        "data.a_set_of_this_test: prompts begin without '<s>': the tokenizer puts it before other texts, but the chat"
+    )
+    assert [m.startswith(said) for m in caplog.messages] == [True]
+    chat._tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
+    tokens(chat, "what is", field="data.another_set")  # a tokenizer that never writes it is consistent
+    assert len(caplog.messages) == 1
+
+
 def test_a_turn_that_ends_with_a_token_that_ends_nothing_is_said(
     chat: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
 ) -> None:

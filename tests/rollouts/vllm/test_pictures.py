@@ -150,7 +150,7 @@ def no_logprobs(reply: dict[str, Any]) -> None:
 
 
 FAULTS = {
-    "a placeholder in the answer": (placeholder, "a placeholder of pictures that no response may hold"),
+    "a placeholder in the answer": (placeholder, "stands for a picture: no response may hold it"),
     "no prompt": (lambda reply: reply.update(prompt_token_ids=None), "does not say which tokens it read"),
     "another text": (other_text, "it read another prompt than it was sent"),
     "pictures elsewhere": (moved, "it has pictures elsewhere than the trainer"),
