@@ -27,6 +27,7 @@ from tests.support import model_families
 from tools.models import tiny
 
 LONGEST = 40
+SHARP = 300.0
 
 
 def policy_of(family: str, dtype: torch.dtype = torch.float32, **fields: Any) -> Policy:
@@ -35,8 +36,10 @@ def policy_of(family: str, dtype: torch.dtype = torch.float32, **fields: Any) ->
     return policy
 
 
-def verified(policy: Policy, source: Any = None, longest: int = LONGEST, **options: Any) -> str | None:
-    verify_decoding(policy, source or GroupedSampler(), temperature=0.7, longest=longest, **options)
+def verified(
+    policy: Policy, source: Any = None, longest: int = LONGEST, temperature: float = 0.7, **options: Any
+) -> str | None:
+    verify_decoding(policy, source or GroupedSampler(), temperature=temperature, longest=longest, **options)
     return policy.decoding.way
 
 
@@ -153,6 +156,19 @@ def test_a_decoder_that_is_off_by_more_than_rounding_is_ruled_out(
     with caplog.at_level(logging.WARNING):
         assert verified(mistral(None)) == way
     assert ("prompts shared: off by" in caplog.text) is (way == "padded")
+
+
+@pytest.mark.parametrize(("gap", "way"), [(0.0, "shared"), (1.0, "padded")])
+@pytest.mark.parametrize("temperature", [1.0, 0.1])
+def test_a_difference_grows_with_the_logits_that_rounding_moves(
+    temperature: float, gap: float, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits of a few hundred, as some published models have, in a model of nothing but right operations."""
+    policy = mistral(None)
+    with torch.no_grad():
+        policy.model.get_output_embeddings().weight.mul_(SHARP)
+    off(gap * SHARP, monkeypatch, SharedDecoder)
+    assert verified(policy, temperature=temperature) == way
 
 
 @pytest.mark.parametrize(("longest", "way"), [(20, "padded"), (33, "padded"), (34, "generate"), (200, "generate")])

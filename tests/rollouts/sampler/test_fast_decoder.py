@@ -374,6 +374,21 @@ def test_the_tolerance_is_what_rounding_does_to_the_model_in_its_dtype() -> None
     assert SharedDecoder(loud).fast_layers is not None
 
 
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_float64_decides_what_the_yardstick_leaves_open(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of a processor with AMX differ by more than one rounding explains, and are no further from the truth."""
+    monkeypatch.setattr(decoding, "rounding", lambda policy: 0.0)
+    monkeypatch.setattr(decoding, "AS_EXACT", 4.0)
+    policy = build(FAMILIES[family]())
+    before = {name: p.detach().clone() for name, p in policy.named_parameters()}
+    assert SharedDecoder(policy).fast_layers is not None
+    assert all(torch.equal(p, before[name]) and p.dtype == torch.float32 for name, p in policy.named_parameters())
+    if family == "llama":
+        wrong = build(FAMILIES[family]())
+        changed_class(wrong)
+        assert SharedDecoder(wrong).fast_layers is None
+
+
 def test_the_rest_of_the_package_knows_its_interface_only() -> None:
     package = Path(gspo_lightning.__file__).parent
     folder = package / "rollouts" / "sampler" / "fast_decoder"
