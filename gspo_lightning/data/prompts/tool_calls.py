@@ -44,16 +44,45 @@ def _format(calls: Mapping[str, Any], **fields: Mapping[str, Any]) -> dict[str, 
 
 
 _FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3_xml": (  # Qwen3-Coder, Qwen3.5
+    "qwen3_xml": (  # Qwen3-Coder, Qwen3.5, Seed-OSS
         r"<function=",
         _format({
-            "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
-            "close_pattern": r"</function>\s*</tool_call>",
+            "open_pattern": r"<(?:seed:)?tool_call>\s*<function=(?P<name>[^>\n]+)>",
+            "close_pattern": r"</function>\s*</(?:seed:)?tool_call>",
             "content": "xml-inline",
             "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
             "transform": _NAMED,
         }),
     ),
+    "minimax": (  # M2: one block of tags around all calls
+        r"<minimax:tool_call>",
+        _format({
+            "open_pattern": r"(?:<minimax:tool_call>\s*)?<invoke name=\"(?P<name>[^\">\n]+)\">",
+            "close_pattern": r"</invoke>\s*(?:</minimax:tool_call>)?",
+            "content": "xml-inline",
+            "content_args": {"tag_pattern": r"<parameter name=\"(?P<key>[^\">\n]+)\">(?P<value>.*?)</parameter>"},
+            "transform": _NAMED,
+        }),
+    ),
+    "kimi": (
+        r"<\|tool_call_argument_begin\|>",
+        _format({
+            "open_pattern": r"(?:<\|tool_calls_section_begin\|>)?\s*<\|tool_call_begin\|>\s*"
+            r"(?P<id>(?:functions\.)?(?P<name>[^\s<:]+)(?::\d+)?)\s*<\|tool_call_argument_begin\|>",
+            "close_pattern": r"<\|tool_call_end\|>\s*(?:<\|tool_calls_section_end\|>)?",
+            "transform": {"function": {"name": "{name}", "arguments": "{content}", "id": "{id}"}},
+        }),
+    ),
+    "command_r": (  # Command R7B and A
+        r"<\|START_ACTION\|>",
+        _format(
+            {"open": "<|START_ACTION|>", "close": "<|END_ACTION|>"},
+            thinking=_FAMILIES["<|START_THINKING|>", "<|END_THINKING|>"],
+            content={"open_pattern": r"<\|START_(?:RESPONSE|TEXT)\|>",
+                     "close_pattern": r"<\|END_(?:RESPONSE|TEXT)\|>", **_CONTENT},
+        ),
+    ),
+    "granite": (r"<\|tool_call\|>", _format({"open": "<|tool_call|>"})),
     "glm": (
         r"<arg_key>",
         _format({
@@ -114,10 +143,16 @@ _FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 """Formats by the mark of their chat template, the most special first."""
+_CHANNELS = ("gpt_oss", "command_r")
+"""Formats that mark the content, too."""
 _MARKS = (
     "<tool_call>",
     "<parameter=",
     "<arg_key>",
+    "<invoke name=",
+    "<|tool_call_begin|>",
+    "<|tool_call|>",
+    "<|START_ACTION|>",
     "<｜tool▁call▁begin｜>",
     "[TOOL_CALLS]",
     "<|channel|>",
@@ -155,14 +190,14 @@ def parse_turn(
     if sum(said.count(mark) for mark in _MARKS) > _MOST_MARKS:
         return Turn(said, malformed=1)
     plain = _of_family(_PLAIN, said)
-    spec = own or (_of_family(_FORMATS[name][1], said) if name and (tools or name == "gpt_oss") else plain)
+    spec = own or (_of_family(_FORMATS[name][1], said) if name and (tools or name in _CHANNELS) else plain)
     try:
         found = whole_values(parse_response(said, spec, prefix="", tools=[dict(tool) for tool in tools] or None))
     except (ValueError, LookupError, TypeError, RecursionError):
         return Turn(said, malformed=1)
     calls = [_call(c) for c in _flat(found.get("tool_calls"))] if tools else []
     if broken := sum(call is None for call in calls):
-        thought = _parsed(said, plain) if name != "gpt_oss" else {}
+        thought = _parsed(said, plain) if name not in _CHANNELS else {}
         return Turn(thought.get("content", said).strip(), thought.get("thinking"), malformed=broken)
     content = found.get("content") or ""
     thinking = found.get("thinking") or found.get("reasoning_content") or None
@@ -186,15 +221,12 @@ def _parsed(text: str, spec: dict[str, Any]) -> dict[str, Any]:
 
 def _call(found: Any) -> ToolCall | None:
     call = found.get("function") if isinstance(found, dict) else None
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
+    name = call.get("name", call.get("tool_name")) if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(name, str) or not name:
         return None
     arguments = call.get("arguments", call.get("parameters", {}))
-    made = call.get("id", "")
-    return (
-        ToolCall(call["name"], arguments, made if isinstance(made, str) else "")
-        if isinstance(arguments, dict)
-        else None
-    )
+    made = call.get("id", call.get("tool_call_id", ""))
+    return ToolCall(name, arguments, made if isinstance(made, str) else "") if isinstance(arguments, dict) else None
 
 
 def _flat(calls: Any) -> list[Any]:

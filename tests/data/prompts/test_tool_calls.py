@@ -165,6 +165,41 @@ def test_mistrals_newer_format() -> None:
     assert parse_turn(tokenizer, text, TOOLS) == Turn("", None, tuple(CALLS))
 
 
+INVOKED = '<invoke name="{}">\n<parameter name="a">{}</parameter>\n<parameter name="b">{}</parameter>\n</invoke>'
+FUNCTION = "<function={}>\n<parameter=a>{}</parameter>\n<parameter=b>{}</parameter>\n</function>"
+KIMI = '<|tool_call_begin|>functions.{}:{}<|tool_call_argument_begin|>{{"a": {}, "b": {}}}<|tool_call_end|>'
+COHERE = '{{"tool_call_id": "{}", "tool_name": "{}", "parameters": {{"a": {}, "b": {}}}}}'
+
+
+@pytest.mark.parametrize(
+    ("mark", "text", "turn"),
+    [
+        ("<minimax:tool_call>", "<think>\nhm\n</think>\n\nSo:\n<minimax:tool_call>\n" + INVOKED.format("add", 2, 3)
+         + "\n" + INVOKED.format("mul", 4, 5) + "\n</minimax:tool_call>", Turn("So:", "hm", tuple(CALLS))),
+        ("<|tool_call_argument_begin|>", "So:<|tool_calls_section_begin|>" + KIMI.format("add", 0, 2, 3)
+         + KIMI.format("mul", 1, 4, 5) + "<|tool_calls_section_end|>",
+         Turn("So:", None, (ToolCall("add", {"a": 2, "b": 3}, "functions.add:0"),
+                            ToolCall("mul", {"a": 4, "b": 5}, "functions.mul:1")))),
+        ("<|START_ACTION|>", "<|START_THINKING|>hm<|END_THINKING|><|START_ACTION|>[\n    "
+         + COHERE.format(0, "add", 2, 3) + ",\n    " + COHERE.format(1, "mul", 4, 5) + "\n]<|END_ACTION|>",
+         Turn("", "hm", (ToolCall("add", {"a": 2, "b": 3}, "0"), ToolCall("mul", {"a": 4, "b": 5}, "1")))),
+        ("<|START_ACTION|>", "<|START_RESPONSE|>It is 5<|END_RESPONSE|>", Turn("It is 5")),
+        ("<function=", "<seed:think>hm</seed:think>\n<seed:tool_call>\n" + FUNCTION.format("add", 2, 3)
+         + "\n</seed:tool_call>", Turn("", "hm", (CALLS[0],))),
+        ("<|tool_call|>", '<|tool_call|>[{"name": "add", "arguments": {"a": 2, "b": 3}}, '
+         '{"name": "mul", "arguments": {"a": 4, "b": 5}}]', Turn("", None, tuple(CALLS))),
+        ("<|tool_call|>", "<|tool_call|>oops", Turn("<|tool_call|>oops", malformed=1)),
+    ],
+    ids=["minimax", "kimi", "command-r calls", "command-r answer", "seed-oss", "granite", "granite cut"],
+)  # fmt: skip
+def test_formats_of_families_that_write_calls_in_their_own_way(mark: str, text: str, turn: Turn) -> None:
+    """MiniMax-M2, Kimi-K2, Command R7B, Seed-OSS and Granite 3.3, as their templates write calls."""
+    tokenizer = FAMILIES["qwen"].tokenizer()
+    tokenizer.chat_template = mark
+    assert parse_turn(tokenizer, text, TOOLS) == turn
+    assert parse_turn(tokenizer, text + "<|im_end|>", TOOLS) == turn
+
+
 def test_a_tokenizers_own_response_template_comes_first() -> None:
     tokenizer = FAMILIES["qwen"].tokenizer()
     call = {"open_pattern": r"CALL (?P<name>\w+)", "content": "json", "repeats": True,
