@@ -17,10 +17,12 @@ from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.types import FinishReason, Prompt, SamplingParams
 from gspo_lightning.policy.load.loading import load_policy
 from gspo_lightning.policy.load.model_settings import ModelSettings
+from gspo_lightning.policy.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import ResponsePrefix, VLLMEngine
 from tests.real_vllm import served
 from tests.runs import runs
+from tests.runs.test_padded_vocabulary import TOKENS, padded
 
 pytestmark = served.VLLM
 
@@ -130,3 +132,21 @@ def test_the_quickstart_learns_through_the_engine(taught: Callable[[Path], None]
     taught(tmp_path)
     run = runs.fit(tmp_path, served.HEADS, "--data.rollouts=VLLMEngine", small=False)
     served.check_learnt(run)
+
+
+def test_rows_of_a_padded_vocabulary_are_never_sampled(policy: Policy, prompts: list[Prompt]) -> None:
+    """The engine's distribution is that of training, which leaves these rows out."""
+    wide = padded(policy)
+    with closing(VLLMEngine(options={"block_size": served.BLOCK}, exact_seeds=True)) as source:
+        source.open(128)
+        source.sync_weights(wide, served.VERSION)
+        groups = served.sample(source, wide, prompts, 8, SamplingParams(14, temperature=1.3))
+        rollouts = [rollout for group in groups for rollout in group]
+    assert all(int(rollout.token_ids.max()) < TOKENS for rollout in rollouts)
+    for rollout in rollouts:
+        rollout.reward = 0.0
+    with torch.no_grad():
+        logprobs = wide(make_micro_batch(rollouts), 1.3)[0]
+    for row, rollout in zip(logprobs, rollouts, strict=True):
+        assert rollout.logprobs is not None
+        torch.testing.assert_close(row[: rollout.length], rollout.logprobs, rtol=0, atol=1e-4)

@@ -38,6 +38,9 @@ A tiny model shows that the code of a family works, not that a checkpoint of it 
 Models that attend to only a few selected tokens (`index_topk`: DeepSeek-V3.2, GLM-DSA) are refused if rows are
 longer than that number, 8 here and thousands in their checkpoints: ties, rounding and other rows of the batch decide
 which tokens these are.
+
+A family's tokenizer and chat template matter as much: [environments](environments.md#templates-that-were-tried)
+has the real ones that were tried.
 """
 
 

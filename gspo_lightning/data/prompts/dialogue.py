@@ -18,6 +18,7 @@ from gspo_lightning.data.prompts.id_cache import IdCache
 from gspo_lightning.data.prompts.messages import placeholder_calls, plain_messages, variants
 from gspo_lightning.data.prompts.prompt_set import Completion
 from gspo_lightning.data.prompts.specials import leading, render
+from gspo_lightning.data.prompts.tool_calls import knows_format, parse_turn
 from gspo_lightning.policy.vision.image_processor import image_processor_of
 from gspo_lightning.rewards.chat import tools_of
 
@@ -31,6 +32,8 @@ _PROBE: dict[str, Any] = {
         "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "A text."}}},
     },
 }
+_ENDS = 24
+"""Special tokens behind which a turn with a call is looked for the call."""
 KEPT_BYTES = 16 << 20
 """Bytes of the token ids that are kept of messages between turns; about 4,000 answers of a tool with 1,000 tokens."""
 _Tools = Sequence[Mapping[str, Any]]
@@ -147,6 +150,33 @@ class Dialogue:
             return _PROBE["function"]["name"] in self._render([{"role": "user", "content": "."}], [_PROBE])
         except TemplateError:
             return False
+
+    @cached_property
+    def reads_calls(self) -> bool:
+        """True if a call that the chat template writes is read back as that call.
+
+        If the template leaves calls out, the mark of a known format decides.
+        """
+        name, arguments = _PROBE["function"]["name"], {"a": "b"}
+        call = {"id": "probe0000", "type": "function", "function": {"name": name, "arguments": arguments}}
+        asked: list[dict[str, Any]] = [{"role": "user", "content": "."}]
+        told = {"role": "tool", "tool_call_id": call["id"], "name": name, "content": _TURN}
+        try:
+            before = self._render(asked, [_PROBE])
+            said = {"role": "assistant", "content": "", "tool_calls": [call]}
+            after = self._render([*asked, said, told], [_PROBE])
+        except TemplateError:
+            return knows_format(self.tokenizer)
+        written = after.removeprefix(before).partition(_TURN)[0]
+        if name not in written:
+            return knows_format(self.tokenizer)
+        ids = self._tokens(written)
+        ends = [i + 1 for i, token in enumerate(ids) if token in self._special][:_ENDS]
+        for end in (*ends, len(ids)):
+            calls = parse_turn(self.tokenizer, self.tokenizer.decode(ids[:end]), [_PROBE]).calls
+            if [(c.name, c.arguments) for c in calls] == [(name, arguments)]:
+                return True
+        return False
 
     @cached_property
     def _special(self) -> frozenset[int]:

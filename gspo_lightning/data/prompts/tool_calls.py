@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_parsing import parse_response
@@ -61,6 +62,18 @@ _FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
             "close_pattern": r"</invoke>\s*(?:</minimax:tool_call>)?",
             "content": "xml-inline",
             "content_args": {"tag_pattern": r"<parameter name=\"(?P<key>[^\">\n]+)\">(?P<value>.*?)</parameter>"},
+            "transform": _NAMED,
+        }),
+    ),
+    "deepseek_dsml": (  # V3.2 and V4
+        r"｜DSML｜",
+        _format({
+            "open_pattern": r"(?:<｜DSML｜(?:function|tool)_calls>\s*)?<｜DSML｜invoke name=\"(?P<name>[^\">\n]+)\">",
+            "close_pattern": r"</｜DSML｜invoke>\s*(?:</｜DSML｜(?:function|tool)_calls>)?",
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r"<｜DSML｜parameter name=\"(?P<key>[^\">]+)\"[^>]*>(?P<value>.*?)</｜DSML｜parameter>",
+            },
             "transform": _NAMED,
         }),
     ),
@@ -150,6 +163,7 @@ _MARKS = (
     "<parameter=",
     "<arg_key>",
     "<invoke name=",
+    "<｜DSML｜invoke",
     "<|tool_call_begin|>",
     "<|tool_call|>",
     "<|START_ACTION|>",
@@ -160,6 +174,7 @@ _MARKS = (
 )
 _MOST_MARKS = 500
 """A turn with more marks is not parsed: the parser looks at the rest of the text again after each."""
+_SPECIAL: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[str, ...]] = WeakKeyDictionary()
 _PLAIN = {"start_anchor": _NEVER, "fields": {"thinking": _THINKING, "content": _CONTENT}}
 
 
@@ -182,15 +197,15 @@ def parse_turn(
         tools: JSON schemas; without any, no calls are looked for. Texts become numbers where a schema says so.
         opened: the template has opened a thought before the text.
     """
-    said = _without_end(tokenizer, text)
+    name = _format_of(_template(tokenizer))
+    own = getattr(tokenizer, "response_template", None)
+    plain = _of_family(_PLAIN, text)
+    spec = own or (_of_family(_FORMATS[name][1], text) if name and (tools or name in _CHANNELS) else plain)
+    said = _without_end(tokenizer, text, spec)
     if opened and not (CLOSES.search(said) or OPENS.search(said)):
         return Turn("", said.strip() or None)
-    own = getattr(tokenizer, "response_template", None)
-    name = _format_of(_template(tokenizer))
     if sum(said.count(mark) for mark in _MARKS) > _MOST_MARKS:
         return Turn(said, malformed=1)
-    plain = _of_family(_PLAIN, said)
-    spec = own or (_of_family(_FORMATS[name][1], said) if name and (tools or name in _CHANNELS) else plain)
     try:
         found = whole_values(parse_response(said, spec, prefix="", tools=[dict(tool) for tool in tools] or None))
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -204,6 +219,11 @@ def parse_turn(
     if not (content or thinking or calls):
         content = said
     return Turn(content.strip(), thinking, tuple(call for call in calls if call is not None))
+
+
+def knows_format(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """True if the tokenizer says how calls are written, or its chat template has the mark of a known format."""
+    return bool(getattr(tokenizer, "response_template", None) or _format_of(_template(tokenizer)))
 
 
 def _of_family(spec: dict[str, Any], said: str) -> dict[str, Any]:
@@ -250,11 +270,26 @@ def _format_of(template: str) -> str:
     return next((name for name, (mark, _) in _FORMATS.items() if re.search(mark, template)), "")
 
 
-def _without_end(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
-    """Return a turn without the tokens that end it."""
+def _without_end(tokenizer: PreTrainedTokenizerBase, text: str, spec: Mapping[str, Any]) -> str:
+    """Return a turn without the tokens that end it: special ones that are no marks of its format.
+
+    What ends a turn is often no end token of the tokenizer: GLM writes ``<|user|>`` or ``<|observation|>``, Phi
+    ``<|end|>``.
+    """
     ends = {tokenizer.eos_token, tokenizer.pad_token, "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>"} - {
         None
     }
+    marks = str(spec).replace("\\", "")  # of patterns, too
+    ends |= {token for token in _special(tokenizer) if token not in marks}
     while end := next((e for e in ends if text.endswith(str(e))), None):
         text = text.removesuffix(str(end))
     return text
+
+
+def _special(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """Return the special tokens of a tokenizer, the longest first; reading them is slow, so it is done once."""
+    if (found := _SPECIAL.get(tokenizer)) is None:
+        added = (token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
+        found = tuple(sorted({*tokenizer.all_special_tokens, *added} - {""}, key=len, reverse=True))
+        _SPECIAL[tokenizer] = found
+    return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import logging
 from collections.abc import Sequence
 
 from gspo_lightning.core.errors import UserError
@@ -19,6 +21,8 @@ from gspo_lightning.rollouts.environments.conversation import Conversation
 from gspo_lightning.rollouts.environments.host import Host
 from gspo_lightning.rollouts.source import Enough, Progress, RolloutSource
 from gspo_lightning.rollouts.wrapping import WrappingSource
+
+log = logging.getLogger(__name__)
 
 
 class EnvironmentRollouts(WrappingSource):
@@ -97,6 +101,10 @@ class EnvironmentRollouts(WrappingSource):
             return check_pieces(self.source, turns, beginnings)
 
         dialogue = Dialogue(policy.tokenizer, self.system_prompt, self.chat_template_kwargs)
+        shows = dialogue.knows_tools
+        if shows and not dialogue.reads_calls:
+            shows = False
+            _say_unread(policy.tokenizer.name_or_path)
         conversations = ConversationRows(
             groups,
             self._host,
@@ -105,7 +113,7 @@ class EnvironmentRollouts(WrappingSource):
             retries=self.retries,
             max_missing_rate=self.max_missing_rate,
             finished=finished,
-            offered=self.environment.offer(dialogue.knows_tools),
+            offered=self.environment.offer(shows),
         )
         try:
             conversations.run(speak)
@@ -133,3 +141,10 @@ class EnvironmentRollouts(WrappingSource):
         return ConversationRow(
             Conversation(self.environment, prompt, seed, self.deadline_s), prompt, sample, token_budget
         )
+
+
+@functools.cache
+def _say_unread(name: str) -> None:
+    """Log once that a model's format of calls is not known."""
+    what = "the chat template of %s shows tools, but calls in its format are not read back: "
+    log.warning(what + "tools are described in a system message instead", name)

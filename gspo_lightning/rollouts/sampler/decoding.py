@@ -218,7 +218,10 @@ def _in_float64(policy: Policy) -> Policy:
     """Return a copy of a policy in float64; nothing is shared."""
     memo: dict[int, Any] = {id(p): nn.Parameter(p.detach().double(), False) for p in policy.model.parameters()}
     memo |= {id(b): b.double() if b.is_floating_point() else b.clone() for b in policy.model.buffers()}
-    return policy.frozen_copy(memo).train(policy.training)
+    twin = policy.frozen_copy(memo).train(policy.training)
+    if getattr(twin.model.config.get_text_config(), "_experts_implementation", None) not in (None, "eager"):
+        twin.model.set_experts_implementation("eager")  # grouped products have no float64
+    return twin
 
 
 def two_steps(policy: Policy, decoder: Decoder) -> list[Tensor]:

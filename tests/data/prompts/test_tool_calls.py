@@ -165,6 +165,15 @@ def test_mistrals_newer_format() -> None:
     assert parse_turn(tokenizer, text, TOOLS) == Turn("", None, tuple(CALLS))
 
 
+LFM = """\
+{%- if tools %}{{ '<|im_start|>system\n' + tools | tojson + '<|im_end|>' }}{% endif %}
+{%- for m in messages %}
+  {{- '<|im_start|>' + m.role + '\n' + m.content }}
+  {%- for c in m.tool_calls or [] %}
+    {{- '<|tool_call_start|>[' + c.function.name + '(' }}
+    {%- for k, v in c.function.arguments.items() %}{{ k + '=' + v | tojson }}{% endfor %}{{ ')]<|tool_call_end|>' }}
+  {%- endfor %}{{ '<|im_end|>\n' }}
+{%- endfor %}"""
 INVOKED = '<invoke name="{}">\n<parameter name="a">{}</parameter>\n<parameter name="b">{}</parameter>\n</invoke>'
 FUNCTION = "<function={}>\n<parameter=a>{}</parameter>\n<parameter=b>{}</parameter>\n</function>"
 KIMI = '<|tool_call_begin|>functions.{}:{}<|tool_call_argument_begin|>{{"a": {}, "b": {}}}<|tool_call_end|>'
@@ -198,6 +207,39 @@ def test_formats_of_families_that_write_calls_in_their_own_way(mark: str, text: 
     tokenizer.chat_template = mark
     assert parse_turn(tokenizer, text, TOOLS) == turn
     assert parse_turn(tokenizer, text + "<|im_end|>", TOOLS) == turn
+
+
+@pytest.mark.parametrize("name", list(ALL))
+def test_the_calls_of_every_known_template_are_read_back(name: str) -> None:
+    assert Dialogue(ALL[name].tokenizer()).reads_calls
+
+
+def test_calls_in_an_unknown_format_are_known_to_be_unread() -> None:
+    """LFM2.5 writes Python: the policy would see its tools, and no call would ever be answered."""
+    tokenizer = FAMILIES["qwen"].tokenizer()
+    tokenizer.chat_template = LFM
+    dialogue = Dialogue(tokenizer)
+    assert dialogue.knows_tools
+    assert not dialogue.reads_calls
+    tokenizer.chat_template = LFM.replace("m.tool_calls or []", "[]")  # LFM2 leaves calls out
+    assert not Dialogue(tokenizer).reads_calls
+    tokenizer.chat_template += "{# <|tool_call|> #}"  # and so does Granite 3.3, whose format is known
+    assert Dialogue(tokenizer).reads_calls
+
+
+@pytest.mark.parametrize("tools", [(), TOOLS], ids=["no tools", "tools"])
+def test_a_special_token_that_ends_a_turn_is_no_text(tools: Any) -> None:
+    """GLM ends a turn with the mark of who speaks next, which no tokenizer calls its end token."""
+    tokenizer = FAMILIES["qwen"].tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|observation|>", "</think>"]})
+    assert parse_turn(tokenizer, "<think>hm</think>5<|user|>", tools) == Turn("5", "hm")
+    assert parse_turn(tokenizer, "<think>hm</think>", tools) == Turn("", "hm")  # a mark of the format stays one
+    tokenizer.chat_template = "<arg_key>"
+    argument = "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n"
+    text = "<tool_call>add\n" + argument.format("a", 2) + argument.format("b", 3)
+    found = parse_turn(tokenizer, text + "</tool_call><|observation|>", tools)
+    assert found.content == ("" if tools else text + "</tool_call>")
+    assert found.calls == ((CALLS[0],) if tools else ())
 
 
 def test_a_tokenizers_own_response_template_comes_first() -> None:

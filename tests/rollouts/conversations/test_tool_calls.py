@@ -16,6 +16,7 @@ from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingPar
 from gspo_lightning.rollouts import Draws, EnvironmentRollouts, RolloutSource
 from gspo_lightning.rollouts.environments import Calculator, Tool, ToolUse
 from tests.data.prompts.families import FAMILIES, Family
+from tests.data.prompts.test_tool_calls import LFM
 
 SEEN: list[tuple[int, float]] = []
 
@@ -112,6 +113,22 @@ def test_a_template_without_tools_gets_a_system_message_and_tags() -> None:
             talk("plain", ToolUse({"calculator": Calculator()}, style="template"))
     finally:
         del FAMILIES["plain"]
+
+
+def test_a_template_whose_calls_are_not_read_gets_tags_too(caplog: pytest.LogCaptureFixture) -> None:
+    """LFM2.5's calls are Python: shown by the template, the tools would be called and never answer."""
+    FAMILIES["lfm"] = Family(LFM, "<|im_end|>")
+    try:
+        turns = ('<tool_call>{"name": "calculator", "arguments": {"expression": "2*3"}}</tool_call>', "6")
+        _, (first, second) = talk("lfm", ToolUse({"calculator": Calculator()}), *turns)
+        assert "You may call these tools:\n- calculator(expression): Computes" in first
+        assert '"type": "function"' not in first
+        assert "6" in second[len(first + turns[0]) :]
+        assert "shows tools, but calls in its format are not read back" in caplog.text
+        with pytest.raises(UserError, match="has a format of calls that is not read"):
+            talk("lfm", ToolUse({"calculator": Calculator()}, style="template"))
+    finally:
+        del FAMILIES["lfm"]
 
 
 def test_tags_may_be_chosen_where_the_template_knows_tools() -> None:
