@@ -296,7 +296,8 @@ class Policy(nn.Module):
 
     def _head(self) -> Callable[[Tensor], Tensor]:
         """Return the output embedding itself if :meth:`head` does nothing else; FSDP has gathered its weight by now."""
-        config, head = self.model.config.get_text_config(), self.model.get_output_embeddings()
+        config = self.model.config.get_text_config()
+        head = self.model.get_output_embeddings()
         if any(getattr(config, name, None) is not None for name in FINISHED):
             return self.head
         return SuppressingHead(head, self._suppressed(self.device)) if self.unsaid else head

@@ -41,10 +41,10 @@ def placeholders_of(image_processor: ImageProcessorAdapter | None) -> tuple[int,
     return () if image_processor is None else image_processor.unsaid
 
 
-def said(numbers: Tensor, vocabulary: int, unsaid: Collection[int] = ()) -> Tensor:
+def sayable_tokens(numbers: Tensor, vocabulary: int, unsaid: Collection[int] = ()) -> Tensor:
     """Return tokens for numbers >= 0 of any size, counting round the vocabulary without the tokens never said.
 
-    >>> said(torch.tensor([0, 1, 2, 3]), 4, unsaid=(1,)).tolist()
+    >>> sayable_tokens(torch.tensor([0, 1, 2, 3]), 4, unsaid=(1,)).tolist()
     [0, 2, 3, 0]
     """
     if not unsaid:

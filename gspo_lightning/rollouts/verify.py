@@ -25,7 +25,7 @@ from gspo_lightning.policy.model_checks.row_isolation import context_thresholds
 from gspo_lightning.policy.packing.batches import make_micro_batch
 from gspo_lightning.policy.packing.memory import is_out_of_memory
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.unsaid import said
+from gspo_lightning.policy.unsaid import sayable_tokens
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.sampler.decoding import unit_in_last_place
 from gspo_lightning.rollouts.sampler.sampler import GroupedSampler
@@ -271,7 +271,7 @@ def _rows(policy: Policy, longest: int) -> list[ResponsePrefix]:
     prompts = []
     for i, width in enumerate(widths):
         numbers = 7 * torch.arange(max(1, min(width, top))) + 3 * i + 1
-        prompts.append(Prompt(i, "", tuple(said(numbers, vocabulary, policy.unsaid).tolist())))
+        prompts.append(Prompt(i, "", tuple(sayable_tokens(numbers, vocabulary, policy.unsaid).tolist())))
     return [ResponsePrefix(p, k, p.token_ids, 0, token_budget) for p in prompts for k, token_budget in enumerate(ROOM)]
 
 

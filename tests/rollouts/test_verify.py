@@ -159,16 +159,15 @@ def test_a_decoder_that_is_off_by_more_than_rounding_is_ruled_out(
 
 
 @pytest.mark.parametrize(("gap", "way"), [(0.0, "shared"), (1.0, "padded")])
-@pytest.mark.parametrize("temperature", [1.0, 0.1])
 def test_a_difference_grows_with_the_logits_that_rounding_moves(
-    temperature: float, gap: float, way: str, monkeypatch: pytest.MonkeyPatch
+    gap: float, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Logits of a few hundred, as some published models have, in a model of nothing but right operations."""
     policy = mistral(None)
     with torch.no_grad():
         policy.model.get_output_embeddings().weight.mul_(SHARP)
     off(gap * SHARP, monkeypatch, SharedDecoder)
-    assert verified(policy, temperature=temperature) == way
+    assert verified(policy, temperature=0.1) == way
 
 
 @pytest.mark.parametrize(("longest", "way"), [(20, "padded"), (33, "padded"), (34, "generate"), (200, "generate")])

@@ -16,6 +16,7 @@ from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.randomness import Purpose
 from gspo_lightning.core.types import Prompt, SamplingParams
 from gspo_lightning.policy import logprobs as of_head
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import character_tokenizer
@@ -69,6 +70,7 @@ def test_a_run_never_samples_them_and_leaves_their_weights_alone(tmp_path: Path)
         assert not torch.equal(after[name][:TOKENS], before[name][:TOKENS])
 
 
+@pytest.mark.thorough
 def test_a_run_that_began_without_the_mask_goes_on_without_it(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "model")
     options = [f"--model.name_or_path={folder}", *OPTIONS]
@@ -82,6 +84,11 @@ def test_a_run_that_began_without_the_mask_goes_on_without_it(tmp_path: Path) ->
     assert runs.checkpoint(later)["gspo_lightning"]["model"]["mask_padding"] is False
     gaps = runs.scalars(later)["noise/sampler_logprob_gap"]
     assert max(value for _, value in gaps) < 2e-5
+
+
+def test_settings_of_an_older_file_have_no_mask() -> None:
+    assert ModelSettings().mask_padding
+    assert not ModelSettings.of_file({"name_or_path": "tiny-qwen3"}, False).mask_padding
 
 
 def expected(policy: Policy, row: Tensor, prompt: int, temperature: float) -> tuple[Tensor, Tensor]:
@@ -144,6 +151,7 @@ def test_every_source_draws_the_same_tokens(source: RolloutSource) -> None:
     assert all(token < TOKENS for ids in mine for token in ids)
 
 
+@pytest.mark.thorough
 def test_a_recorded_response_with_such_a_token_is_refused_by_name(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "model")
     options = [f"--model.name_or_path={folder}", *runs.UNTAUGHT]

@@ -157,14 +157,15 @@ class Dialogue:
 
         If the template leaves calls out, the mark of a known format decides.
         """
-        name, arguments = _PROBE["function"]["name"], {"a": "b"}
+        name = _PROBE["function"]["name"]
+        arguments = {"a": "b"}
         call = {"id": "probe0000", "type": "function", "function": {"name": name, "arguments": arguments}}
-        asked: list[dict[str, Any]] = [{"role": "user", "content": "."}]
-        told = {"role": "tool", "tool_call_id": call["id"], "name": name, "content": _TURN}
+        question: list[dict[str, Any]] = [{"role": "user", "content": "."}]
+        result = {"role": "tool", "tool_call_id": call["id"], "name": name, "content": _TURN}
         try:
-            before = self._render(asked, [_PROBE])
-            said = {"role": "assistant", "content": "", "tool_calls": [call]}
-            after = self._render([*asked, said, told], [_PROBE])
+            before = self._render(question, [_PROBE])
+            turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+            after = self._render([*question, turn, result], [_PROBE])
         except TemplateError:
             return knows_format(self.tokenizer)
         written = after.removeprefix(before).partition(_TURN)[0]

@@ -288,8 +288,8 @@ def _without_end(tokenizer: PreTrainedTokenizerBase, text: str, spec: Mapping[st
 
 def _special(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
     """Return the special tokens of a tokenizer, the longest first; reading them is slow, so it is done once."""
-    if (found := _SPECIAL.get(tokenizer)) is None:
+    if tokenizer not in _SPECIAL:
         added = (token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
-        found = tuple(sorted({*tokenizer.all_special_tokens, *added} - {""}, key=len, reverse=True))
-        _SPECIAL[tokenizer] = found
-    return found
+        tokens = {*tokenizer.all_special_tokens, *added} - {""}
+        _SPECIAL[tokenizer] = tuple(sorted(tokens, key=len, reverse=True))
+    return _SPECIAL[tokenizer]

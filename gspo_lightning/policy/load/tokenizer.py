@@ -70,16 +70,16 @@ def read_tokenizer(
     written.no_truncation()
     if _first_difference(tokenizer, written) is None:
         return tokenizer
-    own: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(name, revision=revision)
-    text = _first_difference(tokenizer, own.backend_tokenizer)
+    backend: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(name, revision=revision)
+    text = _first_difference(tokenizer, backend.backend_tokenizer)
     if text is None:  # the config adds tokens to the file, in both
         return tokenizer
-    _keep_special_tokens(own, tokenizer)
+    _keep_special_tokens(backend, tokenizer)
     _say(
         f"{field}: {name} names the class {kind.__name__}, which splits {text!r} in another way than its {FILE}: "
         "the file is used"
     )
-    return own
+    return backend
 
 
 @functools.cache
@@ -100,9 +100,9 @@ def _first_difference(tokenizer: PreTrainedTokenizerBase, written: Tokenizer) ->
     return None
 
 
-def _keep_special_tokens(own: PreTrainedTokenizerBase, named: PreTrainedTokenizerBase) -> None:
+def _keep_special_tokens(backend: PreTrainedTokenizerBase, named: PreTrainedTokenizerBase) -> None:
     """Take the special tokens that only the named class knows, such as an end that no file repeats."""
-    known = own.get_vocab()
+    vocabulary = backend.get_vocab()
     for attribute, token in named.special_tokens_map.items():
-        if isinstance(token, str) and getattr(own, attribute, None) is None and token in known:
-            setattr(own, attribute, token)
+        if isinstance(token, str) and getattr(backend, attribute, None) is None and token in vocabulary:
+            setattr(backend, attribute, token)

@@ -27,7 +27,7 @@ from gspo_lightning.policy.kernels.rounding import (
     response_gap,
 )
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.unsaid import said
+from gspo_lightning.policy.unsaid import sayable_tokens
 
 TRIED = 256
 """Longest row tried. Longer windows are known by their names; a few models have short ones."""
@@ -61,7 +61,7 @@ def probe(policy: Policy, longest: int = 9) -> MicroBatch:
     prompts, responses = torch.tensor([5, 5, 3, 3]), torch.tensor([4, 1, 6, 2])
     responses[WATCHED], responses[2] = max(1, longest - 6), longest - 3
     vocabulary = policy.model.config.get_text_config().vocab_size
-    ids = said(torch.arange(4 * longest).view(4, longest) * 7, vocabulary, policy.unsaid)
+    ids = sayable_tokens(torch.arange(4 * longest).view(4, longest) * 7, vocabulary, policy.unsaid)
     ids[2, :COMMON] = ids[0, :COMMON]
     ids[1, :5], ids[3, :3] = ids[0, :5], ids[2, :3]
     mask = torch.arange(int(responses.max())) < responses.unsqueeze(1)
@@ -140,7 +140,7 @@ class Probe:
         """
         rows, vocabulary = self.rows, int(self.policy.model.config.get_text_config().vocab_size)
         steps = torch.arange(rows.input_ids.shape[1], device=rows.input_ids.device)
-        ids = said(rows.input_ids + 1 + steps, vocabulary, self.policy.unsaid)
+        ids = sayable_tokens(rows.input_ids + 1 + steps, vocabulary, self.policy.unsaid)
         ids[WATCHED], ids[:, :COMMON] = rows.input_ids[WATCHED], rows.input_ids[:, :COMMON]
         kept = int(rows.prompt_lengths[COMPANION]) + 1
         ids[COMPANION, :kept] = rows.input_ids[COMPANION, :kept]

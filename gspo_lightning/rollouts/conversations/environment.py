@@ -146,5 +146,8 @@ class EnvironmentRollouts(WrappingSource):
 @functools.cache
 def _say_unread(name: str) -> None:
     """Log once that a model's format of calls is not known."""
-    what = "the chat template of %s shows tools, but calls in its format are not read back: "
-    log.warning(what + "tools are described in a system message instead", name)
+    log.warning(
+        "the chat template of %s shows tools, but calls in its format are not read back: tools are described in a "
+        "system message instead",
+        name,
+    )

@@ -91,10 +91,8 @@ class ToolUse(Environment):
         """
         if self.style == "template" and not template_knows_tools:
             fix = "use style: tags, which describes the tools in a system message"
-            what = (
-                "is template, but the model's chat template shows no tools, or has a format of calls that is not read"
-            )
-            raise UserError("ToolUse.style", what, fix=fix)
+            problem = "is template, but the chat template shows no tools, or has a format of calls that is not read"
+            raise UserError("ToolUse.style", problem, fix=fix)
         self._by_template = self.style == "template" or (self.style == "auto" and template_knows_tools)
         return self.schemas if self._by_template else ()
 

@@ -176,8 +176,10 @@ class Recorded(RolloutSource):
         _check_use(row, where, sampling, policy.model.config.get_text_config().vocab_size)
         row_ends, contexts = rows_in(row)
         if unsaid := set(policy.unsaid).intersection(row["completion_ids"]):
-            what = f"holds the token {min(unsaid)}, which a policy never says: it has no text, or stands for a picture"
-            raise UserError(where, what, fix="leave this response out")
+            problem = (
+                f"holds the token {min(unsaid)}, which a policy never says: it has no text, or stands for a picture"
+            )
+            raise UserError(where, problem, fix="leave this response out")
         mask, logprobs = row.get("response_mask"), row.get("logprobs")
         rollout = Rollout(
             prompt=prompt,

@@ -202,14 +202,15 @@ def _check(policy: Policy, fast_layers: FastDecoderLayers | DirectDecoderLayers)
     """
     decoder = SharedDecoder(policy, "model")
     decoder.fast_layers = fast_layers
-    fast, plain = two_steps(policy, decoder), two_steps(policy, SharedDecoder(policy, "model"))
+    fast = two_steps(policy, decoder)
+    plain = two_steps(policy, SharedDecoder(policy, "model"))
     difference = gap_of_steps(fast, plain)
     if difference <= rounding(policy):
         return
     if isinstance(fast_layers, FastDecoderLayers):
         exact = _in_float64(policy)
-        wanted = two_steps(exact, SharedDecoder(exact, "model"))
-        if gap_of_steps(fast, wanted) <= AS_EXACT * gap_of_steps(plain, wanted):
+        reference = two_steps(exact, SharedDecoder(exact, "model"))
+        if gap_of_steps(fast, reference) <= AS_EXACT * gap_of_steps(plain, reference):
             return
     raise ValueError(f"without them log-probabilities are off by {difference:.2g} nats")
 

@@ -42,8 +42,8 @@ def checked(answer: Answer, reason: str, asked: Mapping[str, Any], vocabulary: i
     if not all(0 <= i < vocabulary for i in ids):
         raise BadReplyError(f"it sent the token id {max(ids, key=abs)}, but the policy's vocabulary has {vocabulary}")
     if masked := set(asked.get("logit_bias") or ()).intersection(ids):
-        what = "which has no text or stands for a picture: no response may hold it"
-        raise BadReplyError(f"it sent the token id {min(masked)}, {what}")
+        rule = "which has no text or stands for a picture: no response may hold it"
+        raise BadReplyError(f"it sent the token id {min(masked)}, {rule}")
     if not all(is_finite(x) and x <= LARGEST_LOGPROB for x in logprobs):
         raise BadReplyError(f"its log-probabilities are none: {shown(logprobs)}")
     if not answer.cut:

@@ -374,7 +374,7 @@ def test_the_tolerance_is_what_rounding_does_to_the_model_in_its_dtype() -> None
     assert SharedDecoder(loud).fast_layers is not None
 
 
-@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("family", ["llama", "qwen3-moe"])
 def test_float64_decides_what_the_yardstick_leaves_open(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of a processor with AMX differ by more than one rounding explains, and are no further from the truth."""
     monkeypatch.setattr(decoding, "rounding", lambda policy: 0.0)
