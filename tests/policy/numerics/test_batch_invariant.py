@@ -55,7 +55,7 @@ MODELS: dict[str, Callable[[], Policy]] = {
         MistralForCausalLM(MistralConfig(**COMMON, sliding_window=None, attention_bias=True)), character_tokenizer()
     ),
     "large vocabulary": lambda: Policy(
-        LlamaForCausalLM(LlamaConfig(**COMMON | {"vocab_size": 50_021})), character_tokenizer()
+        LlamaForCausalLM(LlamaConfig(**COMMON | {"vocab_size": 50_021})), character_tokenizer(), unsaid=()
     ),
 }
 
