@@ -1,4 +1,4 @@
-"""Answers to the same held-out prompts at every evaluation, in a run folder: their rows, and thumbnails of pictures."""
+"""Answers to the same held-out prompts at every evaluation, scores of all prompts, and thumbnails of pictures."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from gspo_lightning.core.temp_files import temp_path
 
 log = logging.getLogger(__name__)
 ANSWERS = "held_out_answers.jsonl"
+SCORES = "held_out_scores.jsonl"
+"""File with one row per evaluation: ``update``, and lists ``id``, ``accuracy`` and ``reward``, one entry per prompt."""
 Row = Mapping[str, Any]
 """Keys: ``update`` (optimizer steps so far), ``id``, ``prompt``, ``answer``, ``completion``, ``reward``, ``tokens``,
 ``finish``."""
@@ -23,14 +25,14 @@ FOLDER = "pictures"
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
-def read_answers(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of a run, ordered by update; damaged lines are left out."""
-    return whole_and_damaged(folder)[0]
+def read_answers(folder: Path, name: str = ANSWERS) -> list[dict[str, Any]]:
+    """Return the rows of a file of a run, ordered by update; damaged lines are left out."""
+    return whole_and_damaged(folder, name)[0]
 
 
-def whole_and_damaged(folder: Path) -> tuple[list[dict[str, Any]], list[int]]:
+def whole_and_damaged(folder: Path, name: str = ANSWERS) -> tuple[list[dict[str, Any]], list[int]]:
     """Return the rows of a run, ordered by update, and the numbers (from 1) of damaged lines: of a killed run, say."""
-    file = folder / ANSWERS
+    file = folder / name
     found, damaged = [], []
     for number, line in enumerate(file.read_bytes().splitlines() if file.is_file() else (), 1):
         try:
@@ -42,19 +44,24 @@ def whole_and_damaged(folder: Path) -> tuple[list[dict[str, Any]], list[int]]:
 
 
 class AnswersFile:
-    """Appends rows to the file of a run folder, which exists; a repeated evaluation replaces its old rows."""
+    """Appends rows to a file of a run folder, which exists; a repeated evaluation replaces its old rows.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self._written = folder, False
-        self._last = max((row["update"] for row in read_answers(folder)), default=-1)
+    Args:
+        folder: the run folder.
+        name: of the file, :data:`ANSWERS` or :data:`SCORES`.
+    """
+
+    def __init__(self, folder: Path, name: str = ANSWERS) -> None:
+        self.folder, self.name, self._written = folder, name, False
+        self._last = max((row["update"] for row in read_answers(folder, name)), default=-1)
 
     def add(self, update: int, rows: Sequence[Row]) -> None:
         """Add the answers of the evaluation after this update."""
         if update <= self._last:
             self.cut(update)
-        if self._written and not (self.folder / ANSWERS).exists():
-            log.warning("%s was removed during the run: its earlier answers are gone", self.folder / ANSWERS)
-        with open(self.folder / ANSWERS, "a", encoding="utf-8") as file:
+        if self._written and not (self.folder / self.name).exists():
+            log.warning("%s was removed during the run: its earlier answers are gone", self.folder / self.name)
+        with open(self.folder / self.name, "a", encoding="utf-8") as file:
             file.write("".join(_line({"update": update, **row}) for row in rows))
         self._last, self._written = update, True
 
@@ -62,9 +69,9 @@ class AnswersFile:
         """Drop evaluations from this update on; a resumed run repeats them."""
         from gspo_lightning.resume.files import write_text  # imports torch, which readers do not need
 
-        if (self.folder / ANSWERS).exists():
-            kept = [row for row in read_answers(self.folder) if row["update"] < first]
-            write_text(self.folder / ANSWERS, "".join(map(_line, kept)))
+        if (self.folder / self.name).exists():
+            kept = [row for row in read_answers(self.folder, self.name) if row["update"] < first]
+            write_text(self.folder / self.name, "".join(map(_line, kept)))
             self._last = max((row["update"] for row in kept), default=-1)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gspo_lightning.cli import main
-from gspo_lightning.report.answers import ANSWERS, AnswersFile, read_answers
+from gspo_lightning.report.answers import ANSWERS, SCORES, AnswersFile, read_answers
 from gspo_lightning.report.page import write_report
 from gspo_lightning.report.read import read_run
 from gspo_lightning.report.verdicts import verdicts
@@ -59,6 +59,15 @@ def test_the_same_eight_prompts_are_answered_at_every_evaluation(graded: Path) -
     assert "| prompt | answer | update 0 | update 2 | update 4 | update 6 |" in page
 
 
+def test_the_scores_of_all_prompts_are_kept(graded: Path) -> None:
+    found = read_answers(graded, SCORES)
+    assert [row["update"] for row in found] == [0, 2, 4, 6]
+    logged = dict(runs.scalars(graded)["val/accuracy"])
+    for row in found:
+        assert row["id"] == list(range(12))
+        assert sum(row["accuracy"]) / 12 == pytest.approx(logged[row["update"]])
+
+
 @pytest.mark.thorough
 def test_a_resumed_run_goes_on_in_the_file_without_repeating_itself(graded: Path, tmp_path: Path) -> None:
     run = tmp_path / "quickstart" / "version_0"
@@ -69,6 +78,8 @@ def test_a_resumed_run_goes_on_in_the_file_without_repeating_itself(graded: Path
     assert runs.fit(tmp_path, *runs.UNTAUGHT, *EVERY, *longer) == run
     assert [row["update"] for row in rows(run)] == [update for update in (0, 2, 4, 6, 8) for _ in range(8)]
     assert rows(run)[:32] == rows(graded)
+    assert [row["update"] for row in read_answers(run, SCORES)] == [0, 2, 4, 6, 8]
+    assert read_answers(run, SCORES)[:4] == read_answers(graded, SCORES)
 
 
 def test_an_evaluation_that_is_made_again_takes_the_place_of_the_old_one(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
-"""Write the answers to the same held-out prompts at every evaluation, to loggers and to a file of the run folder."""
+"""Write answers to the same held-out prompts, and the scores of all, at every evaluation."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -9,10 +11,11 @@ from lightning.pytorch import Trainer
 from gspo_lightning.core.distributed import all_gather_objects
 from gspo_lightning.core.pictures import Media
 from gspo_lightning.core.types import Rollout
-from gspo_lightning.report.answers import AnswersFile, keep_thumbnails
+from gspo_lightning.report.answers import ANSWERS, SCORES, AnswersFile, keep_thumbnails
 from gspo_lightning.training.callbacks.folder import run_folder
 from gspo_lightning.training.callbacks.sheet import Answer, thumbnails
 from gspo_lightning.training.callbacks.sink import Sink
+from gspo_lightning.training.evaluation.metrics import Score
 from gspo_lightning.training.module import GSPOModule
 
 PROMPTS = 8
@@ -23,17 +26,20 @@ class HeldOutAnswers:
     """Writes ``held_out_answers`` (a table) and ``held_out_answers.jsonl`` for the first 8 held-out prompts.
 
     For prompts with pictures, it also writes ``held_out_pictures`` (a picture) and thumbnails to ``pictures/`` of the
-    run folder.
+    run folder. ``held_out_scores.jsonl`` gets the score of every held-out prompt, from which reports compute paired
+    differences.
     """
 
     def __init__(self) -> None:
-        self._file: AnswersFile | None = None
+        self._files: dict[str, AnswersFile] = {}
 
     def resume(self, trainer: Trainer) -> None:
         """Drop evaluations made after the checkpoint of a resumed run (must be called on every rank)."""
         folder = run_folder(trainer)
         if trainer.is_global_zero:
-            self._open(AnswersFile(folder)).cut(trainer.global_step + 1)
+            for name in (ANSWERS, SCORES):
+                self._files[name] = AnswersFile(folder, name)
+                self._files[name].cut(trainer.global_step + 1)
 
     def add(self, trainer: Trainer, module: GSPOModule) -> None:
         """Write the answers of the last evaluation (must be called on every rank)."""
@@ -43,9 +49,11 @@ class HeldOutAnswers:
         everybodys = [row for rows in all_gather_objects(own) for row in rows]
         found = sorted(everybodys, key=lambda pair: int(pair[0]["id"]))[:PROMPTS]
         rows = [row for row, _ in found]
+        scores = [score for some in all_gather_objects(list(module.evaluator.scores)) for score in some]
         if not trainer.is_global_zero:
             return
-        self._open(AnswersFile(folder) if self._file is None else self._file).add(trainer.global_step, rows)
+        self._file(folder, ANSWERS).add(trainer.global_step, rows)
+        self._file(folder, SCORES).add(trainer.global_step, [_columns(scores)])
         cells = [[_cell(row[name]) for name in COLUMNS] for row in rows]
         sink = Sink.of(trainer)
         sink.table("held_out_answers", COLUMNS, cells, trainer.global_step, code=("prompt", "answer", "completion"))
@@ -58,9 +66,10 @@ class HeldOutAnswers:
         ]
         sink.sheet("held_out_pictures", answers, trainer.global_step)
 
-    def _open(self, file: AnswersFile) -> AnswersFile:
-        self._file = file
-        return file
+    def _file(self, folder: Path, name: str) -> AnswersFile:
+        if name not in self._files:
+            self._files[name] = AnswersFile(folder, name)
+        return self._files[name]
 
 
 def picture_names(media: Media) -> dict[str, list[str]]:
@@ -71,6 +80,16 @@ def picture_names(media: Media) -> dict[str, list[str]]:
 def small_files(media: Media) -> dict[str, bytes]:
     """Return hash -> thumbnail for the pictures that are shown."""
     return {picture.sha256: file for picture, file in zip(media, thumbnails(media), strict=False)}
+
+
+def _columns(scores: Sequence[Score]) -> dict[str, list[Any]]:
+    """Return the scores of all prompts as columns, ordered by the prompts' ids."""
+    ordered = sorted({score.prompt: score for score in scores}.values(), key=lambda score: score.prompt)
+    return {
+        "id": [score.prompt for score in ordered],
+        "accuracy": [score.accuracy for score in ordered],
+        "reward": [score.reward for score in ordered],
+    }
 
 
 def _row(rollout: Rollout) -> dict[str, Any]:

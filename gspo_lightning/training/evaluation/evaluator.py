@@ -12,7 +12,7 @@ from gspo_lightning.loop.experience.generate_and_score import GenerateAndScore, 
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.strategies.sharding import gathered
 from gspo_lightning.training.evaluation.evaluation_settings import Evaluation
-from gspo_lightning.training.evaluation.metrics import EvaluationMetrics
+from gspo_lightning.training.evaluation.metrics import EvaluationMetrics, Score
 
 
 class Evaluator:
@@ -34,6 +34,11 @@ class Evaluator:
     def examples(self) -> Sequence[Rollout]:
         """First answer to each prompt of the last evaluation on this rank."""
         return self._metrics.examples
+
+    @property
+    def scores(self) -> Sequence[Score]:
+        """Score of each prompt of the last evaluation on this rank."""
+        return self._metrics.scores
 
     @property
     def policy(self) -> Policy:

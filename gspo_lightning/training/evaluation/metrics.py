@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -132,6 +133,26 @@ class StandardErrorAtK(AverageAtK):
         return (variance.clamp(min=0.0) / self.prompts).sqrt()
 
 
+class Score(NamedTuple):
+    """Score of a held-out prompt in one evaluation."""
+
+    prompt: int
+    """The prompt's id."""
+    accuracy: float | None
+    """Share of its answers that are correct; None if one of them has no score."""
+    reward: float | None
+    """Mean reward of its answers; None if one of them has none."""
+
+    @classmethod
+    def of(cls, group: Sequence[Rollout], verdicts: Sequence[float | None]) -> Score:
+        """Return the score of a group, whose accuracy rewards are ``verdicts``."""
+        right = [is_right(verdict) for verdict in verdicts if verdict is not None]
+        rewards = [rollout.reward for rollout in group if rollout.reward is not None]
+        accuracy = sum(right) / len(right) if right and len(right) == len(verdicts) else None
+        reward = sum(rewards) / len(rewards) if rewards and len(rewards) == len(group) else None
+        return cls(int(group[0].prompt.id), accuracy, reward)
+
+
 class EvaluationMetrics(nn.Module):
     """torchmetrics of one evaluation; they reduce over ranks when computed."""
 
@@ -141,6 +162,7 @@ class EvaluationMetrics(nn.Module):
         self.by_source = nn.ModuleDict()
         self.sources: list[str] = []
         self.examples: list[Rollout] = []
+        self.scores: list[Score] = []
         self._accuracy_reward, self._missing = "", list[str]()
 
     def start(self, evaluation: Evaluation, device: torch.device, sources: Sequence[str] = ()) -> None:
@@ -157,7 +179,7 @@ class EvaluationMetrics(nn.Module):
         for name in ("reward", "response_length", "terminated"):
             self.metrics[name] = MeanMetric()
         self.metrics.to(device)
-        self.examples, self._missing = [], []
+        self.examples, self.scores, self._missing = [], [], []
 
     def update(self, groups: Sequence[Sequence[Rollout]], accuracy_reward: str) -> None:
         """Add scored answers to some prompts; a response is correct if its accuracy reward is at least 1.
@@ -183,6 +205,7 @@ class EvaluationMetrics(nn.Module):
         self.metrics["response_length"].update(torch.tensor([float(r.length) for r in flat]))  # type: ignore[operator]
         self.metrics["terminated"].update(torch.tensor([float(not r.truncated and not r.lost) for r in flat]))  # type: ignore[operator]
         self.examples += [g[0] for g in groups]
+        self.scores += [Score.of(group, row) for group, row in zip(groups, parts, strict=True)]
         for group, row in zip(groups, parts, strict=True):
             source = group[0].prompt.columns.get("source")
             if source in self.sources:
