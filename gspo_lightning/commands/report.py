@@ -94,6 +94,6 @@ def _show(runs: Sequence[Run]) -> None:
     for run in runs:
         if len(runs) == 1:
             for v in verdicts(run):
-                console.print(f"{v.topic}: {v.word} ({v.sentence})", soft_wrap=True)
+                console.print(f"{v.mark} {v.topic}: {v.word} ({v.sentence})", soft_wrap=True)
         for problem in run.problems:
             console.print(f"note{'' if len(runs) == 1 else ' on ' + run.label}: {problem}", soft_wrap=True)

@@ -32,7 +32,7 @@ from gspo_lightning.report.style import (
     short,
     window,
 )
-from gspo_lightning.report.words import headline
+from gspo_lightning.report.words import headline, result
 
 REWARD = "reward/mean"
 MARKS = 25
@@ -224,7 +224,7 @@ def _draw_header(figure: Figure, lines: Sequence[Line], scale: float) -> None:
             f"{', '.join(models)}  ·  {' to '.join(dict.fromkeys((dates[0], dates[-1])))}"
         )
         handles = [
-            Line2D([], [], color=line.colour, ls=line.dash, lw=2.6, label=f"{line.run.label}: {headline(line.run)}")
+            Line2D([], [], color=line.colour, ls=line.dash, lw=2.6, label=f"{line.run.label}: {result(line.run)}")
             for line in lines
         ]
         figure.legend(

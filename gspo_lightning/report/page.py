@@ -84,7 +84,7 @@ def page(runs: Sequence[Run]) -> str:
     for run in runs:
         lines += [] if one else [f"### {cell(run.label)}", ""]
         found = verdicts(run)
-        lines += [f"- **{_sentence(v.topic)}: {v.word}.** {cell(_sentence(v.sentence))}." for v in found] or [
+        lines += [f"- {v.mark} **{_sentence(v.topic)}: {v.word}.** {cell(_sentence(v.sentence))}." for v in found] or [
             "Nothing was logged."
         ]
         lines += ["", *(f"> {cell(problem)}\n" for problem in run.problems)]

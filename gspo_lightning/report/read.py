@@ -16,6 +16,7 @@ import yaml
 
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.parsing import load_json, load_yaml, whole_number
+from gspo_lightning.report.answers import SCORES, read_answers
 from gspo_lightning.report.run import Run, Series, number
 from gspo_lightning.report.scalars import SCALARS, Scalars
 
@@ -57,6 +58,7 @@ def read_run(folder: Path, scalars: Scalars | None = None, command: str = "gspo 
     if not run.of_reward_model:  # a reward model has results.json instead
         _read_json(run)
     _read_alarms(run)
+    run.scores = read_answers(folder, SCORES)
     if run.updates > (number(run.summary.get("updates")) or math.inf):
         run.problems.append(
             f"{SUMMARY} was written at update {run.summary['updates']:.0f}, before the run went on; "

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gspo_lightning.core.errors import is_finite
+from gspo_lightning.core.metric_table.health import Clip
 from gspo_lightning.core.tolerance import at_least, equal
 
 Shown = Literal["accuracy", "mean reward"]
@@ -67,6 +68,8 @@ class Run:
     config: dict[str, Any] = field(default_factory=dict)
     alarms: list[dict[str, Any]] = field(default_factory=list)
     """Collapse signatures that were recognised: ``signature``, ``since``, ``update``, ``what``, ``action`` ..."""
+    scores: list[dict[str, Any]] = field(default_factory=list)
+    """Scores of all held-out prompts, one row per evaluation (:data:`gspo_lightning.report.answers.SCORES`)."""
     started: float | None = None
     last_event: float | None = None
     problems: list[str] = field(default_factory=list)
@@ -153,6 +156,12 @@ class Run:
         return any(tag.startswith("reward_model/") for tag in self.scalars) or (
             isinstance(written, dict) and "center_rewards_coefficient" in written
         )
+
+    @property
+    def clip(self) -> Clip:
+        """Clip range of the objective, by which bands of metrics are chosen and scaled."""
+        sides = [number(self.setting("model", "objective", "init_args", side)) for side in ("clip_low", "clip_high")]
+        return Clip(min((side for side in sides if side), default=None), self.sequence_level)
 
     @property
     def sequence_level(self) -> bool:

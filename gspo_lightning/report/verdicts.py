@@ -1,59 +1,62 @@
-"""Judge the curves of a run, in sentences with their reasons."""
+"""Judge a run by its numbers: one list of verdicts, with their reasons, for the report and for the page.
+
+Thresholds are the healthy bands and the alarm rules of the metrics' definitions, nowhere else
+(:mod:`gspo_lightning.core.metric_table`). A verdict is ``bad`` where training's watch raises an alarm, or where the
+setup is at fault; ``look`` where a metric is outside of its band.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from gspo_lightning.report.run import Run, number
-from gspo_lightning.report.words import arrow, count, known, plain, two
+from gspo_lightning.core.metric_table.spec import RULES, threshold
+from gspo_lightning.report.ending import band_of, end, healthy, later, value_of
+from gspo_lightning.report.learning import (
+    judge_dead_groups,
+    judge_entropy,
+    judge_gamed,
+    judge_learning,
+    judge_length,
+)
+from gspo_lightning.report.replay import replayed
+from gspo_lightning.report.run import Run, Series
+from gspo_lightning.report.verdict import Level, Verdict, worst_first
+from gspo_lightning.report.words import count, plain
 
-LEARNED = 0.02
-"""Smallest change of held-out accuracy that counts: one standard error of 512 prompts."""
-FALLEN = 0.05
-"""Smallest fall of the last accuracy below the best one that is reported."""
-RESTLESS, SPIKY = 10.0, 20.0
-"""Largest gradient norm divided by the median: above the first value restless, above the second spikes.
-
-Healthy quickstarts: 3 to 9 (GSPO and GRPO, seeds 1 to 3). The median is low if most of a batch is clipped or has
-nothing to teach.
-"""
-TOKEN_LEVEL_CLIPS = 0.05
-"""Fraction above which a token-level objective clips far more than in the paper (0.0013)."""
-LOW_ENTROPY = 0.01
-"""Entropy in nats per token below which nearly every token is certain."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A judgement: ``topic`` (learning, stability ...), ``word``, and the ``sentence`` with its numbers."""
-
-    topic: str
-    word: str
-    sentence: str
+ONE_SIDED = 0.8
+"""Share of the sampler's gap that its mean must have for the gap to be one-sided: rounding goes both ways."""
+JUDGED = (
+    "reward/dead_groups", "reward/std", "response/truncated", "response/terminated", "clip/tokens", "policy/entropy",
+    "optim/gradient_spike", "noise/sampler_logprob_gap", "noise/sampler_sequence_gap", "reward/missing",
+    "reward/timeouts",
+)  # fmt: skip
+"""Metrics with a verdict of their own, or a synonym of one that has it; all others share the last one."""
 
 
 def verdicts(run: Run) -> list[Verdict]:
-    """Return the verdicts, one per topic; topics without numbers are left out."""
-    judges = (_collapse, _finite, _learning, _stability, _clipping, _length, _entropy, _dead_groups, _noise)
-    return [verdict for judge in judges if (verdict := judge(run)) is not None]
+    """Return the verdicts, at most one per topic, the worst first; topics without numbers are left out."""
+    judges = (
+        _collapse, _finite, judge_learning, judge_gamed, _stability, _clipping, judge_dead_groups, judge_length,
+        judge_entropy, _sampler, _staleness, _faults, _histories, _others,
+    )  # fmt: skip
+    return worst_first([verdict for judge in judges if (verdict := judge(run)) is not None])
 
 
 def _collapse(run: Run) -> Verdict | None:
-    """Return the verdict on the run's alarms; None if the run was not watched."""
-    if not run.alarms:
-        watched = "collapse/alarms" in run.scalars
-        return Verdict("collapse", "none", "no signature of collapse was recognised") if watched else None
+    """Return the verdict on alarms: those that were raised, or would have been in a run that was not watched."""
+    watched = bool(run.alarms) or "collapse/alarms" in run.scalars
+    alarms = run.alarms if watched else [{**a.state_dict(), "action": "not watched"} for a in replayed(run)]
+    if not alarms:
+        return Verdict("collapse", "fine", "none", "no signature of collapse was recognised") if watched else None
     back = run.get("collapse/rollbacks")
     rolled = f"; rolled back {count(int(back.values[-1]), 'time')}" if back is not None and back.values[-1] else ""
-    found = [
+    named = [
         f"{str(alarm.get('signature', '?')).replace('_', ' ')} since update {alarm['since']} "
         f"({alarm.get('what', '?')}; {alarm.get('action', '?')} at {alarm['update']})"
-        for alarm in run.alarms[:4]
+        for alarm in alarms[:4]
     ]
-    more = f"; and {len(run.alarms) - 4} more in alarms.json" if len(run.alarms) > 4 else ""
-    return Verdict("collapse", "recognised", "; ".join(found) + more + rolled)
+    more = f"; and {len(alarms) - 4} more in alarms.json" if len(alarms) > 4 else ""
+    return Verdict("collapse", "bad", "recognised", "; ".join(named) + more + rolled)
 
 
 def _finite(run: Run) -> Verdict | None:
@@ -61,122 +64,125 @@ def _finite(run: Run) -> Verdict | None:
     if not bad:
         return None
     first = min(int(s.steps[~np.isfinite(s.values)][0]) for s in bad.values())
-    return Verdict("numbers", "not finite", f"{', '.join(sorted(bad)[:4])} not finite from update {first} on")
-
-
-def _learning(run: Run) -> Verdict | None:
-    before, after = run.held_out()
-    if before is None or after is None:
-        return _reward_only(run)
-    change = after - before
-    series = run.get(run.held_out_tag)
-    scale = 1.0 if run.shown_by == "accuracy" else max(abs(before), abs(after))  # a reward has its own unit
-    word = "learned" if change > LEARNED * scale else "unlearned" if change < -LEARNED * scale else "no change"
-    start = "" if series is None or series.steps[0] == 0 else f" (first evaluated after {series.steps[0]} updates)"
-    sentence = f"held-out {run.shown_by} {two(before)} → {two(after)} in {count(run.updates, 'update')}{start}"
-    best = after if series is None else float(series.values.max())
-    if series is not None and best > max(after + FALLEN * scale, before + LEARNED * scale):
-        peak = int(series.steps[series.values.argmax()])
-        word, sentence = "learned, then fell back", f"{sentence}; its best was {best:.2f} after {peak}"
-    return Verdict("learning", word, sentence)
-
-
-def _reward_only(run: Run) -> Verdict | None:
-    reward = run.first_and_last("reward/mean")
-    if reward is None:
-        return None
-    sentence = f"no two evaluations to compare; training reward {arrow(reward)} in {count(run.updates, 'update')}"
-    return Verdict("learning", "not evaluated", sentence)
+    sentence = f"{', '.join(sorted(bad)[:4])} not finite from update {first} on"
+    return Verdict("numbers", "bad", "not finite", sentence)
 
 
 def _stability(run: Run) -> Verdict | None:
+    """Return the verdict by the rule of the alarm ``gradient_spikes``: one spike alone occurs in healthy runs."""
     series = run.get("optim/gradient_norm")
     if series is None or (median := float(np.median(series.values))) <= 0:
         return None
     largest, at = float(series.values.max()), int(series.steps[series.values.argmax()])
-    factor = largest / median
-    word = "spikes" if factor > SPIKY else "restless" if factor > RESTLESS else "steady"
-    sentence = f"largest gradient norm {plain(largest)} = {factor:.1f} x the median {plain(median)}, at update {at}"
+    spikes, rule = _spikes(run, series), RULES["gradient_spikes"]
+    high = spikes > threshold("gradient_spikes.factor")
+    several = max((int(high[i : i + (rule.window or 1)].sum()) for i in range(len(high))), default=0)
+    bad = several >= (rule.hits or 1) or spikes.max() > threshold("gradient_spikes.huge")
+    level: Level = "bad" if bad else "note" if high.any() else "fine"
+    word = {"bad": "spikes", "note": "restless", "fine": "steady"}[level]
+    sentence = f"largest gradient norm {plain(largest)} = {largest / median:.1f} x the median {plain(median)}"
+    sentence += f", at update {at}; {count(int(high.sum()), 'spike')} of {len(high)} updates"
     drift = run.get("kl/old_new_k3")
     if drift is not None:
         sentence += f"; KL to the old policy at most {plain(float(drift.values.max()))} nats per token"
-    return Verdict("stability", word, sentence)
+    return Verdict("stability", level, word, sentence, "#overview?chart=optim/gradient_spike")
+
+
+def _spikes(run: Run, norms: Series) -> np.ndarray:
+    """Return gradient norms divided by their median, as they were measured, else by that of the 64 before."""
+    measured = run.get("optim/gradient_spike")
+    if measured is not None:
+        return measured.values
+    usual = [np.median(norms.values[max(0, i - 64) : i]) if i else norms.values[0] for i in range(len(norms))]
+    return np.array([norm / before if before > 0 else 1.0 for norm, before in zip(norms.values, usual, strict=True)])
 
 
 def _clipping(run: Run) -> Verdict | None:
     series = run.get("clip/tokens")
     if series is None:
         return None
-    mean = float(series.values.mean())
-    share = f"{100 * mean:.3g}% of response tokens clipped"
+    counted = later(run, "clip/tokens")
+    if counted is None:
+        mean = float(series.values.mean())
+        sentence = f"{100 * mean:.3g}% of response tokens clipped: one update per iteration meets ratios of 1"
+        return Verdict("clipping", "fine", "nothing to judge", sentence)
+    mean, band = float(counted.values.mean()), band_of(run, "clip/tokens")
+    if run.setting("model", "objective", "init_args") is not None and run.clip.width is None and mean == 0:
+        return Verdict("clipping", "fine", "nothing to judge", "the objective has no clip range")
+    share = f"{100 * mean:.3g}% of response tokens clipped after the first mini-batch of an iteration"
+    usual = f"{band.words} is usual with this clip range" if band is not None else ""
+    link = "#rollouts?sort=log_s&clipped=1"
+    if healthy(run, "clip/tokens"):
+        return Verdict("clipping", "fine", "usual", f"{share}: {usual}", link)
     if mean == 0:
-        why = "usual with one update per rollout; with several, the clip range is too wide to act"
-        return Verdict("clipping", "never", f"{share}: {why}")
-    if run.sequence_level:
-        why = "many is normal for a sequence ratio with a tight range (15% in the GSPO paper)"
-        return Verdict("clipping", "usual" if mean <= 0.75 else "heavy", f"{share}: {why}")
-    word = "heavy" if mean > TOKEN_LEVEL_CLIPS else "usual"
-    return Verdict("clipping", word, f"{share}: token-level objectives clip few (0.13% in the GSPO paper)")
+        return Verdict("clipping", "look", "never", f"{share}: the range never acts; its scale may be another's", link)
+    sentence = f"{share}: {usual}; the steps are too large, or the range has another objective's scale"
+    return Verdict("clipping", "look", "heavy", sentence, link)
 
 
-def _length(run: Run) -> Verdict | None:
-    pair = known(run, "response/length")
-    if pair is None or pair[0] <= 0:
+def _sampler(run: Run) -> Verdict | None:
+    """Return the verdict on the sampler: that it is the policy, and that its log-probabilities are exact."""
+    gap, sequences = value_of(run, "noise/sampler_logprob_gap"), value_of(run, "noise/sampler_sequence_gap")
+    if gap is None and sequences is None:
         return None
-    factor = pair[1] / pair[0]
-    word = "longer" if factor > 1.1 else "shorter" if factor < 0.9 else "as before"
-    sentence = f"{pair[0]:.1f} → {pair[1]:.1f} tokens per response"
-    truncated = known(run, "response/truncated")
-    if truncated is not None:
-        sentence += f", truncated {100 * truncated[0]:.3g}% → {100 * truncated[1]:.3g}%"
-        if truncated[1] > 0.1:
-            word += ", often cut"
-            sentence += ": raise data.max_response_tokens"
-    return Verdict("length", word, sentence)
+    link = "#overview?chart=noise/sampler_logprob_gap"
+    sentence = "" if gap is None else f"its log-probabilities differ from the trainer's by {plain(gap)} nats per token"
+    if gap is not None and healthy(run, "noise/sampler_logprob_gap") is False:
+        shift = end(run, "noise/kl_sampler_old_k1")
+        one_sided = shift is not None and abs(shift) > ONE_SIDED * gap
+        way = (
+            "always in the same direction, as a wrong temperature or scaling does"
+            if one_sided
+            else "in both directions, as an engine's own kernels, stale weights or dropout do"
+        )
+        return Verdict("sampler", "bad" if one_sided else "look", "not the policy", f"{sentence}, {way}", link)
+    if run.sequence_level and healthy(run, "noise/sampler_sequence_gap") is False:
+        text = f"{plain(sequences)} nats per token over a sequence, more than a tenth of the clip range"
+        more = f"{sentence}, and by {text}" if sentence else f"its log-probabilities differ by {text}"
+        return Verdict("sampler", "note", "recomputed", f"{more}: old log-probabilities come from the trainer", link)
+    return Verdict("sampler", "fine", "the policy", sentence or "its sequences have the trainer's ratios", link)
 
 
-def _entropy(run: Run) -> Verdict | None:
-    pair = known(run, "policy/entropy")
-    if pair is None:
+def _staleness(run: Run) -> Verdict | None:
+    age, place = end(run, "staleness/mean_age"), run.get("data/mini_batch")
+    if age is None or place is None or age <= place.values.max() + 1:
         return None
-    sentence = f"{plain(pair[0])} → {plain(pair[1])} nats per token"
-    after, reward = run.accuracy()[1], known(run, "reward/mean")
-    if pair[1] < LOW_ENTROPY:
-        good = after is not None and after > 0.9
-        why = "the task is solved and the policy is sure" if good else "little is left to explore"
-        return Verdict("entropy", "nearly none", f"{sentence}: {why}")
-    flat = reward is not None and reward[1] <= reward[0]
-    if pair[1] > 1.5 * pair[0] and flat:
-        return Verdict("entropy", "rising", f"{sentence} while the reward does not rise: the policy is dissolving")
-    word = "rising" if pair[1] > 1.1 * pair[0] else "falling" if pair[1] < 0.9 * pair[0] else "as before"
-    return Verdict("entropy", word, sentence)
+    sentence = f"tokens are {plain(age)} updates old on average, more than one iteration has"
+    return Verdict("staleness", "look", "stale", sentence, "#rollouts?sort=age")
 
 
-def _dead_groups(run: Run) -> Verdict | None:
-    pair, reward = known(run, "reward/dead_groups"), known(run, "reward/mean")
-    if pair is None:
+def _faults(run: Run) -> Verdict | None:
+    words = {"reward/missing": "have no reward", "reward/timeouts": "run into the deadline of a reward"}
+    shares = {tag: end(run, tag) for tag in words if healthy(run, tag) is False}
+    if not shares:
         return None
-    sentence = f"{100 * pair[0]:.0f}% → {100 * pair[1]:.0f}% of groups have all rewards equal"
-    if pair[1] <= 0.5:
-        return Verdict("dead groups", "few" if pair[1] <= 0.25 else "some", sentence)
-    solved = reward is not None and reward[1] > 0.8
-    why = (
-        "most prompts are solved"
-        if solved
-        else "most prompts teach nothing: use easier or harder ones, or larger groups"
-    )
-    return Verdict("dead groups", "many", f"{sentence}: {why}")
+    tag = max(shares, key=lambda name: shares[name] or 0.0)
+    sentence = f"{100 * (shares[tag] or 0.0):.0f} % of the last responses {words[tag]}"
+    return Verdict("rewards", "look", "fail", sentence, f"#overview?chart={tag}")
 
 
-def _noise(run: Run) -> Verdict | None:
-    """Return the verdict on the sampler's noise; None if it is small against the clip range."""
-    gap = run.get("noise/sampler_sequence_gap")
-    ranges = [number(run.setting("model", "objective", "init_args", side)) for side in ("clip_low", "clip_high")]
-    known = [r for r in ranges if r]
-    if gap is None or not known or (largest := float(gap.values.max())) <= 0.1 * min(known):
+def _histories(run: Run) -> Verdict | None:
+    """Return the verdict on agents whose client changes the conversation that it sends back."""
+    changed = {"answer": "what the policy said", "system": "the system message", "input": "earlier messages"}
+    rates = {name: rate for name in changed if (rate := end(run, f"agents/forks/{name}")) is not None}
+    bad = {name: rate for name, rate in rates.items() if healthy(run, f"agents/forks/{name}") is False}
+    if not bad:
         return None
+    name = max(bad, key=lambda key: bad[key])
     sentence = (
-        f"the sampler's log-probabilities differ from the trainer's by {plain(largest)} nats per token and sequence, "
-        f"against a clip range of {plain(min(known))}: keep old log-probabilities from the trainer"
+        f"{plain(bad[name])} times per rollout the client, or its chat template, changed {changed[name]} before "
+        "sending it back; such a history no longer begins with the sampled tokens, and is trained as another row"
     )
-    return Verdict("noise", "above a tenth of the clip range", sentence)
+    return Verdict("client", "bad", "rewrites the conversation", sentence, f"#overview?chart=agents/forks/{name}")
+
+
+def _others(run: Run) -> Verdict | None:
+    """Return one verdict on all other metrics that are outside of their bands at the end."""
+    outside = [tag for tag in sorted(run.scalars) if tag not in JUDGED and healthy(run, tag) is False]
+    outside = [tag for tag in outside if not tag.startswith("agents/forks/")]
+    if not outside:
+        return None
+    told = [f"{tag} {plain(value_of(run, tag))} ({band.words})" for tag in outside if (band := band_of(run, tag))]
+    more = f" and {len(told) - 4} more" if len(told) > 4 else ""
+    link = f"#overview?chart={outside[0]}"
+    return Verdict("other numbers", "note", "outside of their bands", ", ".join(told[:4]) + more, link)

@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from gspo_lightning.report.ending import value_of
+from gspo_lightning.report.held_out import held_out_change, prompts, reward_change, standard_error
 from gspo_lightning.report.run import Run, number
+from gspo_lightning.report.statistics.intervals import NORMAL
 
 EXTRA_ROWS = {
     "update/relative_norm": "size of an update relative to the weights",
@@ -39,19 +42,41 @@ def arrow(pair: tuple[float | None, float | None] | None, style: Callable[[float
 
 
 def headline(run: Run) -> str:
-    """Return one line with the result and the effort: updates, iterations, time."""
-    before, after = run.held_out()
+    """Return one line with the result, its 95 % interval and n, and the effort: updates, iterations, time."""
     effort = count(run.updates, "update")
     if run.iterations is not None:
         effort += f", {count(run.iterations, 'iteration')}"
     if run.seconds is not None:
         effort += f", {_duration(run.seconds)}"
+    return f"{result(run)} ({effort})"
+
+
+def result(run: Run) -> str:
+    """Return the result of a run with its 95 % interval and n."""
+    before, after = run.held_out()
     if before is None and after is None:
-        reward = run.first_and_last("reward/mean")
-        return f"no evaluation ({effort})" if reward is None else f"training reward {arrow(reward, two)} ({effort})"
-    if after is None:
-        return f"held-out {run.shown_by} {two(before)} before, not evaluated after ({effort})"
-    return f"held-out {run.shown_by} {arrow((before, after), two)} ({effort})"
+        return "no evaluation" if run.first_and_last("reward/mean") is None else training_reward(run)
+    change = held_out_change(run)
+    if change is None:
+        return f"held-out {run.shown_by} {two(before)}{_interval_of_first(run)} before, not evaluated after"
+    return f"held-out {run.shown_by} {arrow((before, after), two)}: {change.words}"
+
+
+def training_reward(run: Run) -> str:
+    """Return the change of the training reward with its interval, as words."""
+    change = reward_change(run)
+    text = f"training reward {arrow(run.first_and_last('reward/mean'), two)}"
+    return text if change is None or not np.isfinite(change.value) else f"{text}: {change.words}"
+
+
+def _interval_of_first(run: Run) -> str:
+    series = run.get(run.held_out_tag)
+    error = None if series is None else standard_error(run, int(series.steps[0]))
+    if series is None or error is None:
+        return ""
+    value, number_of_prompts = float(series.values[0]), prompts(run)
+    told = "" if number_of_prompts is None else f", n = {number_of_prompts}"
+    return f" [{value - NORMAL * error:.2f}, {value + NORMAL * error:.2f}]{told}"
 
 
 def count(number: int, noun: str) -> str:
@@ -87,7 +112,7 @@ def table(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
         ("dead groups", _pair("reward/dead_groups")),
         ("alarms of collapse", lambda r: str(len(r.alarms)) if r.alarms or "collapse/alarms" in r.scalars else "-"),
         ("entropy (nats)", _pair("policy/entropy")),
-        ("clipped tokens, mean", lambda r: _statistic(r, "clip/tokens", np.mean, "clip_fraction_tokens")),
+        ("clipped tokens, after an iteration's first mini-batch", lambda r: plain(value_of(r, "clip/tokens"))),
         ("spread of sequence ratios, largest (nats)", lambda r: _statistic(r, "ratio/log_sequence_std", np.max)),
         ("KL old to new, largest (k3, nats)", lambda r: _statistic(r, "kl/old_new_k3", np.max)),
         ("gradient norm, median", lambda r: _statistic(r, "optim/gradient_norm", np.median)),
@@ -128,9 +153,6 @@ def _extra_rows(runs: Sequence[Run]) -> dict[str, str]:
     return named | {tag: tag for tag in logged if tag.startswith(EXTRA_PREFIXES)}
 
 
-def _statistic(run: Run, tag: str, reduce: Callable[..., float], summary: str = "") -> str:
+def _statistic(run: Run, tag: str, reduce: Callable[..., float]) -> str:
     series = run.get(tag)
-    if series is None:
-        written = number(run.summary.get(summary))
-        return "not logged" if written is None else plain(written)
-    return plain(float(reduce(series.values)))
+    return "not logged" if series is None else plain(float(reduce(series.values)))

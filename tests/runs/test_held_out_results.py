@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -59,13 +60,14 @@ def test_the_same_eight_prompts_are_answered_at_every_evaluation(graded: Path) -
     assert "| prompt | answer | update 0 | update 2 | update 4 | update 6 |" in page
 
 
-def test_the_scores_of_all_prompts_are_kept(graded: Path) -> None:
+def test_the_scores_of_all_prompts_are_kept_and_the_headline_has_their_interval(graded: Path) -> None:
     found = read_answers(graded, SCORES)
     assert [row["update"] for row in found] == [0, 2, 4, 6]
     logged = dict(runs.scalars(graded)["val/accuracy"])
     for row in found:
         assert row["id"] == list(range(12))
         assert sum(row["accuracy"]) / 12 == pytest.approx(logged[row["update"]])
+    assert re.search(r"held-out accuracy \S+ → \S+: [+-]\S+ \[\S+, \S+\], n = 12 \(", headline(read_run(graded)))
 
 
 @pytest.mark.thorough
@@ -139,7 +141,8 @@ def test_a_negative_reward_is_shown_as_a_mean_reward(negative: Path, capsys: pyt
     assert (summary["accuracy_before"], summary["accuracy_after"]) == (None, None)
     assert (summary["reward_before"], summary["reward_after"]) == (pytest.approx(first), pytest.approx(last))
     run = read_run(negative)
-    assert headline(run).startswith(f"held-out mean reward {first:.2f} → {last:.2f} (")
+    assert headline(run).startswith(f"held-out mean reward {first:.2f} → {last:.2f}: ")
+    assert ", n = 12 (" in headline(run)
     assert dict(table([run]))["held-out mean reward"] == [f"{first:.2f} → {last:.2f}"]
     (learning,) = [verdict.sentence for verdict in verdicts(run) if verdict.topic == "learning"]
     assert learning.startswith(f"held-out mean reward {first:.2f} → {last:.2f} in 6 updates")

@@ -77,6 +77,7 @@ def write_run(
     for step, accuracy in evaluations.items():
         if "val/accuracy" not in without:
             writer.add_scalar("val/accuracy", accuracy, step)
+            writer.add_scalar("val/accuracy_standard_error", 0.02, step)
     writer.close()
     config: dict[str, Any] = {
         "seed_everything": seed,

@@ -8,11 +8,12 @@ of an update before anything is divided. Numbers quoted as the paper's are from 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from gspo_lightning.core.metric_table.health import AlarmRule, Health, read_health, read_rule
 from gspo_lightning.core.metric_table.reading import READINGS, Reading
 from gspo_lightning.core.parsing import read_table
 
@@ -40,7 +41,7 @@ class MetricSpec:
     """The formula or count, exact."""
     unit: str
     """Meaning of one unit on the y axis."""
-    healthy: str
+    health: Health
     """The range of a healthy run, and why."""
     what_to_do: str
     """Advice for a run outside of the healthy range, one sentence."""
@@ -52,6 +53,14 @@ class MetricSpec:
     """Runs or updates that have the metric, if not all have it."""
     reading: Reading | None = None
     """The sum that the metric is computed from, and how; None if it comes from none of the sums of an update."""
+    alarms: Mapping[str, AlarmRule] = field(default_factory=dict)
+    """Collapse signature -> its thresholds for this metric."""
+
+    @property
+    def healthy(self) -> str:
+        """The range of a healthy run, why, and the alarms beyond it, in words."""
+        rules = [f"alarm {name}, {rule.words}" for name, rule in self.alarms.items()]
+        return "; ".join([self.health.words, *rules])
 
 
 def _definitions(heading: str) -> Iterator[MetricSpec]:
@@ -61,8 +70,35 @@ def _definitions(heading: str) -> Iterator[MetricSpec]:
         reading = None
         for kind, names in fields.pop("reading", {}).items():  # {mean: NAME} or {deviation: [NAME, FIRST]}
             reading = READINGS[kind](*([names] if isinstance(names, str) else names))
-        yield MetricSpec(tag=tag, group=written["group"], reading=reading, **fields)
+        alarms = {name: read_rule(rule) for name, rule in fields.pop("alarms", {}).items()}
+        health = read_health(fields.pop("healthy"))
+        yield MetricSpec(tag=tag, group=written["group"], reading=reading, health=health, alarms=alarms, **fields)
 
 
 METRICS: tuple[MetricSpec, ...] = tuple(spec for heading in HEADINGS for spec in _definitions(heading))
 """Definitions of all tags of a run."""
+
+
+def _rules() -> dict[str, AlarmRule]:
+    """Join what the definitions of several metrics say of one signature."""
+    found: dict[str, AlarmRule] = {}
+    for spec in METRICS:
+        for name, rule in spec.alarms.items():
+            before = found.get(name, AlarmRule(None, None, {}))
+            hits, window = (before.hits, before.window) if rule.hits is None else (rule.hits, rule.window)
+            found[name] = AlarmRule(hits, window, {**before.thresholds, **rule.thresholds})
+    return found
+
+
+RULES = _rules()
+"""Collapse signature -> its looks and all its thresholds."""
+
+
+def threshold(name: str) -> float:
+    """Return a threshold of a signature, ``<signature>.<threshold>``.
+
+    >>> threshold("dead_group_flood.dead")
+    0.9
+    """
+    signature, _, field_name = name.partition(".")
+    return RULES[signature].thresholds[field_name]

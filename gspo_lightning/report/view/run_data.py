@@ -15,12 +15,12 @@ import numpy as np
 from gspo_lightning.core.errors import InfrastructureError, first_line
 from gspo_lightning.core.metric_table.table import lookup
 from gspo_lightning.report.answers import ANSWERS, read_answers, thumbnail_file, whole_and_damaged
+from gspo_lightning.report.ending import band_of
 from gspo_lightning.report.read import read_run
 from gspo_lightning.report.resumes import read_resumes
 from gspo_lightning.report.run import Run, Series
-from gspo_lightning.report.verdicts import verdicts
-from gspo_lightning.report.view.hints import hints
 from gspo_lightning.report.view.index import RolloutIndex
+from gspo_lightning.report.view.responses import all_verdicts
 from gspo_lightning.report.words import headline
 
 POINTS = 1_200
@@ -30,7 +30,6 @@ DOTS, SPREAD, SIDE_BY_SIDE = 1_500, 12, 4
 GROUP = 256
 """Rows of a group that are sent, at most."""
 _HASH = re.compile(r"[0-9a-f]{64}")
-_BAND = re.compile(r"(?:(below|above) ([\d.e-]+)|([\d.e-]+) to ([\d.e-]+))(?=[;:,]| \(| while|$)")
 
 
 class RunData:
@@ -77,7 +76,7 @@ class RunData:
             return self._run
 
     def overview(self) -> dict[str, Any]:
-        """Return facts, verdicts, alarms, hints, the tags with their meaning, evaluations, config and versions."""
+        """Return facts, verdicts, alarms, the tags with their meaning, evaluations, config and versions."""
         run, facts = self.run, self.index.facts()
         problems = (
             list(run.problems) if run.finished or self._damaged(run) else [p for p in run.problems if "cut" not in p]
@@ -96,10 +95,9 @@ class RunData:
                 "number": self.number, "folder": str(self.folder), "label": self.label,
                 "objective": run.objective, "model": run.model, "seed": run.seed, "date": run.date,
                 "finished": run.finished, "updates": run.updates, "headline": headline(run), "problems": problems,
-                "verdicts": [[v.topic, v.word, v.sentence] for v in verdicts(run)],
+                "verdicts": [verdict.plain() for verdict in all_verdicts(run, self.index, answers)],
                 "alarms": run.alarms, "facts": facts, "indexed": self.indexed,
-                "hints": [hint.plain() for hint in hints(run, self.index, answers)],
-                "tags": {tag: _meaning(tag) for tag in sorted(run.scalars) if not tag.startswith("cold_start/")},
+                "tags": {tag: _meaning(tag, run) for tag in sorted(run.scalars) if not tag.startswith("cold_start/")},
                 "held_out_tag": run.held_out_tag, "config": dict(flat(run.config)), "events": self._events(run),
                 "versions": run.summary.get("versions", {}),
                 "machine": (machine if isinstance(machine := run.summary.get("machine"), dict) else {})
@@ -245,30 +243,14 @@ def thinned(series: Series) -> list[list[float | int | None]]:
     return [steps.tolist(), [value if math.isfinite(value) else None for value in values.tolist()]]
 
 
-def _meaning(tag: str) -> dict[str, Any]:
-    spec = lookup(tag)
+def _meaning(tag: str, run: Run) -> dict[str, Any]:
+    spec, band = lookup(tag), band_of(run, tag)
     if spec is None:
         return {}
     return {
         "definition": spec.definition, "unit": spec.unit, "healthy": spec.healthy, "do": spec.what_to_do,
-        "group": spec.group, "band": healthy_band(spec.healthy),
+        "group": spec.group, "band": None if band is None else [band.above, band.below],
     }  # fmt: skip
-
-
-def healthy_band(text: str) -> list[float | None] | None:
-    """Return the range that a definition's words begin with; None if they begin with none.
-
-    >>> healthy_band("below 0.5 while learning; rises"), healthy_band("0.05 to 10; single spikes")
-    ([None, 0.5], [0.05, 10.0])
-    >>> healthy_band("below 1e-6 in float32; 1e-3 in bfloat16")
-    """
-    found = _BAND.match(text)
-    if found is None:
-        return None
-    word, edge, low, high = found.groups()
-    if word:
-        return [None, float(edge)] if word == "below" else [float(edge), None]
-    return [float(low), float(high)]
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

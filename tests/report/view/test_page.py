@@ -287,20 +287,20 @@ def test_a_figure_leads_to_its_responses(window: Browser, address: str, folders:
     assert shown["runs"] == "0", "the runs that were ticked stay so"
 
 
-def test_planted_faults_are_found_by_hints(window: Browser, tmp_path: Path, cold_starts: Path) -> None:
-    """In each of three runs the hint is there, and its link leads to what shows the fault."""
+def test_planted_faults_are_found_by_verdicts(window: Browser, tmp_path: Path, cold_starts: Path) -> None:
+    """In each of three runs the verdict is there, and its link leads to what shows the fault."""
     planted = []
     for make in (sampler_off, gamed, drifting):
         root = tmp_path / make.__name__
         root.mkdir()
         runs.share_cold_start(cold_starts, root)
         planted.append(make(root))
-    places = {"sampler": "noise/sampler_logprob_gap", "gamed": "", "template_drift": "agents/forks/answer"}
+    places = {"sampler": "noise/sampler_logprob_gap", "gamed reward": "", "client": "agents/forks/answer"}
     with served(planted) as address:
         for number, (name, place) in enumerate(places.items()):
             window.open(f"{address}#overview?runs={number}")
-            assert window.count(f'.hint.bad[data-hint="{name}"]') == 1
-            window.run("document.querySelector(`.hint[data-hint=${arguments[0]}] a`).click()", name)
+            assert window.count(f'.hint.bad[data-topic="{name}"]') == 1
+            window.run("document.querySelector(`.hint[data-topic='${arguments[0]}'] a`).click()", name)
             window.until("return location.hash.includes('chart=') || location.hash.startsWith('#rollouts')")
             window.settled()
             if place:
@@ -308,7 +308,7 @@ def test_planted_faults_are_found_by_hints(window: Browser, tmp_path: Path, cold
             else:
                 best = window.run("return document.querySelector('tbody tr td:nth-child(3)').innerText")
                 assert best == "#0", "what the reward pays for comes first"
-        picture(window, "view_hints", "#overview", tmp_path)
+        picture(window, "view_verdicts", "#overview", tmp_path)
     assert window.complaints() == []
 
 

@@ -6,17 +6,17 @@ import json
 import math
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from gspo_lightning.cli import main
-from gspo_lightning.core.metric_table.spec import METRICS
 from gspo_lightning.report.resumes import RESUMES, note_resume
 from gspo_lightning.report.run import Series
 from gspo_lightning.report.tokens import TOKENS
 from gspo_lightning.report.view.index import INDEX
-from gspo_lightning.report.view.run_data import POINTS, RunData, clean, healthy_band, thinned
+from gspo_lightning.report.view.run_data import POINTS, RunData, clean, thinned
 from tests.report.view.made import make_run, row
 
 
@@ -152,7 +152,7 @@ def test_an_index_of_another_version_is_made_anew(folder: Path) -> None:
 def test_an_old_run_opens_with_what_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_run(tmp_path / "old", answers=[{"update": 0, "id": 0, "prompt": "p", "completion": "c", "reward": 0}])
     overview = opened(folder).overview()
-    assert [hint["name"] for hint in overview["hints"]] == ["no_tokens"]
+    assert [v["topic"] for v in overview["verdicts"] if v["level"] != "fine"] == ["learning", "recorded tokens"]
     assert main(["view", str(folder), f"--output={tmp_path / 'run.html'}"]) == 0
     assert "written:" in capsys.readouterr().out
 
@@ -172,12 +172,19 @@ def test_a_thinned_curve_keeps_its_extremes() -> None:
     assert thinned(Series(np.arange(2), np.array([1.0, math.inf]))) == [[0, 1], [1.0, None]]
 
 
-def test_bands_come_from_the_words_of_the_definitions() -> None:
-    bands = {spec.tag: band for spec in METRICS if (band := healthy_band(spec.healthy)) is not None}
-    assert bands["reward/dead_groups"] == [None, 0.5]
-    assert bands["response/terminated"] == [0.9, None]
-    assert bands["optim/gradient_spike"] == [0.05, 10.0]
-    assert "noise/sampler_logprob_gap" not in bands, "its range depends on the precision"
+def test_bands_are_those_of_the_definitions_for_the_objective(tmp_path: Path) -> None:
+    curves = {"reward/dead_groups": [0.1] * 8, "clip/tokens": [0.1] * 8, "noise/sampler_sequence_gap": [0.0] * 8}
+
+    def bands(name: str, **clip: float) -> dict[str, Any]:
+        objective = {"class_path": "x", "init_args": clip}
+        made = make_run(tmp_path / name, scalars=curves, config={"model": {"objective": objective}})
+        return {tag: meaning.get("band") for tag, meaning in opened(made).overview()["tags"].items()}
+
+    tight, wide = bands("tight", clip_low=3e-4, clip_high=4e-4), bands("wide", clip_low=0.2, clip_high=0.27)
+    assert tight["reward/dead_groups"] == wide["reward/dead_groups"] == [None, 0.5]
+    assert (tight["clip/tokens"], wide["clip/tokens"]) == ([0.0, 0.9], [0.0, 0.05])
+    assert tight["noise/sampler_sequence_gap"] == [None, pytest.approx(3e-5)]
+    assert bands("unknown")["noise/sampler_sequence_gap"] is None, "its scale is the clip range"
 
 
 def test_only_plain_json_leaves() -> None:

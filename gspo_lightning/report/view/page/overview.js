@@ -9,7 +9,7 @@ const CHARTS = [
 ];
 const ALSO = ["data/iteration", "val/accuracy_standard_error"];
 const SMOOTH = [["0", "none"], ["0.6", "a little"], ["0.9", "more"], ["0.97", "much"]];
-const LEVELS = { bad: ["✖", "Wrong"], look: ["!", "Look at this"], note: ["i", "Note"] };
+const LEVELS = { bad: ["✖", "Wrong"], look: ["!", "Look at this"], note: ["i", "Note"], fine: ["✓", "In order"] };
 // Student's t for 95 % and 1, 2, 3 ... degrees of freedom
 const STUDENT = [12.71, 4.3, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23];
 
@@ -26,7 +26,7 @@ async function overview(query) {
     tags.filter((tag) => all.includes(tag) && !(tag === "val/reward" && all.includes("val/accuracy")))]);
   if (query.find || wanted.length) groups = [["Found",
     all.filter((tag) => wanted.includes(tag) || (query.find && tag.includes(query.find))).slice(0, 60)]];
-  if (query.chart && !groups.some(([, tags]) => tags.includes(query.chart))) groups.unshift(["From a hint",
+  if (query.chart && !groups.some(([, tags]) => tags.includes(query.chart))) groups.unshift(["From a verdict",
     all.filter((tag) => tag === query.chart)]);
   await fetchSeries(runs, [...groups.flatMap(([, tags]) => tags), ...ALSO.filter((tag) => all.includes(tag))]);
   const ratios = query.find || wanted.length ? [] : await Promise.all(runs.map(async (run) => [run, await ask(run.number, "ratios")]));
@@ -39,7 +39,7 @@ async function overview(query) {
   ]);
   main.replaceChildren(
     h("div", { class: "runs" }, runs.map(aboutRun)),
-    ...hintsOf(runs),
+    ...verdictsOf(runs),
     h("h2", {}, "Curves"), curveBar(query, runs, all.length), ...sections.flat(),
     ...(runs.length ? [] : [note("No run is chosen: tick one at the top.")]),
     ...(query.find && !groups[0][1].length ? [note(`No metric has “${query.find}” in its name.`)] : []));
@@ -72,38 +72,45 @@ function aboutRun(run) {
     h("p", { class: "result" }, words(result)),
     h("p", { class: "quiet" }, words(facts.join(" · "))),
     run.problems.map((problem) => warning(`This run is not whole: ${problem}`)),
-    run.indexed || offline ? null : warning("Recorded responses are still being read; tables grow meanwhile."),
-    h("details", {},
-      h("summary", {},
-        h("span", { class: "chips" }, run.verdicts.map(([topic, word]) => h("span", { class: "chip" }, h("b", {}, topic), ` ${word}`)))),
-      h("dl", {}, run.verdicts.map(([topic, word, sentence]) => [h("dt", {}, `${topic}: ${word}`), h("dd", {}, words(sentence))]))));
+    run.indexed || offline ? null : warning("Recorded responses are still being read; tables grow meanwhile."));
 }
 
-function hintsOf(runs) {
-  const found = runs.flatMap((run) => run.hints.map((hint) => [run, hint]));
+const sentenceOf = (text) => text.slice(0, 1).toUpperCase() + text.slice(1);
+
+// All verdicts of all runs in one list, the worst first; what is in order is one line that opens
+function verdictsOf(runs) {
+  const found = runs.flatMap((run) => run.verdicts.map((verdict) => [run, verdict]));
   const order = Object.keys(LEVELS);
   found.sort(([, a], [, b]) => order.indexOf(a.level) - order.indexOf(b.level));
-  const fine = runs.length && !found.some(([, hint]) => hint.level !== "note");
+  const fine = found.filter(([, verdict]) => verdict.level === "fine"), open = found.filter(([, verdict]) => verdict.level !== "fine");
+  const wrong = open.filter(([, verdict]) => verdict.level !== "note").length;
+  const title = (verdict) => `${sentenceOf(verdict.topic)}: ${verdict.word}`;
   return [
-    h("h2", {}, "What looks wrong"),
-    fine ? h("p", { class: "fine" },
-      "✓ Nothing: no hint about alarms, sampler, rewards, templates, clipping, groups, lengths or age applies.") : null,
-    found.length ? h("ul", { class: "hints" }, found.map(([run, hint]) => h("li", { class: `hint ${hint.level}`, "data-hint": hint.name },
-      h("h3", {}, h("span", { class: "level", role: "img", "aria-label": LEVELS[hint.level][1] }, LEVELS[hint.level][0]), hint.title),
+    h("h2", {}, "Verdicts"),
+    runs.length && !wrong ? h("p", { class: "fine" }, `✓ Nothing looks wrong${open.length ? "; worth knowing:" : "."}`) : null,
+    open.length ? h("ul", { class: "hints" }, open.map(([run, verdict]) => h("li",
+      { class: `hint ${verdict.level}`, "data-topic": verdict.topic },
+      h("h3", {}, h("span", { class: "level", role: "img", "aria-label": LEVELS[verdict.level][1] }, LEVELS[verdict.level][0]),
+        words(title(verdict))),
       runs.length > 1 ? h("p", { class: "quiet" }, swatch(run), " ", words(run.label)) : null,
-      h("p", {}, words(hint.why)), h("a", { href: hintLink(run, hint) }, linkText(hint))))) : null,
+      h("p", {}, words(sentenceOf(verdict.sentence))), h("a", { href: verdictLink(run, verdict) }, linkText(verdict))))) : null,
+    fine.length ? h("details", { class: "in-order" },
+      h("summary", {}, h("span", { class: "chips" }, fine.map(([run, verdict]) => h("span", { class: "chip", "data-topic": verdict.topic },
+        runs.length > 1 ? [swatch(run), " "] : "✓ ", h("b", {}, verdict.topic), ` ${verdict.word}`)))),
+      h("dl", {}, fine.map(([run, verdict]) => [h("dt", {}, runs.length > 1 ? [swatch(run), " "] : null, title(verdict)),
+        h("dd", {}, words(sentenceOf(verdict.sentence)))]))) : null,
   ].filter(Boolean);
 }
 
-function linkText(hint) {
-  const chart = /^#overview\?chart=(.*)$/.exec(hint.link);
+function linkText(verdict) {
+  const chart = /^#overview\?chart=(.*)$/.exec(verdict.link);
   if (chart) return `See the curve ${chart[1]}`;
   return { rollouts: "See the responses", answers: "See held-out answers",
-    config: "See the settings" }[hint.link.slice(1).split("?")[0]] || "See the curves";
+    config: "See the settings" }[verdict.link.slice(1).split("?")[0]] || "See the curves";
 }
 
-function hintLink(run, hint) {
-  const [view, rest = ""] = hint.link.slice(1).split("?");
+function verdictLink(run, verdict) {
+  const [view, rest = ""] = verdict.link.slice(1).split("?");
   return address(view, { ...Object.fromEntries(new URLSearchParams(rest)), ...(view === "overview" ? {} : { run: run.number }) });
 }
 
@@ -153,13 +160,15 @@ function pointsOf(line, tag) {
 
 function chart(tag, runs, lines, query) {
   const meaning = runs.map((run) => run.tags[tag]).find((found) => found && found.definition) || {};
+  const bands = new Set(runs.filter((run) => run.tags[tag]).map((run) => JSON.stringify(run.tags[tag].band || null)));
+  const band = bands.size === 1 ? meaning.band : null; // objectives with other clip ranges have other bands
   const marks = runs.flatMap((run) => [
     ...run.alarms.map((alarm) => ({ x: alarm.update, kind: "alarm",
       label: `${alarm.signature} at update ${alarm.update}: ${alarm.what || ""}`})),
     ...run.events.map((event) => ({ x: event.update, kind: "event", label: `update ${event.update}: ${event.what}` })),
   ]);
   const series = lines.map((line) => ({ ...line, ...pointsOf(line, tag) })).filter((line) => line.x);
-  const known = { title: tag, unit: meaning.unit, xLabel: "update", series, band: meaning.band, marks, smooth: Number(query.smooth || 0),
+  const known = { title: tag, unit: meaning.unit, xLabel: "update", series, band, marks, smooth: Number(query.smooth || 0),
     log: Boolean(query.log) };
   const open = (update) => {
     const steps = runs.length && seriesOf(runs[0], "data/iteration");

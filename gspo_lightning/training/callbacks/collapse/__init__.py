@@ -1,6 +1,7 @@
 """Collapse signatures, and the watch that looks for them (docs/collapse.md)."""
 
-from gspo_lightning.training.callbacks.collapse.signature import (
+from gspo_lightning.report.collapse.signatures import SIGNATURES
+from gspo_lightning.report.collapse.watch import (
     Alarm,
     History,
     Look,
@@ -9,6 +10,5 @@ from gspo_lightning.training.callbacks.collapse.signature import (
     reward_share,
     rose,
 )
-from gspo_lightning.training.callbacks.collapse.signatures import SIGNATURES
 
 __all__ = ["SIGNATURES", "Alarm", "History", "Look", "Signature", "Watch", "reward_share", "rose"]

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from gspo_lightning.core.metric_table.spec import RULES
+
 Scope = Literal["update", "iteration", "evaluation"]
 Look = Mapping[str, float]
 """Tag -> value of an update, of an iteration (means over its updates), or of an evaluation."""
@@ -123,6 +125,12 @@ class Signature(ABC):
     hits: ClassVar[int] = 2
     """Number of suspicious looks among the last ``window`` that raises the alarm."""
     window: ClassVar[int] = 2
+
+    def __init_subclass__(cls) -> None:
+        """Take the number of looks from the definitions of the metrics, if they have this signature."""
+        rule = RULES.get(getattr(cls, "name", ""))
+        if rule is not None and rule.hits is not None and rule.window is not None and "hits" not in cls.__dict__:
+            cls.hits, cls.window = rule.hits, rule.window
 
     @abstractmethod
     def suspicious(self, look: Look, history: History) -> str | None:

@@ -1,6 +1,8 @@
 """Collapse signatures, each a small class whose fields are its thresholds (docs/collapse.md).
 
-To add one, subclass ``Signature`` (:mod:`gspo_lightning.training.callbacks.collapse.signature`), and list it here.
+Numbers are in the definitions of the metrics (:mod:`gspo_lightning.core.metric_table`), beside their healthy ranges.
+
+To add one, subclass ``Signature`` (:mod:`gspo_lightning.report.collapse.watch`), and list it here.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from gspo_lightning.training.callbacks.collapse.signature import History, Look, Signature, reward_share, rose
+from gspo_lightning.core.metric_table.spec import threshold
+from gspo_lightning.report.collapse.watch import History, Look, Signature, reward_share, rose
 
 ENTROPY = "policy/entropy"
 TAUGHT = "distill/kl"
@@ -30,11 +33,9 @@ class GradientSpikes(Signature):
         "lower the learning rate, use a sequence-level ratio; clipping hides spikes, it does not cure them"
     )
     scope = "update"
-    hits: ClassVar[int] = 3
-    window: ClassVar[int] = 8
-    factor: float = 10.0
+    factor: float = threshold("gradient_spikes.factor")
     """Threshold, as a factor of the median of the 64 norms before."""
-    huge: float = 100.0
+    huge: float = threshold("gradient_spikes.huge")
     """Factor beyond which a single spike raises the alarm."""
 
     @override
@@ -56,8 +57,6 @@ class NonFinite(Signature):
     name: ClassVar[str] = "non_finite"
     advice: ClassVar[str] = "gspo replay names the row and the tensor; lower the learning rate, check the reward"
     scope = "update"
-    hits: ClassVar[int] = 1
-    window: ClassVar[int] = 1
 
     @override
     def suspicious(self, look: Look, history: History) -> str | None:
@@ -72,11 +71,9 @@ class RatioExplosion(Signature):
     name: ClassVar[str] = "ratio_explosion"
     advice: ClassVar[str] = "lower the learning rate or minibatches_per_rollout; look at optim/gradient_norm before it"
     scope = "update"
-    hits: ClassVar[int] = 2
-    window: ClassVar[int] = 8
-    spread: float = 0.25
+    spread: float = threshold("ratio_explosion.spread")
     """Threshold of the standard deviation of log s_i over sequences, in nats per token."""
-    effective: float = 0.5
+    effective: float = threshold("ratio_explosion.effective")
     """Threshold of the effective sample size, as a fraction of the samples."""
 
     @override
@@ -101,9 +98,7 @@ class SampleSizeFall(Signature):
         "lower the learning rate or minibatches_per_rollout; with corrections, model.ess_step_scaling"
     )
     scope = "update"
-    hits: ClassVar[int] = 2
-    window: ClassVar[int] = 8
-    effective: float = 0.85
+    effective: float = threshold("sample_size_fall.effective")
     """Threshold of the effective sample size, as a fraction of the samples."""
 
     @override
@@ -121,9 +116,7 @@ class RatioTails(Signature):
     name: ClassVar[str] = "ratio_tails"
     advice: ClassVar[str] = "lower the learning rate or minibatches_per_rollout; look at the shortest responses"
     scope = "update"
-    hits: ClassVar[int] = 2
-    window: ClassVar[int] = 8
-    tail: float = 0.7
+    tail: float = threshold("ratio_tails.tail")
     """Threshold of the 5th and 95th percentile of log s_i, in nats per token away from 0."""
 
     @override
@@ -144,11 +137,9 @@ class DriftWithoutReward(Signature):
     name: ClassVar[str] = "drift_without_reward"
     advice: ClassVar[str] = "lower the learning rate or minibatches_per_rollout, or add a KL term (kl_coef)"
     scope = "update"
-    hits: ClassVar[int] = 2
-    window: ClassVar[int] = 8
-    drift: float = 0.05
+    drift: float = threshold("drift_without_reward.drift")
     """Threshold of KL(old || new), estimated by k3, in nats per token."""
-    gain: float = 0.1
+    gain: float = threshold("drift_without_reward.gain")
     """Share of the reward's range above the median of the last iterations from which on drift is worth it."""
 
     @override
@@ -165,9 +156,9 @@ class RewardCollapse(Signature):
 
     name: ClassVar[str] = "reward_collapse"
     advice: ClassVar[str] = "go back to a checkpoint from before it and lower the learning rate; read samples first"
-    fall: float = 0.5
+    fall: float = threshold("reward_collapse.fall")
     """Share of the way from the lowest reward of the run to its best level."""
-    errors: float = 4.0
+    errors: float = threshold("reward_collapse.errors")
     """Standard errors, from the choice of prompts, that the fall must exceed."""
     prompts: int = 32
     """Prompts per iteration; set by the callback."""
@@ -193,9 +184,7 @@ class HeldOutFall(Signature):
         "best_by: val/accuracy); read held-out answers"
     )
     scope = "evaluation"
-    hits: ClassVar[int] = 1
-    window: ClassVar[int] = 1
-    errors: float = 3.0
+    errors: float = threshold("held_out_fall.errors")
     """Standard errors of the difference, as of independent prompts, that the fall must exceed."""
 
     @override
@@ -217,11 +206,9 @@ class DeadGroupFlood(Signature):
 
     name: ClassVar[str] = "dead_group_flood"
     advice: ClassVar[str] = "use easier prompts, larger groups, a finer reward, or data.resample_dead_groups"
-    hits: ClassVar[int] = 3
-    window: ClassVar[int] = 3
-    dead: float = 0.9
+    dead: float = threshold("dead_group_flood.dead")
     """Fraction of groups with equal rewards."""
-    solved: float = 0.7
+    solved: float = threshold("dead_group_flood.solved")
     """Share of the reward's range from which on equal rewards count as success."""
 
     @override
@@ -242,11 +229,11 @@ class EntropyCollapse(Signature):
 
     name: ClassVar[str] = "entropy_collapse"
     advice: ClassVar[str] = "raise clip_high or the temperature, add entropy_coef, or lower the learning rate"
-    sudden: float = 0.25
+    sudden: float = threshold("entropy_collapse.sudden")
     """Threshold, as a factor of the median of the last iterations."""
-    slow: float = 0.1
+    slow: float = threshold("entropy_collapse.slow")
     """Threshold, as a factor of the mean of the first iterations."""
-    solved: float = 0.9
+    solved: float = threshold("entropy_collapse.solved")
     """Share of the reward's range from which on certainty is wanted."""
 
     @override
@@ -269,9 +256,9 @@ class EntropyExplosion(Signature):
 
     name: ClassVar[str] = "entropy_explosion"
     advice: ClassVar[str] = "lower the learning rate or entropy_coef, take fewer updates per rollout, or add a KL term"
-    factor: float = 2.5
+    factor: float = threshold("entropy_explosion.factor")
     """Threshold, as a factor of the median of the last iterations."""
-    least: float = 0.2
+    least: float = threshold("entropy_explosion.least")
     """Threshold above that median, in nats per token; both must be exceeded."""
 
     @override
@@ -290,7 +277,7 @@ class LengthCollapse(Signature):
 
     name: ClassVar[str] = "length_collapse"
     advice: ClassVar[str] = "look at samples: what short answer is being paid for? lower its reward part"
-    factor: float = 0.4
+    factor: float = threshold("length_collapse.factor")
     """Threshold, as a factor of the median of the last iterations."""
 
     @override
@@ -310,11 +297,11 @@ class LengthRunaway(Signature):
 
     name: ClassVar[str] = "length_runaway"
     advice: ClassVar[str] = "look at samples for rambling; use truncated_responses: mask or penalise"
-    factor: float = 2.0
+    factor: float = threshold("length_runaway.factor")
     """Threshold, as a factor of the median of the last iterations."""
-    cut: float = 0.5
+    cut: float = threshold("length_runaway.cut")
     """Fraction of responses that are truncated ..."""
-    cut_more: float = 0.3
+    cut_more: float = threshold("length_runaway.cut_more")
     """... if it is higher by this much than before."""
 
     @override
@@ -336,9 +323,9 @@ class Repetition(Signature):
 
     name: ClassVar[str] = "repetition"
     advice: ClassVar[str] = "read samples: the reward pays for length or format, or the end token is no longer written"
-    level: float = 0.3
+    level: float = threshold("repetition.level")
     """Fraction of repeated 4-grams ..."""
-    more: float = 0.2
+    more: float = threshold("repetition.more")
     """... if it is higher by this much than before."""
 
     @override
@@ -355,13 +342,11 @@ class BlindCritic(Signature):
 
     name: ClassVar[str] = "blind_critic"
     advice: ClassVar[str] = "raise model.critic.lr, epochs or warm_up, or use data.advantages: GroupNormalised"
-    hits: ClassVar[int] = 3
-    window: ClassVar[int] = 3
-    least: float = 0.02
+    least: float = threshold("blind_critic.least")
     """Explained variance at or below which the critic is blind."""
-    grace: int = 4
+    grace: int = int(threshold("blind_critic.grace"))
     """Iterations that a new critic has to learn."""
-    solved: float = 0.9
+    solved: float = threshold("blind_critic.solved")
     """Share of the reward's range from which on little is left to explain."""
 
     @override

@@ -1,0 +1,124 @@
+"""Values that a run is judged by: over its last fifth, or over mini-batches after the first of an iteration."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gspo_lightning.core.metric_table.health import Band
+from gspo_lightning.core.metric_table.table import lookup
+from gspo_lightning.report.collapse.watch import History, reward_share
+from gspo_lightning.report.run import Run, Series
+
+LAST = 0.2
+"""Share of the iterations at the end, at least one: single iterations of 32 prompts wobble by a tenth."""
+
+
+def end(run: Run, tag: str) -> float | None:
+    """Return the mean of a metric over the last fifth of the run; None if it was not logged."""
+    series = run.get(tag)
+    return None if series is None else float(last_values(run, series).mean())
+
+
+def last_values(run: Run, series: Series) -> NDArray[np.float64]:
+    """Return the values of the last iterations (of the last updates, if iterations were not logged)."""
+    number = iterations(run, series)
+    known = np.unique(number[np.isfinite(number)])
+    if not len(known):
+        return series.values[-max(1, round(LAST * len(series))) :]
+    first = known[-max(1, round(LAST * len(known)))]
+    return series.values[number >= first]
+
+
+def iterations(run: Run, series: Series) -> NDArray[np.float64]:
+    """Return the iteration of each value of a series [K], NaN where it was not logged."""
+    logged = run.get("data/iteration")
+    known = {} if logged is None else dict(zip(logged.steps.tolist(), logged.values.tolist(), strict=True))
+    return np.array([known.get(step, np.nan) for step in series.steps.tolist()])
+
+
+def later(run: Run, tag: str) -> Series | None:
+    """Return the values of mini-batches after the first of their iteration; None if the run has none.
+
+    The first mini-batch meets the policy that its ratios are taken to: its clip fraction is 0 whatever the run is like.
+    With one mini-batch per iteration, or without a record of their places, nothing can be said.
+    """
+    series = run.get(tag)
+    if series is None:
+        return None
+    place = run.get("data/mini_batch")
+    if place is not None:
+        known = dict(zip(place.steps.tolist(), place.values.tolist(), strict=True))
+        keep = np.array([known.get(step, 0.0) > 0 for step in series.steps.tolist()], dtype=bool)
+    else:
+        number = iterations(run, series)
+        keep = np.concatenate([[False], number[1:] == number[:-1]])
+    return Series(series.steps[keep], series.values[keep]) if keep.any() else None
+
+
+def value_of(run: Run, tag: str) -> float | None:
+    """Return the number that is compared with the healthy band of a metric; None if the run does not tell it."""
+    spec = lookup(tag)
+    if spec is not None and spec.health.later:
+        found = later(run, tag)
+        return None if found is None else float(found.values.mean())
+    return end(run, tag)
+
+
+def band_of(run: Run, tag: str) -> Band | None:
+    """Return the healthy band of a metric for a run with this objective; None if it has none."""
+    spec = lookup(tag)
+    return None if spec is None else spec.health.band(run.clip)
+
+
+def healthy(run: Run, tag: str) -> bool | None:
+    """Judge a metric: True if it is within its band; None if it has no band or no value.
+
+    >>> from pathlib import Path
+    >>> from gspo_lightning.report.run import Series
+    >>> run = Run(Path("."), {"reward/dead_groups": Series(np.arange(4), np.array([0.1, 0.2, 0.5, 0.9]))})
+    >>> end(run, "reward/dead_groups"), healthy(run, "reward/dead_groups")
+    (0.9, False)
+    """
+    value, band = value_of(run, tag), band_of(run, tag)
+    return None if value is None or band is None else band.holds(value)
+
+
+def start_band(tag: str) -> Band | None:
+    """Return the range of a metric in multiples of its start; None if it has none."""
+    spec = lookup(tag)
+    return None if spec is None else spec.health.of_start
+
+
+def earned(run: Run) -> float:
+    """Return the place of the last mean reward between the lowest (0) and the highest (1) reward of the run.
+
+    It is the number by which alarms tell a solved task from a stuck one.
+    """
+    mean = run.get("reward/mean")
+    if mean is None:
+        return 0.0
+    history = History()
+    tags = {tag: series for tag in ("reward/mean", "reward/min", "reward/max") if (series := run.get(tag)) is not None}
+    by_step = {tag: dict(zip(s.steps.tolist(), s.values.tolist(), strict=True)) for tag, s in tags.items()}
+    for step in mean.steps.tolist():
+        history.see_rewards({tag: values[step] for tag, values in by_step.items() if step in values})
+    return reward_share({"reward/mean": float(last_values(run, mean).mean())}, history)
+
+
+def rose(run: Run, share: float = 0.1) -> float | None:
+    """Return the rise of the mean reward from the first to the last fifth, as a share of the range; None if smaller."""
+    mean = run.get("reward/mean")
+    if mean is None or len(mean) < 2:
+        return None
+    low, high = reward_range(run, mean)
+    first = mean.values[: max(1, round(LAST * len(mean)))]
+    rise = float(last_values(run, mean).mean() - first.mean()) / max(high - low, 1e-9)
+    return rise if rise >= share else None
+
+
+def reward_range(run: Run, reward: Series) -> tuple[float, float]:
+    """Return the lowest and highest reward of a response so far, else of an iteration."""
+    low, high = run.get("reward/min"), run.get("reward/max")
+    lowest = float((low or reward).values.min())
+    return lowest, max(float((high or reward).values.max()), lowest)

@@ -1,0 +1,154 @@
+"""Change of a run's held-out metric, with its 95 % interval: paired by prompt where the scores of prompts are known."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gspo_lightning.core.metric_table.spec import threshold
+from gspo_lightning.report.run import Run, number
+from gspo_lightning.report.statistics.intervals import NORMAL
+from gspo_lightning.report.statistics.paired import difference
+
+PAIRED, UNPAIRED = "paired by prompt", "from standard errors"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A difference with the ends of its 95 % interval, None where none can be given.
+
+    ``n`` is the number of prompts, None if unknown; ``how`` names the interval.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    n: int | None
+    how: str
+
+    @property
+    def words(self) -> str:
+        """The difference, its interval and n.
+
+        >>> Change(0.25, 0.125, 0.375, 512, PAIRED).words
+        '+0.25 [+0.12, +0.38], n = 512'
+        """
+        if self.low is None or self.high is None:
+            return f"{self.value:+.2f}, no interval recorded"
+        ends = f"{self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
+        if self.n is None:
+            return f"{ends}, {self.how}"
+        return f"{ends}, n = {self.n}" + ("" if self.how == PAIRED else f" {self.how}")
+
+    @property
+    def sign(self) -> int | None:
+        """1 or -1 if the interval excludes 0 on that side, 0 if it does not; None without an interval."""
+        if self.low is None or self.high is None:
+            return None
+        return 1 if self.low > 0 else -1 if self.high < 0 else 0
+
+
+def held_out_change(run: Run) -> Change | None:
+    """Return the change of the headline metric from the first to the last evaluation; None without two of them."""
+    before, after = run.held_out()
+    if before is None or after is None:
+        return None
+    rows = [row for row in run.scores if _known(run, row)]
+    if len(rows) > 1 and (found := _paired(_known(run, rows[0]), _known(run, rows[-1]))) is not None:
+        return found
+    return _unpaired(run, before, after)
+
+
+def standard_error(run: Run, update: int) -> float | None:
+    """Return the standard error of the headline metric in the evaluation after an update; None if it is not known."""
+    for row in run.scores:
+        values = list(_known(run, row).values())
+        if row["update"] == update and len(values) > 1:
+            return float(np.std(values) / math.sqrt(len(values)))
+    series = run.get("val/accuracy_standard_error") if run.shown_by == "accuracy" else None
+    if series is None or update not in series.steps:
+        return None
+    return float(series.values[series.steps == update][-1])
+
+
+def prompts(run: Run) -> int | None:
+    """Return the number of held-out prompts of the last evaluation whose score is known; None if not recorded."""
+    return len(_known(run, run.scores[-1])) or None if run.scores else None
+
+
+def fall(run: Run) -> tuple[int, float, float] | None:
+    """Return (update, best, last) if the last evaluation is below the best one by the alarm's number of errors.
+
+    It is the rule of the alarm ``held_out_fall``, for the last evaluation, and for a mean reward, too.
+    """
+    series = run.get(run.held_out_tag)
+    if series is None or len(series) < 2:
+        return None
+    place = int(np.flatnonzero(series.values == series.values.max())[-1])
+    best, last = float(series.values[place]), float(series.values[-1])
+    errors = [standard_error(run, int(series.steps[i])) for i in (place, -1)]
+    known = [error for error in errors if error is not None]
+    if len(known) < 2 or best - last <= threshold("held_out_fall.errors") * math.hypot(*known):
+        return None
+    return int(series.steps[place]), best, last
+
+
+def reward_change(run: Run) -> Change | None:
+    """Return the change of the mean training reward from the first to the last iteration; None if it was not logged.
+
+    The prompts of the two iterations differ: the interval is that of two independent means over prompts.
+    """
+    reward, spread = run.first_and_last("reward/mean"), run.first_and_last("reward/std")
+    if reward is None:
+        return None
+    prompts = number(run.setting("data", "prompts_per_rollout"))
+    change = reward[1] - reward[0]
+    if spread is None or not prompts or not math.isfinite(sum(spread) + change):
+        return Change(change, None, None, None, "unknown")
+    half = NORMAL * math.hypot(*spread) / math.sqrt(prompts)
+    return Change(change, change - half, change + half, int(prompts), "prompts an iteration")
+
+
+def _known(run: Run, row: Mapping[str, Any]) -> dict[int, float]:
+    """Return prompt -> score of an evaluation, for the headline metric; empty if the row is not whole."""
+    ids, scores = row.get("id"), row.get("accuracy" if run.shown_by == "accuracy" else "reward")
+    if not isinstance(ids, list) or not isinstance(scores, list) or len(ids) != len(scores):
+        return {}
+    found = {key: number(score) for key, score in zip(ids, scores, strict=True) if isinstance(key, int)}
+    return {key: score for key, score in found.items() if score is not None}
+
+
+def _paired(first: Mapping[int, float], last: Mapping[int, float]) -> Change | None:
+    both = sorted(first.keys() & last.keys())
+    if not both:
+        return None
+    return _of_pairs(tuple(first[key] for key in both), tuple(last[key] for key in both))
+
+
+@functools.lru_cache(maxsize=64)  # the page asks again whenever a file of the run has changed
+def _of_pairs(first: tuple[float, ...], last: tuple[float, ...]) -> Change:
+    low = min(*first, *last, 0.0)
+    scale = max(max(*first, *last) - low, 1.0)  # the test is for values in [0, 1]
+    found = difference(_scaled(first, low, scale), _scaled(last, low, scale))
+    ends = [None if end is None else end * scale for end in (found.low, found.high)]
+    return Change(found.value * scale, ends[0], ends[1], found.n, PAIRED)
+
+
+def _scaled(values: Sequence[float], low: float, scale: float) -> list[float]:
+    return [(value - low) / scale for value in values]
+
+
+def _unpaired(run: Run, before: float, after: float) -> Change:
+    """Return the change with the interval of independent evaluations, which is wider than that of paired ones."""
+    series, change = run.get(run.held_out_tag), after - before
+    errors = [] if series is None else [standard_error(run, int(series.steps[i])) for i in (0, -1)]
+    known = [error for error in errors if error is not None]
+    if len(known) < 2:
+        return Change(change, None, None, None, "unknown")
+    half = NORMAL * math.hypot(*known)
+    return Change(change, change - half, change + half, None, UNPAIRED)

@@ -1,0 +1,121 @@
+"""Judge what a run learned: held-out change, a gamed reward, dead groups, lengths, entropy."""
+
+from __future__ import annotations
+
+from gspo_lightning.core.metric_table.spec import threshold
+from gspo_lightning.report.ending import earned, end, healthy, reward_range, rose, start_band
+from gspo_lightning.report.held_out import fall, held_out_change
+from gspo_lightning.report.run import Run
+from gspo_lightning.report.verdict import Level, Verdict
+from gspo_lightning.report.words import count, known, plain, training_reward, two
+
+USUAL = 0.1
+"""Relative change of length or entropy that is not called one: iterations differ by as much."""
+BEHIND = 0.5
+"""Share of the training reward's rise below which the upper end of the held-out rise is far behind."""
+
+
+def judge_learning(run: Run) -> Verdict | None:
+    """Return whether the paired change of the held-out metric excludes 0, and whether it fell from its best."""
+    change, (before, after) = held_out_change(run), run.held_out()
+    if change is None:
+        if run.get("reward/mean") is None:
+            return None
+        sentence = f"no two evaluations to compare; {training_reward(run)} in {count(run.updates, 'update')}"
+        return Verdict("learning", "note", "not evaluated", sentence)
+    series = run.get(run.held_out_tag)
+    start = "" if series is None or series.steps[0] == 0 else f" (first evaluated after {series.steps[0]} updates)"
+    sentence = (
+        f"held-out {run.shown_by} {two(before)} → {two(after)} in {count(run.updates, 'update')}{start}: {change.words}"
+    )
+    words: dict[int | None, tuple[Level, str]] = {
+        1: ("fine", "learned"), -1: ("look", "unlearned"), 0: ("note", "no change shown"), None: ("note", "not judged"),
+    }  # fmt: skip
+    level, word = words[change.sign]
+    if (fallen := fall(run)) is not None:
+        peak, best, _ = fallen
+        level, word = "bad", "learned, then fell back" if change.sign == 1 or best > (before or 0.0) else "unlearned"
+        sentence += f"; its best was {best:.2f} after {peak}"
+    return Verdict("learning", level, word, sentence, "#answers")
+
+
+def judge_gamed(run: Run) -> Verdict | None:
+    """Return the verdict on a training reward that rises while held-out answers fall, or stay far behind."""
+    series, rise = run.get(run.held_out_tag), rose(run)
+    change = held_out_change(run)
+    if rise is None or series is None or change is None or change.high is None:
+        return None
+    before, after = float(series.values[0]), float(series.values[-1])
+    low, high = reward_range(run, run.scalars["reward/mean"])
+    scale = 1.0 if run.shown_by == "accuracy" else max(high - low, 1e-9)
+    if (fallen := fall(run)) is not None:
+        behind = f"the held-out {run.shown_by} fell from {plain(fallen[1])} to {plain(fallen[2])}"
+    elif change.high / scale < BEHIND * rise:
+        behind = f"the held-out {run.shown_by} only went from {plain(before)} to {plain(after)}"
+    else:
+        return None
+    sentence = f"the training reward rose by {100 * rise:.0f} % of its range; {behind}.{_most_of_the_rise(run)}"
+    return Verdict("gamed reward", "bad", "held-out answers do not rise with it", sentence, "#rollouts?sort=reward")
+
+
+def _most_of_the_rise(run: Run) -> str:
+    tags = [tag for tag in run.scalars if tag.startswith("reward/parts/")]
+    rises = {tag: (end(run, tag) or 0.0) - float(run.scalars[tag].values[0]) for tag in tags}
+    if len(rises) < 2:
+        return ""
+    return f" Most of the rise is {max(rises, key=lambda tag: rises[tag]).rsplit('/', 1)[-1]}."
+
+
+def judge_dead_groups(run: Run) -> Verdict | None:
+    """Return the verdict on groups without a difference; where the task is solved they are success."""
+    last, pair = end(run, "reward/dead_groups"), known(run, "reward/dead_groups")
+    if last is None or pair is None:
+        return None
+    sentence = f"{100 * pair[0]:.0f}% → {100 * last:.0f}% (last fifth) of groups have all rewards equal"
+    link = "#rollouts?choice=any&sort=iteration"
+    if healthy(run, "reward/dead_groups"):
+        return Verdict("dead groups", "fine", "few", sentence, link)
+    if earned(run) >= threshold("dead_group_flood.solved"):
+        return Verdict("dead groups", "note", "solved", f"{sentence}: most prompts are solved; give harder ones", link)
+    why = "they teach nothing: use easier prompts, larger groups or a finer reward"
+    return Verdict("dead groups", "look", "many", f"{sentence}: {why}", link)
+
+
+def judge_length(run: Run) -> Verdict | None:
+    """Return the verdict on lengths and on truncated responses."""
+    pair, cut = known(run, "response/length"), end(run, "response/truncated")
+    if cut is None and (pair is None or pair[0] <= 0):
+        return None
+    word, parts = "not logged", list[str]()
+    if pair is not None and pair[0] > 0:
+        factor = pair[1] / pair[0]
+        word = "longer" if factor > 1 + USUAL else "shorter" if factor < 1 - USUAL else "as before"
+        parts.append(f"{pair[0]:.1f} → {pair[1]:.1f} tokens per response")
+    if cut is not None:
+        parts.append(f"{100 * cut:.3g}% truncated in the last fifth")
+    sentence, link = ", ".join(parts), "#rollouts?sort=length"
+    if healthy(run, "response/truncated") is False:
+        sentence += ": the limit decides what is paid; raise data.max_response_tokens"
+        return Verdict("length", "look", f"{word}, often cut", sentence, link)
+    return Verdict("length", "fine", word, sentence, link)
+
+
+def judge_entropy(run: Run) -> Verdict | None:
+    """Return the verdict on the entropy, which may fall while a skill is learned."""
+    pair, last = known(run, "policy/entropy"), end(run, "policy/entropy")
+    if pair is None or last is None:
+        return None
+    sentence, link = f"{plain(pair[0])} → {plain(last)} (last fifth) nats per token", "#overview?chart=policy/entropy"
+    if healthy(run, "policy/entropy") is False:
+        if earned(run) >= threshold("entropy_collapse.solved"):
+            why = "the task is solved and the policy is sure"
+            return Verdict("entropy", "note", "nearly none", f"{sentence}: {why}", link)
+        return Verdict("entropy", "look", "nearly none", f"{sentence}: little is left to explore", link)
+    start, reward = start_band("policy/entropy"), known(run, "reward/mean")
+    flat = reward is not None and reward[1] <= reward[0]
+    if start is not None and pair[0] > 0 and not start.holds(last / pair[0]) and flat:
+        why = "while the reward does not rise: the policy is dissolving"
+        return Verdict("entropy", "look", "rising", f"{sentence} {why}", link)
+    relative = last / pair[0] - 1 if pair[0] > 0 else 0.0
+    word = "rising" if relative > USUAL else "falling" if relative < -USUAL else "as before"
+    return Verdict("entropy", "fine", word, sentence, link)

@@ -1,0 +1,112 @@
+"""The change of a held-out metric: paired by prompt, with n and an interval, and what the headline says of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gspo_lightning.report.answers import SCORES, AnswersFile, read_answers
+from gspo_lightning.report.held_out import fall, held_out_change, reward_change
+from gspo_lightning.report.read import read_run
+from gspo_lightning.report.run import Run, Series
+from gspo_lightning.report.verdicts import verdicts
+from gspo_lightning.report.words import headline
+from tests.report.view.made import make_run
+
+
+def recorded(folder: Path, before: Sequence[float], after: Sequence[float], column: str = "accuracy") -> Run:
+    """A run of 40 updates whose held-out prompts had these scores."""
+    means = [float(np.mean(before)), float(np.mean(after))]
+    make_run(folder, evaluations=means)
+    file = AnswersFile(folder, SCORES)
+    for update, scores in ((0, before), (40, after)):
+        other = {"accuracy": "reward", "reward": "accuracy"}[column]
+        file.add(update, [{"id": list(range(len(scores))), column: list(scores), other: [None] * len(scores)}])
+    return read_run(folder)
+
+
+def word(run: Run) -> str:
+    return next(verdict.word for verdict in verdicts(run) if verdict.topic == "learning")
+
+
+def test_a_paired_difference_sees_what_two_independent_means_do_not(tmp_path: Path) -> None:
+    """400 prompts, 20 of which become right and none wrong: +0.05 is 1.4 errors of a difference of means.
+
+    By pairs: mean 0.05, standard deviation sqrt(0.05 * 0.95 * 400 / 399), t(399) = 1.966.
+    """
+    before, after = [1.0] * 200 + [0.0] * 200, [1.0] * 220 + [0.0] * 180
+    run = recorded(tmp_path / "run", before, after)
+    change = held_out_change(run)
+    assert change is not None
+    half = 1.9659 * math.sqrt(0.05 * 0.95 * 400 / 399 / 400)
+    assert (change.value, change.low, change.high, change.n) == (
+        pytest.approx(0.05), pytest.approx(0.05 - half, abs=1e-5), pytest.approx(0.05 + half, abs=1e-5), 400,
+    )  # fmt: skip
+    assert word(run) == "learned"
+    assert headline(run).startswith("held-out accuracy 0.50 → 0.55: +0.05 [+0.03, +0.07], n = 400 (")
+    run.scores = []  # an older run, which has standard errors of 0.02: 0.05 +- 1.96 * 0.02 * sqrt(2)
+    change = held_out_change(run)
+    assert change is not None
+    assert (change.low, change.high) == (pytest.approx(-0.0054, abs=1e-4), pytest.approx(0.1054, abs=1e-4))
+    assert word(run) == "no change shown"
+    assert "from standard errors" in headline(run)
+
+
+def test_a_change_that_chance_explains_is_no_learning(tmp_path: Path) -> None:
+    """Five prompts of 12 become right and two wrong: 1/4 more, and no reason to claim anything."""
+    before, after = [0.0] * 5 + [1.0] * 2 + [0.0] * 5, [1.0] * 5 + [0.0] * 2 + [0.0] * 5
+    run = recorded(tmp_path / "run", before, after)
+    assert word(run) == "no change shown"
+    assert "+0.25 [" in headline(run)
+    worse = recorded(tmp_path / "worse", [1.0] * 30, [1.0] * 10 + [0.0] * 20)
+    assert word(worse) == "unlearned"
+
+
+def test_rewards_of_any_scale_are_compared_by_pairs(tmp_path: Path) -> None:
+    """Rewards from -4 to 6, each 2 more: the difference is exactly 2."""
+    before = [float(i % 5 - 4) for i in range(40)]
+    folder = tmp_path / "run"
+    run = recorded(folder, before, [value + 2.0 for value in before], column="reward")
+    run.scalars["val/lowest_score"] = Series(np.array([0, 40]), np.array([-4.0, -2.0]))  # no accuracy
+    run.scalars["val/reward"] = Series(np.array([0, 40]), np.array([np.mean(before), np.mean(before) + 2]))
+    change = held_out_change(run)
+    assert change is not None
+    assert (change.value, change.low, change.high) == (pytest.approx(2), pytest.approx(2), pytest.approx(2))
+
+
+def test_prompts_without_a_score_are_left_out_and_damaged_lines_are_no_evaluation(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", [0.0] * 10, [1.0] * 10)
+    run.scores[0]["accuracy"][3] = None
+    assert (change := held_out_change(run)) is not None
+    assert change.n == 9
+    with open(tmp_path / "run" / SCORES, "a") as file:
+        file.write(json.dumps({"update": 44, "id": [1, 2], "accuracy": [1.0]}) + "\n{half")
+    assert (change := held_out_change(read_run(tmp_path / "run"))) is not None
+    assert change.n == 10
+    assert len(read_answers(tmp_path / "run", SCORES)) == 3
+
+
+def test_a_fall_counts_by_the_rule_of_the_alarm() -> None:
+    """Three standard errors of the difference: 0.0849 with 0.02 each."""
+    run = Run(Path("run"))
+    for last, fell in ((0.82, False), (0.80, True)):
+        run.scalars["val/accuracy"] = Series(np.array([0, 20, 40]), np.array([0.2, 0.9, last]))
+        run.scalars["val/accuracy_standard_error"] = Series(np.array([0, 20, 40]), np.full(3, 0.02))
+        assert (fall(run) is not None) == fell
+
+
+def test_the_interval_of_training_rewards_is_that_of_their_prompts() -> None:
+    """Means 0.3 and 0.5 of 32 prompts with a spread of 0.4: 1.96 * 0.4 * sqrt(2 / 32)."""
+    run = Run(Path("run"), config={"data": {"prompts_per_rollout": 32}})
+    run.scalars["reward/mean"] = Series(np.arange(1, 3), np.array([0.3, 0.5]))
+    assert (change := reward_change(run)) is not None
+    assert change.low is None
+    run.scalars["reward/std"] = Series(np.arange(1, 3), np.array([0.4, 0.4]))
+    assert (change := reward_change(run)) is not None
+    assert change.low == pytest.approx(0.2 - 1.96 * 0.1, abs=1e-4)
+    assert headline(run) == "training reward 0.30 → 0.50: +0.20 [+0.00, +0.40], n = 32 prompts an iteration (2 updates)"
