@@ -234,9 +234,14 @@ class Rollout:
 
     @property
     def transcript(self) -> str:
-        """Text for a person: the response, or all sides of a conversation, one message per line."""
+        """Text for a person: the response, or all sides of a conversation, one message per line.
+
+        An agent's begins with the policy's first turn: the turns before it are its client's, examples included.
+        """
         own = "assistant"
-        lines = (m["content"] if m["role"] == own else f"{m['role']}: {m['content']}" for m in self.messages)
+        turns = [node["messages"][0] for node in self.tree if "asked_s" in node and node["messages"]]
+        first = next((i for i, message in enumerate(self.messages) if message in turns), 0)
+        lines = (m["content"] if m["role"] == own else f"{m['role']}: {m['content']}" for m in self.messages[first:])
         return "\n".join(lines) if self.messages else self.text
 
 

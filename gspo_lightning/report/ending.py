@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -54,6 +56,31 @@ def later(run: Run, tag: str) -> Series | None:
         number = iterations(run, series)
         keep = np.concatenate([[False], number[1:] == number[:-1]])
     return Series(series.steps[keep], series.values[keep]) if keep.any() else None
+
+
+def by_iteration(run: Run, tag: str) -> tuple[NDArray[Any], ...] | None:
+    """Return last steps, means, lowest and highest values of the iterations [I], None if they vary within none.
+
+    What is judged from the second mini-batch of an iteration on is taken from there on.
+    """
+    spec = lookup(tag)
+    series = later(run, tag) if spec is not None and spec.health.later else run.get(tag)
+    if series is None or tag.startswith("val/"):
+        return None
+    number = iterations(run, series)
+    series, number = (
+        Series(series.steps[np.isfinite(number)], series.values[np.isfinite(number)]),
+        number[np.isfinite(number)],
+    )
+    if not len(series):
+        return None
+    starts = np.flatnonzero(np.concatenate([[True], number[1:] != number[:-1]]))
+    low, high = np.minimum.reduceat(series.values, starts), np.maximum.reduceat(series.values, starts)
+    if len(starts) < 2 or (low == high).all():
+        return None
+    counts = np.diff([*starts, len(series)])
+    means = np.add.reduceat(series.values, starts) / counts
+    return series.steps[starts + counts - 1], means, low, high
 
 
 def value_of(run: Run, tag: str) -> float | None:

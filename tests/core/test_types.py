@@ -139,3 +139,17 @@ def test_the_verdict_is_that_of_the_named_reward_or_of_the_first_that_applies() 
     made = rollout(reward_parts=parts, reward_statuses={"format": "not_applicable"})
     assert (made.verdict("format"), made.verdict("")) == (1.0, 1.0)
     assert rollout(reward_parts={}, reward_statuses={}).verdict("") is None
+
+
+def test_the_transcript_of_an_agent_begins_with_the_policys_first_turn() -> None:
+    """The client's own examples have the policy's role, and are none of its answers."""
+    said = [("system", "add"), ("user", "1+1"), ("assistant", "2"), ("user", "3+4"), ("assistant", "8"), ("user", "no")]
+    messages = tuple({"role": role, "content": content} for role, content in said)
+    tree = (
+        {"parent": None, "messages": list(messages[:4]), "tokens": 9},
+        {"parent": 0, "messages": [messages[4]], "tokens": 2, "asked_s": 0.0, "answered_s": 0.1},
+        {"parent": 1, "messages": [messages[5]], "tokens": 2},
+    )
+    assert rollout(messages=messages, tree=tree).transcript == "8\nuser: no"
+    assert rollout(messages=messages[4:]).transcript == "8\nuser: no", "a conversation with an environment"
+    assert rollout(messages=(), text="8").transcript == "8"

@@ -15,7 +15,7 @@ import numpy as np
 from gspo_lightning.core.errors import InfrastructureError, first_line
 from gspo_lightning.core.metric_table.table import lookup
 from gspo_lightning.report.answers import ANSWERS, read_answers, thumbnail_file, whole_and_damaged
-from gspo_lightning.report.ending import band_of
+from gspo_lightning.report.ending import band_of, by_iteration
 from gspo_lightning.report.read import read_run
 from gspo_lightning.report.resumes import read_resumes
 from gspo_lightning.report.run import Run, Series
@@ -127,9 +127,12 @@ class RunData:
         return found
 
     def series(self, tags: Sequence[str]) -> dict[str, Any]:
-        """Return tag -> [steps, values], thinned to :data:`POINTS`; tags that the run lacks are left out."""
+        """Return tag -> [steps, values], thinned to :data:`POINTS`; tags that the run lacks are left out.
+
+        A metric that varies within iterations has [steps, means, lowest, highest] of them as a third entry.
+        """
         run = self.run
-        return {tag: thinned(run.scalars[tag]) for tag in tags if tag in run.scalars}
+        return {tag: [*thinned(run.scalars[tag]), *_iterations(run, tag)] for tag in tags if tag in run.scalars}
 
     def rollouts(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Return recorded responses of a query (:meth:`gspo_lightning.report.view.index.RolloutIndex.find`).
@@ -241,6 +244,15 @@ def thinned(series: Series) -> list[list[float | int | None]]:
         chosen = sorted(keep)
         steps, values = steps[chosen], values[chosen]
     return [steps.tolist(), [value if math.isfinite(value) else None for value in values.tolist()]]
+
+
+def _iterations(run: Run, tag: str) -> list[list[list[float | int | None]]]:
+    """Return the ranges of a metric over its iterations, as one entry; none if it does not vary within them."""
+    found = by_iteration(run, tag)
+    if found is None:
+        return []
+    steps, *rows = (column[:: -(-len(found[0]) // POINTS)] for column in found)
+    return [[steps.tolist(), *(row.tolist() for row in rows)]]
 
 
 def _meaning(tag: str, run: Run) -> dict[str, Any]:

@@ -72,16 +72,20 @@ function nothing(root, box) {
 
 // --- curves -------------------------------------------------------------------------------------------------------------
 
-// Exponential moving average without the bias of its start
-function smoothed(values, weight) {
+// Exponential moving average without the bias of its start; on a log scale it is that of the logarithms, or it would leave the plot
+function smoothed(values, weight, log) {
   let sum = 0, mass = 0;
   return values.map((value) => {
-    if (value === null) return null;
-    sum = weight * sum + (1 - weight) * value;
+    if (value === null || value === undefined || (log && value <= 0)) return null;
+    sum = weight * sum + (1 - weight) * (log ? Math.log10(value) : value);
     mass = weight * mass + (1 - weight);
-    return sum / mass;
+    return log ? 10 ** (sum / mass) : sum / mass;
   });
 }
+
+// Lower and upper end of each point's interval or range, where it has one
+const spreadOf = (s) => s.x.map((_, i) => (s.range ? [s.range[0][i], s.range[1][i]]
+  : s.error && isNumber(s.error[i]) && isNumber(s.y[i]) ? [s.y[i] - s.error[i], s.y[i] + s.error[i]] : [null, null]));
 
 function extent(values) {
   let low = Infinity, high = -Infinity;
@@ -89,12 +93,12 @@ function extent(values) {
   return [low, high];
 }
 
-// series: [{label, colour, dash, x: [], y: [], error: [] or null }]; marks: [{x, label, kind }]; band: [low, high] or null
+// series: [{label, colour, dash, x: [], y: [], error: [] or null, range: [low [], high []] or null }]; marks: [{x, label, kind }]; band: [low, high] or null
 function lineChart(known) {
   const { title, unit, xLabel, series, band = null, marks = [], smooth = 0, log = false, open = null, paper = false } = known;
   const { width = 420, height = 190 } = known;
   const { root, box } = frame({ title, unit, xLabel, paper, width, height, legend: series.length > 1 ? series : [] });
-  const ys = series.flatMap((s) => s.y).filter((y) => y !== null && (!log || y > 0));
+  const ys = series.flatMap((s) => [...s.y, ...spreadOf(s).flat()]).filter((y) => isNumber(y) && (!log || y > 0));
   if (!ys.length) return nothing(root, box);
   let [low, high] = extent(ys), [first, last] = extent(series.flatMap((s) => s.x));
   for (const edge of band || []) { // the edge of the healthy range is in view if it is near
@@ -138,9 +142,9 @@ function drawMarks(root, box, marks, px) {
 
 function drawLine(root, s, px, py, smooth, log) {
   const usable = (y) => y !== null && y !== undefined && (!log || y > 0);
-  if (s.error) {
-    const known = s.x.map((x, i) => [x, s.y[i], s.error[i]]).filter(([, y, e]) => usable(y) && isNumber(e) && (!log || y - e > 0));
-    const points = [...known.map(([x, y, e]) => [x, y + e]), ...known.reverse().map(([x, y, e]) => [x, y - e])];
+  if (s.error || s.range) {
+    const spread = spreadOf(s), known = s.x.map((x, i) => [x, ...spread[i]]).filter(([, low, high]) => usable(low) && usable(high));
+    const points = [...known.map(([x, , high]) => [x, high]), ...known.reverse().map(([x, low]) => [x, low])];
     root.append(svg("polygon",
       { points: points.map(([x, y]) => `${px(x).toFixed(1)},${py(y).toFixed(1)}`).join(" "), fill: s.colour, "fill-opacity": 0.15 }));
   }
@@ -156,7 +160,7 @@ function drawLine(root, s, px, py, smooth, log) {
         ...more }));
   };
   if (smooth) draw(s.y, { "stroke-opacity": 0.3, "stroke-width": 1 });
-  draw(smooth ? smoothed(s.y, smooth) : s.y, {});
+  draw(smooth ? smoothed(s.y, smooth, log) : s.y, {});
   if (s.x.length <= 12) s.x.forEach((x, i) => usable(s.y[i]) && root.append(svg("circle",
     { cx: px(x), cy: py(s.y[i]), r: 2.6, fill: s.colour })));
 }

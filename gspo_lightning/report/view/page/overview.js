@@ -58,7 +58,7 @@ function curveBar(query, runs, count) {
   const kinds = runs.map((run) => run.kind).filter(Boolean), seeds = new Set(kinds).size < kinds.length;
   return h("div", { class: "bar" },
     field(query, "find", { type: "search", placeholder: "Find a metric", "aria-label": "Find metrics" }), quiet(`${count} metrics`),
-    choice(query, "smooth", "smooth", SMOOTH, "0"), tick(query, "log", "log scale"),
+    choice(query, "smooth", "smooth", SMOOTH, "0"), tick(query, "log", "log scale"), tick(query, "every", "every update"),
     seeds ? tick(query, "seeds", "mean of seeds, 95 % interval") : null,
     h("span", { class: "key quiet" }, h("i", { class: "band", "aria-hidden": "true" }),
       "healthy range · ! alarm · ▾ change · click a curve: responses of that update"));
@@ -149,10 +149,14 @@ function meanOf(found) {
   return { x, y, error };
 }
 
-function pointsOf(line, tag) {
+function pointsOf(line, tag, every) {
   const found = line.runs.map((run) => seriesOf(run, tag)).filter(Boolean);
   if (!found.length) return null;
-  if (found.length > 1) return meanOf(found);
+  if (found.length > 1) return meanOf(found.map((one) => (one[2] && !every ? [one[2][0], one[2][1]] : one)));
+  if (found[0][2] && !every) { // the mini-batches of an iteration as their mean and range, not as a saw-tooth
+    const [x, y, low, high] = found[0][2];
+    return { x, y, range: [low, high] };
+  }
   const [x, y] = found[0], spread = tag === "val/accuracy" && seriesOf(line.runs[0], "val/accuracy_standard_error");
   const by = new Map(spread ? spread[0].map((step, i) => [step, 1.96 * spread[1][i]]) : []);
   return { x, y, error: spread ? x.map((step) => by.get(step)) : null };
@@ -167,7 +171,7 @@ function chart(tag, runs, lines, query) {
       label: `${alarm.signature} at update ${alarm.update}: ${alarm.what || ""}`})),
     ...run.events.map((event) => ({ x: event.update, kind: "event", label: `update ${event.update}: ${event.what}` })),
   ]);
-  const series = lines.map((line) => ({ ...line, ...pointsOf(line, tag) })).filter((line) => line.x);
+  const series = lines.map((line) => ({ ...line, ...pointsOf(line, tag, Boolean(query.every)) })).filter((line) => line.x);
   const known = { title: tag, unit: meaning.unit, xLabel: "update", series, band, marks, smooth: Number(query.smooth || 0),
     log: Boolean(query.log) };
   const open = (update) => {

@@ -77,7 +77,8 @@ const rewardText = (value) => (value === null || value === undefined ? "missing"
 // Rewards that differ by rounding only are equal: the rule of gspo_lightning/core/tolerance.py
 const equalRewards = (low, high) => high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high));
 const solved = (reward) => isNumber(reward) && (reward >= 1 || equalRewards(reward, 1));
-const rewardClass = (value) => (!isNumber(value) ? "reward" : value > 0 ? "reward good" : "reward poor");
+// green is for what counts as right; a wrong answer may earn something, for its format, say
+const rewardClass = (value) => (!isNumber(value) ? "reward" : solved(value) ? "reward good" : value > 0 ? "reward some" : "reward poor");
 
 // The end of a prompt, where its question stands: as the server cuts it
 const endOf = (text) => (text.length > 401 ? `…${text.slice(-400)}` : text);
