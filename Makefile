@@ -51,7 +51,7 @@ help:
 	@echo "make bench-install         TRL, for make bench and make test-trl"
 	@echo "make bench                 speed and memory beside TRL, on one CPU thread: under 10 minutes (benchmarks/README.md)"
 	@echo "make bench-real            a step of the model of make real-model beside TRL: CPU time and memory, 25 minutes"
-	@echo "make gpu-check             is this card right, fast and small enough? 13 minutes, one JSON (docs/first_gpu_hour.md)"
+	@echo "make gpu-check             is this card right, fast and small enough? 13 minutes, one JSON (docs/gpu_checks.md)"
 	@echo "make device-check          kernels, casts, syncs and bytes that a device would see, counted on a CPU in a minute"
 	@echo "make device-check-compile  attention compiled for an H100 without one; its environment (5 GB) is built once, in VLLM_HOME"
 	@echo "make check                 ruff, codespell, mypy --strict, doctests, pre-commit's configuration"

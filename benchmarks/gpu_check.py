@@ -3,7 +3,7 @@
 Each part runs in a process of its own, so that none inherits the compiled kernels or the memory of another; attention
 that goes without a compiled kernel fails its part. The JSON is rewritten after every part, and a later call with the
 same file goes on where the last one ended. No part takes more than ten minutes. The most valuable parts come first;
-docs/first_gpu_hour.md says what each of them decides. More parts run when they are named.
+docs/gpu_checks.md says what each of them decides. More parts run when they are named.
 
 Needs torch, transformers and lightning. TRL and everything else is used if it is there and reported as absent if not.
 Without CUDA every part runs in a toy form on the CPU, so that the script itself is tested; its numbers mean nothing.
@@ -64,7 +64,7 @@ class Part:
     name: str
     function: Callable[[Bench], Any]
     seconds: float
-    """On an H100 without anything compiled before: measured (docs/first_gpu_hour.md), or an estimate."""
+    """On an H100 without anything compiled before: measured (docs/gpu_checks.md), or an estimate."""
     usual: bool = False
     """One of the parts that run if none is named."""
 

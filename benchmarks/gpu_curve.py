@@ -58,7 +58,7 @@ def measure_curve(bench: Bench, models: Sequence[Path] = (), keep: Path | None =
         RuntimeError: the run fails.
     """
     if missing := [name for name in ("jsonargparse",) if importlib.util.find_spec(name) is None]:
-        return {"skipped": f"{' and '.join(missing)} missing: docs/first_gpu_hour.md says which wheels to bring"}
+        return {"skipped": f"{' and '.join(missing)} missing: docs/gpu_checks.md says which wheels to bring"}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         options: dict[str, object] = {"trainer.default_root_dir": keep or folder, "trainer.enable_progress_bar": False}

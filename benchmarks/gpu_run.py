@@ -225,7 +225,7 @@ def check_fit(bench: Bench) -> dict[str, Any]:
         RuntimeError: a run fails.
     """
     if missing := [name for name in ("jsonargparse", "tensorboard") if importlib.util.find_spec(name) is None]:
-        return {"skipped": f"{' and '.join(missing)} missing: docs/first_gpu_hour.md says which wheels to bring"}
+        return {"skipped": f"{' and '.join(missing)} missing: docs/gpu_checks.md says which wheels to bring"}
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         ends = []

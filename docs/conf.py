@@ -50,6 +50,38 @@ PAGES = {
 """File of the repository, as the README links it -> page of the site that includes it."""
 
 
+MOVED = {
+    "cluster": "distributed.html#use-several-nodes-with-torchrun",
+    "curricula": "mixtures.html#evidence-for-curricula",
+    "device": "gpu_checks.html#count-without-a-gpu",
+    "first_gpu_hour": "gpu_checks.html",
+    "objective_family": "lab.html#the-quickstart-with-every-objective",
+    **{
+        f"lab/{name}": f"../lab.html#{name.replace('_', '-')}"
+        for name in (
+            "advantages", "baselines", "collapses", "compute", "engine_noise", "group_size", "learning_rate", "length",
+            "low_precision", "recipe",
+        )
+    },
+    "lab/baselines_turns": "../lab.html#baselines-over-turns",
+    "lab/mismatch": "../lab.html#engine-noise",
+    **{f"extend/{name}": f"../extend.html#write-{anchor}" for name, anchor in (
+        ("advantages", "advantages"), ("callback", "a-callback"), ("objective", "an-objective"),
+        ("prompt_set", "a-prompt-set"), ("rollout_source", "a-rollout-source"),
+    )},
+    "extend/index": "../extend.html",
+    **{f"api/{name}": f"{page}.html#{anchor}" for name, page, anchor in (
+        ("advantages", "losses", "advantages"), ("callbacks", "training", "callbacks"),
+        ("environments", "sampling", "environments-and-tools"), ("objectives", "losses", "objectives"),
+        ("old_policy", "losses", "old-policies"), ("prompts", "sampling", "prompts"),
+        ("rewards", "sampling", "rewards"), ("rollouts", "sampling", "rollout-sources"),
+        ("sandbox", "sampling", "sandbox"), ("statistics", "training", "statistics"),
+        ("strategies", "training", "strategies"), ("types", "losses", "types"),
+    )},
+}  # fmt: skip
+"""Address of a page that was -> where its content is, relative to it. Old addresses stay on the site and lead there."""
+
+
 def first_page(app: Sphinx, page: str, source: list[str]) -> None:
     """Put the README at the top of the first page, with links to pages of the site."""
     if page == "index":
@@ -77,6 +109,31 @@ def write_llms(app: Sphinx, failure: Exception | None) -> None:
     (Path(app.outdir) / "llms.txt").write_text(re.sub(r"\]\((\S+)\.md\)", r"](\1.html)", text), encoding="utf-8")
 
 
+def records(app: Sphinx, page: str, source: list[str]) -> None:
+    """Let links to records and reports, which are no pages of the site, download them."""
+    source[0] = re.sub(r"\[([^]]+)\]\((\.\./(?:experiments|tools)/\S+\.md)\)", r"{download}`\1 <\2>`", source[0])
+
+
+def lead_on(app: Sphinx, failure: Exception | None) -> None:
+    """Write a page at each old address that leads to the new one, whose heading must be there.
+
+    Raises:
+        ValueError: it is not.
+    """
+    for page, target in MOVED.items() if failure is None and app.builder.format == "html" else ():
+        old = Path(app.outdir) / f"{page}.html"
+        new, _, heading = target.partition("#")
+        old.parent.mkdir(parents=True, exist_ok=True)
+        text = (old.parent / new).read_text(encoding="utf-8")
+        if heading and f'id="{heading}"' not in text:
+            raise ValueError(f"docs/conf.py: {page} has moved to {target}, which has no such heading")
+        old.write_text(
+            f'<!doctype html><meta charset="utf-8"><title>Moved</title><meta http-equiv="refresh" content="0; '
+            f'url={target}"><link rel="canonical" href="{target}"><a href="{target}">This page has moved.</a>\n',
+            encoding="utf-8",
+        )
+
+
 def metric_tables(app: Sphinx, page: str, source: list[str]) -> None:
     """Show the definitions of all metrics below what is written in docs/metrics.md."""
     if page == "metrics":
@@ -88,4 +145,6 @@ def setup(app: Sphinx) -> None:
     app.connect("source-read", first_page)
     app.connect("source-read", metric_tables)
     app.connect("source-read", badge)
+    app.connect("source-read", records)
     app.connect("build-finished", write_llms)
+    app.connect("build-finished", lead_on)

@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3])
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--root", type=Path, default=Path("runs/objective_family"))
-    parser.add_argument("--output", type=Path, default=Path("docs/objective_family.md"))
+    parser.add_argument("--output", type=Path, default=Path("experiments/objective_family.md"))
     options = parser.parse_args(list(argv))
     options.root.mkdir(parents=True, exist_ok=True)
     results: dict[str, list[dict[str, Any]]] = {}

@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(1, 9)))
     parser.add_argument("--iterations", type=int, default=30)
     parser.add_argument("--root", type=Path, default=Path("runs/curricula"))
-    parser.add_argument("--output", type=Path, default=Path("docs/curricula.md"))
+    parser.add_argument("--output", type=Path, default=Path("experiments/curricula/results.md"))
     parser.add_argument("--config", type=Path, default=CONFIG, help="of every run")
     parser.add_argument("--only_read", action="store_true", help="make no runs: read those that are finished")
     options = parser.parse_args(list(argv))

@@ -36,7 +36,7 @@ def page(results: Results, variants: Mapping[str, str], iterations: int) -> str:
         "not repeated. No setting was tuned on these runs but one: `Informative` had sharpness 4 by default until its "
         "first two seeds, and has 1 since. So seeds 1 and 2 are not independent evidence for it.",
         "",
-        "![held-out accuracy against responses sampled](curricula.png)",
+        "![held-out accuracy against responses sampled](results.png)",
         "",
         *(f"* {name}: `{arguments}`" for name, arguments in variants.items()),
         "",

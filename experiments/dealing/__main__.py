@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seeds", nargs="*", type=int, default=list(range(1, 9)))
     parser.add_argument("--minutes", type=float, help="begin no further seed after this time; repeat to go on")
     parser.add_argument("--root", type=Path, default=Path("runs/dealing"))
-    parser.add_argument("--output", type=Path, default=Path("docs/dealing.md"))
+    parser.add_argument("--output", type=Path, default=Path("experiments/dealing/results.md"))
     parser.add_argument("--only_read", action="store_true", help="make no runs: read those that are finished")
     options = parser.parse_args(list(argv))
     if not options.only_read:

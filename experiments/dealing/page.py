@@ -39,7 +39,8 @@ denominator of the loss belongs to the whole mini-batch.
 ## Reasons
 
 A few whole groups are a small sample of prompts, which makes the gradient of a mini-batch noisier.
-[`update/gradient_noise`](metrics.md) measures this from the gradients of the micro-batches. On the quickstart, with
+[`update/gradient_noise`](../../docs/metrics.md) measures this from the gradients of the micro-batches. On the quickstart,
+with
 `--data.max_tokens_per_micro_batch 300` (four or five micro-batches), the noise of the last 64 updates is 6.2 times the
 signal with `groups` and 3.6 times with `stratified`.
 
@@ -51,7 +52,7 @@ All runs of a task begin with one cold start. Accuracy is greedy, after every it
 mean [95% interval of a bootstrap over seeds], as `gspo compare` computes them. Fewer than {SEEDS_FOR_A_CLAIM} seeds
 support no claim. A run that does not reach {GOAL:.0%} has a dash and no part in the mean and difference of that row.
 
-![gspo compare on the quickstart: reward, accuracy and more of each deal](dealing.png)
+![gspo compare on the quickstart: reward, accuracy and more of each deal](results.png)
 """
 
 PRICE = """\

@@ -26,7 +26,9 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("experiments.lab", description=__doc__)
     parser.add_argument("grid", help=f"{', '.join(names())}, or a file")
     parser.add_argument("--root", type=Path, default=Path("runs/lab"), help="of all runs and cold starts")
-    parser.add_argument("--output", type=Path, default=Path("docs/lab"), help="folder of the page and the picture")
+    parser.add_argument(
+        "--output", type=Path, default=Path("experiments/lab/results"), help="folder of the page and the picture"
+    )
     parser.add_argument("--minutes", type=float, default=30.0, help="no run is begun after so many; 0 only reads")
     options = parser.parse_args(list(argv))
     try:

@@ -28,7 +28,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--grid", type=Path, default=GRID, help="declares the cells")
     parser.add_argument("--root", type=Path, default=Path("runs/paper_in_miniature"), help="results and cold starts")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--page", type=Path, default=Path("docs/paper_in_miniature.md"), help="is written at the end")
+    parser.add_argument(
+        "--page", type=Path, default=Path("experiments/paper_in_miniature/results.md"), help="is written at the end"
+    )
     parser.add_argument("--minutes", type=float, default=30.0, help="no cell is begun after so many")
     options = parser.parse_args(list(argv))
     grid = Grid.read(options.grid)

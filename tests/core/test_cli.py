@@ -137,7 +137,7 @@ def test_package_import_is_light() -> None:
 
 @pytest.mark.thorough
 def test_a_rented_image_needs_few_packages() -> None:
-    """The checks of a GPU import where torch, transformers and lightning are, without network: docs/device.md."""
+    """The checks of a GPU import where torch, transformers and lightning are, without network: docs/gpu_checks.md."""
     absent = (
         "jsonargparse",
         "bitsandbytes",

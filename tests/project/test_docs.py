@@ -16,7 +16,7 @@ from tests import ROOT
 
 DOCUMENTS = sorted(
     str(file.relative_to(ROOT))
-    for pattern in ("*.md", ".github/*.md", "docs/**/*.md", "benchmarks/*.md")
+    for pattern in ("*.md", ".github/*.md", "docs/**/*.md", "benchmarks/*.md", "experiments/**/*.md")
     for file in ROOT.glob(pattern)
 )
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
@@ -105,7 +105,7 @@ def test_the_index_lists_each_page_once_under_its_kind_with_a_sentence() -> None
         assert pages == trees[kind].split(), kind
         listed += pages
     there = {file.stem for file in (ROOT / "docs").glob("*.md")} - {"index"}
-    assert sorted(listed) == sorted(there | {"extend/index", "api/index"})
+    assert sorted(listed) == sorted(there | {"api/index"})
 
 
 def test_llms_txt_has_the_kinds_of_the_index() -> None:

@@ -1,4 +1,4 @@
-"""docs/extend/: every plug-in of the pages trains the quickstart, and does what its page says."""
+"""docs/extend.md: every plug-in of the page trains the quickstart, and does what the page says."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import Draws, GroupedSampler
 from tests import ROOT
 from tests.runs.runs import share_cold_start
+from tests.support.pages import blocks
 
 Folder = Callable[[str], Path]
 SMALL = ("prompts_per_rollout=8", "group_size=4", "evaluation.limit=8", "minibatches_per_rollout=2")
-PAGES = {"objective": "quadratic", "advantages": "median", "rollout_source": "plain_loop", "prompt_set": "sums"}
+PLUG_INS = ("quadratic", "median", "plain_loop", "sums")
 
 
 def fit(folder: Path, name: str, root: Path, *arguments: str) -> Path:
@@ -31,14 +32,14 @@ def fit(folder: Path, name: str, root: Path, *arguments: str) -> Path:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("name", PLUG_INS)
 def test_the_plug_in_trains(
-    page: str, page_folder: Folder, cold_starts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, page_folder: Folder, cold_starts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = page_folder(f"extend/{page}")
+    folder = page_folder("extend")
     monkeypatch.chdir(folder)
     share_cold_start(cold_starts, tmp_path)
-    run = fit(folder, PAGES[page], tmp_path, "--trainer.max_epochs=2", "--data.max_response_tokens=12")
+    run = fit(folder, name, tmp_path, "--trainer.max_epochs=2", "--data.max_response_tokens=12")
     summary = json.loads((run / "summary.json").read_text())
     assert summary["updates"] == 4
 
@@ -47,7 +48,7 @@ def test_the_plug_in_trains(
 def test_a_run_ends_when_it_is_solved(
     page_folder: Folder, cold_starts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = page_folder("extend/callback")
+    folder = page_folder("extend")
     monkeypatch.chdir(folder)
     share_cold_start(cold_starts, tmp_path)
     run = fit(folder, "solved", tmp_path, "--trainer.max_epochs=5")
@@ -55,7 +56,7 @@ def test_a_run_ends_when_it_is_solved(
 
 
 def test_the_quadratic_objective_by_hand(page_folder: Folder) -> None:
-    import_plugins([page_folder("extend/objective") / "plugins" / "quadratic.py"])
+    import_plugins([page_folder("extend") / "plugins" / "quadratic.py"])
     old = torch.zeros(2, 2)
     new = torch.tensor([[0.1, 0.3], [0.2, 9.0]], requires_grad=True)
     mask = torch.tensor([[True, True], [True, False]])
@@ -69,7 +70,7 @@ def test_the_quadratic_objective_by_hand(page_folder: Folder) -> None:
 
 
 def test_medians_by_hand(page_folder: Folder) -> None:
-    import_plugins([page_folder("extend/advantages") / "plugins" / "median.py"])
+    import_plugins([page_folder("extend") / "plugins" / "median.py"])
     found = components("advantages")["MedianCentred"]()(
         torch.tensor([0.0, 1.0, 9.0, 2.0, 2.0]), torch.tensor([7, 7, 7, 3, 3])
     )
@@ -79,7 +80,7 @@ def test_medians_by_hand(page_folder: Folder) -> None:
 def test_the_plain_loop_gives_the_tokens_of_the_built_in_sampler(
     page_folder: Folder, policy: Policy, prompts: list[Prompt]
 ) -> None:
-    import_plugins([page_folder("extend/rollout_source") / "plugins" / "plain_loop.py"])
+    import_plugins([page_folder("extend") / "plugins" / "plain_loop.py"])
     sampling = SamplingParams(max_response_tokens=8, stop_token_ids=(policy.tokenizer.eos_token_id,))
     rows = {}
     for source in (components("rollouts")["PlainLoop"](), GroupedSampler()):
@@ -92,11 +93,12 @@ def test_the_plain_loop_gives_the_tokens_of_the_built_in_sampler(
 
 
 def test_the_prompt_set_by_hand(page_folder: Folder) -> None:
-    import_plugins([page_folder("extend/prompt_set") / "plugins" / "sums.py"])
+    import_plugins([page_folder("extend") / "plugins" / "sums.py"])
     made = components("prompts")["Sums"](size=100)
     assert made.records()[38] == {"prompt": "3+8:", "answer": "1"}
     assert made.demonstrations()[38] == ("3+8:", "#1")
 
 
-def test_every_page_is_tried() -> None:
-    assert {file.stem for file in (ROOT / "docs" / "extend").glob("*.md")} == {*PAGES, "callback", "index"}
+def test_every_plug_in_of_the_page_is_tried() -> None:
+    shown = {Path(name).stem for name, _, _ in blocks(ROOT / "docs" / "extend.md") if name.endswith(".py")}
+    assert shown == {*PLUG_INS, "solved"}

@@ -1,6 +1,6 @@
 """Mutation testing: break the mathematics one place at a time and see whether the unit tests notice.
 
-    python -m tools.mutants                       every mutant, the report in docs/mutants.md
+    python -m tools.mutants                       every mutant, the report in tools/mutants/report.md
     python -m tools.mutants --file 'gspo_lightning/objectives/clip.py' --jobs 2
     python -m tools.mutants --sample 100 --seed 1
 

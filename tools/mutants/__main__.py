@@ -28,7 +28,7 @@ COVER = {
 EXCEPT = ("gspo_lightning/objectives/trial.py",)
 """An example that objectives of plug-ins are tried on before a run: other numbers would do as well."""
 ACCEPTED = Path(__file__).parent.with_name("accepted_mutants.toml")
-REPORT = Path("docs/mutants.md")
+REPORT = Path("tools/mutants/report.md")
 ENOUGH = 0.95
 
 

@@ -48,7 +48,7 @@ MEASURED = Pace(0.19, {"GroupedSampler": 0.82e-3, "TransformersGenerate": 0.82e-
 """Pace of the one step that was measured on a GPU: Qwen3-1.7B, 64 rows, H100, steps launched kernel by kernel.
 
 Decoding 1,024 tokens in 28 layers took 23.5 s, and 31,400 tokens forward and backward 1.74 s of 989 TFLOP/s
-(docs/first_gpu_hour.md). That launches of ``TransformersGenerate`` take as long is an assumption.
+(docs/gpu_checks.md). That launches of ``TransformersGenerate`` take as long is an assumption.
 """
 HOPED = Pace(0.35, {"GroupedSampler": GRAPH, "TransformersGenerate": 0.82e-3})
 """Pace of well-tuned training, and of decoding by CUDA graphs as fast as a server's. No run has shown it."""

@@ -26,7 +26,7 @@ class Informative(Curriculum):
         prior: responses that the prior counts for.
         evidence: responses that a group counts for at most.
         sharpness: exponent of p (1 - p) in the draw; 0 is uniform. Large values ask the same few prompts again and
-            again (docs/curricula.md measures 4).
+            again (docs/mixtures.md measures 4).
     """
 
     def __init__(self, decay: float = 0.9, prior: float = 2.0, evidence: float = 8.0, sharpness: float = 1.0) -> None:
