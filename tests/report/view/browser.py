@@ -58,6 +58,10 @@ class Browser:
         self.until("return document.documentElement.dataset.ready === '1'")
         self.settled()
 
+    def visit(self, address: str) -> None:
+        """Load a page that is not one of `gspo view`."""
+        self._ask("POST", "/url", {"url": address})
+
     def settled(self) -> None:
         """Wait until no view is being drawn."""
         self.until("return !document.getElementById('main').hasAttribute('aria-busy')")
