@@ -1,7 +1,7 @@
 """``python -m benchmarks.device_check``: what an accelerator would have to do and wait for, counted on a CPU.
 
 Everything goes through a simulated device and gives the CPU's tokens and gradients, or the exit code is 1; the last
-line of stdout is one JSON object (docs/gpu_checks.md). Needs what the package needs; adapters are left out without peft.
+line of stdout is one JSON object (docs/gpu_checks.md). Needs what the package needs, and peft for adapters.
 ``--compile`` compiles the attention kernels for an H100 instead (:mod:`benchmarks.compile_check`), which needs Triton.
 """
 

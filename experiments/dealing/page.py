@@ -39,10 +39,9 @@ denominator of the loss belongs to the whole mini-batch.
 ## Reasons
 
 A few whole groups are a small sample of prompts, which makes the gradient of a mini-batch noisier.
-[`update/gradient_noise`](../../docs/metrics.md) measures this from the gradients of the micro-batches. On the quickstart,
-with
-`--data.max_tokens_per_micro_batch 300` (four or five micro-batches), the noise of the last 64 updates is 6.2 times the
-signal with `groups` and 3.6 times with `stratified`.
+[`update/gradient_noise`](../../docs/metrics.md) measures this from the gradients of the micro-batches. On the
+quickstart, with `--data.max_tokens_per_micro_batch 300` (four or five micro-batches), the noise of the last 64 updates
+is 6.2 times the signal with `groups` and 3.6 times with `stratified`.
 
 ## Learning
 
