@@ -111,3 +111,19 @@ def test_the_index_lists_each_page_once_under_its_kind_with_a_sentence() -> None
 def test_llms_txt_has_the_kinds_of_the_index() -> None:
     text = (ROOT / "docs" / "llms.txt").read_text()
     assert re.findall(r"^## (\w+)$", text, flags=re.MULTILINE) == ["Start", "Guides", "Reference", "Evidence"]
+
+
+def test_three_questions_of_a_new_reader_take_two_pages_at_most() -> None:
+    """Each answer of the README is a section that is there, and has what the reader types."""
+    (table,) = re.findall(
+        r"^\| question \| answer \|\n\|.*\n((?:\|.*\n)+)", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    typed = ["plugins: [plugins/", "clip", "--trainer.devices 8"]
+    for row, word in zip(table.splitlines(), typed, strict=True):
+        links = re.findall(r"\]\((docs/\w+\.md)#([\w-]+)\)", row)
+        assert 1 <= len({page for page, _ in links}) <= 2, row
+        for page, anchor in links:
+            text = (ROOT / page).read_text(encoding="utf-8")
+            sections = re.findall(r"^#+ (.*)\n((?:(?!#+ ).*\n)*)", re.sub(r"(?m)^# ", "- ", text), flags=re.MULTILINE)
+            found = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-"): body for title, body in sections}
+            assert word in found[anchor], (row, anchor)
