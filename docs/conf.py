@@ -55,6 +55,7 @@ MOVED = {
     "curricula": "mixtures.html#evidence-for-curricula",
     "device": "gpu_checks.html#count-without-a-gpu",
     "first_gpu_hour": "gpu_checks.html",
+    "loggers": "hub.html#loggers",
     "objective_family": "lab.html#the-quickstart-with-every-objective",
     **{
         f"lab/{name}": f"../lab.html#{name.replace('_', '-')}"
