@@ -113,7 +113,7 @@ def test_prompts_whose_wrapping_changes(tmp_path: Path, before: str, after: str)
         ("length", {"response/truncated": [0.5] * 40}),
         ("staleness", {"staleness/mean_age": [9.0] * 40}),
         ("rewards", {"reward/timeouts": [0.2] * 40}),
-        ("clipping", {"clip/tokens": [0.9] * 40, "clip/sequences": [0.9] * 40}),
+        ("clipping", {"clip/tokens": [0.95] * 40, "clip/sequences": [0.95] * 40}),
         ("clipping", {"clip/tokens": [0.0] * 40}),
     ],
 )
