@@ -111,10 +111,7 @@ class SamplingParams:
 
 @dataclass(slots=True)
 class Rollout:
-    """One response to one prompt, from sampling to scoring; tensors [T] have an entry per token.
-
-    Tokens of several rows (branches, a context that was compacted) follow row by row in the order of sampling.
-    """
+    """One response to one prompt, from sampling to scoring; tensors [T] have an entry per token."""
 
     prompt: Prompt
     """Prompt that the response answers."""
@@ -177,7 +174,7 @@ class Rollout:
     routes: Tensor | None = None
     """[prompt + T - 1, L, k], row after row: the k experts that the sampler chose in L layers, if requested."""
     row_ends: tuple[int, ...] = ()
-    """Position in ``token_ids`` after each row, rising to T; empty for a single row after the prompt."""
+    """Position in ``token_ids`` after each row (branches, compactions), in order; empty: one row after its prompt."""
     contexts: tuple[tuple[int, ...], ...] = ()
     """Token ids before the first token of each row; as many as ``row_ends``."""
     tree: tuple[Mapping[str, Any], ...] = ()
@@ -234,14 +231,12 @@ class Rollout:
 
     @property
     def transcript(self) -> str:
-        """Text for a person: the response, or all sides of a conversation, one message per line.
-
-        An agent's begins with the policy's first turn: the turns before it are its client's, examples included.
-        """
-        own = "assistant"
+        """Text for a person: the response, or all sides of a conversation, one message per line."""
+        policy = "assistant"
+        # an agent's begins with the policy's first turn: those before are its client's, examples included
         turns = [node["messages"][0] for node in self.tree if "asked_s" in node and node["messages"]]
         first = next((i for i, message in enumerate(self.messages) if message in turns), 0)
-        lines = (m["content"] if m["role"] == own else f"{m['role']}: {m['content']}" for m in self.messages[first:])
+        lines = (m["content"] if m["role"] == policy else f"{m['role']}: {m['content']}" for m in self.messages[first:])
         return "\n".join(lines) if self.messages else self.text
 
 
