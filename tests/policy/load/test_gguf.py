@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from gspo_lightning.cli import main
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.data.prompts.tasks.chain import ChainTask
 from gspo_lightning.policy.load.gguf import loadable_name
+from gspo_lightning.policy.load.gguf_tokenizer import tokenizer_of
 from gspo_lightning.policy.load.loading import load_policy
 from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.training.cold_start import ColdStart
@@ -41,10 +44,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "gspo_lightning" / "gguf"
 
 
-def llama() -> LlamaForCausalLM:
+def llama(**settings: Any) -> LlamaForCausalLM:
     torch.manual_seed(0)
     return LlamaForCausalLM(
         LlamaConfig(
+            **settings,
             vocab_size=len(TOKENS), hidden_size=64, intermediate_size=96, num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, bos_token_id=1,
@@ -53,10 +57,26 @@ def llama() -> LlamaForCausalLM:
     ).eval()  # fmt: skip
 
 
-def write(model: LlamaForCausalLM, file: Path, quantised: bool = False) -> None:
+def add(writer: Any, name: str, value: Any) -> None:
+    """Add a field; None leaves it out."""
+    if isinstance(value, list):
+        writer.add_array(name, value)
+    elif value is not None:
+        kind = {bool: "bool", int: "uint32", float: "float32", str: "string"}[type(value)]
+        getattr(writer, f"add_{kind}")(name, value)
+
+
+def write(
+    model: LlamaForCausalLM,
+    file: Path,
+    quantised: bool = False,
+    family: str = "llama",
+    fields: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, np.ndarray] | None = None,
+) -> None:
     """Write a model as llama.cpp's converter does: other names, and rotary halves interleaved in queries and keys."""
     config = model.config
-    writer = gguf.GGUFWriter(file, "llama")
+    writer = gguf.GGUFWriter(file, family)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -66,12 +86,13 @@ def write(model: LlamaForCausalLM, file: Path, quantised: bool = False) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([3 if token.startswith("<") and len(token) > 1 else 1 for token in TOKENS])
+    metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": TOKENS}
+    metadata |= {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2, **(fields or {})}
+    for name, value in metadata.items():
+        add(writer, name, value)
+    tokens = metadata["tokenizer.ggml.tokens"]
+    writer.add_token_types([3 if token.startswith("<") and len(token) > 1 else 1 for token in tokens])
     writer.add_token_merges(["1 2"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
     writer.add_chat_template(TEMPLATE)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
@@ -87,6 +108,8 @@ def write(model: LlamaForCausalLM, file: Path, quantised: bool = False) -> None:
             writer.add_tensor(written, gguf.quants.quantize(values, kind), raw_dtype=kind)
         else:
             writer.add_tensor(written, np.ascontiguousarray(values))
+    for name, values in (tensors or {}).items():
+        writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -126,6 +149,100 @@ def test_quantised_weights_are_what_their_blocks_say(tmp_path: Path) -> None:
             assert off.max() < 1.01  # a tie may round to the other byte
             assert (off > 0.02).float().mean() < 1e-3
         assert read[name].dtype == torch.float32
+
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3["original_max_position_embeddings"] = 8192
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+WAVELENGTHS = 2 * np.pi * 10000.0 ** (np.arange(8) / 8)
+DIVISORS = np.array(
+    [1 if w < 2048 else 8 if w > 8192 else 1 / (7 / 8 * (8192 / w - 1) / 3 + 1 / 8) for w in WAVELENGTHS]
+)
+
+
+@pytest.mark.parametrize(
+    ("rope", "fields", "tensors"),
+    [
+        (
+            {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+            {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
+            {},
+        ),
+        (
+            YARN,
+            {
+                "llama.rope.scaling.type": "yarn",
+                "llama.rope.scaling.factor": 4.0,
+                "llama.rope.scaling.original_context_length": 64,
+            },
+            {},
+        ),
+        (LLAMA3, {}, {"rope_freqs.weight": DIVISORS.astype(np.float32)}),
+    ],
+    ids=["linear", "yarn", "llama3"],
+)
+def test_scaled_positions_are_those_of_the_model(
+    tmp_path: Path, rope: dict[str, Any], fields: dict[str, Any], tensors: dict[str, np.ndarray]
+) -> None:
+    """transformers reads these files as if positions were not scaled; its own model of the config is the judge."""
+    model = llama(rope_parameters=rope)
+    write(model, tmp_path / "tiny.gguf", fields=fields, tensors=tensors)
+    read = load_policy(ModelSettings(str(tmp_path / "tiny.gguf"))).model
+    torch.testing.assert_close(logits(read), logits(model), rtol=1e-5, atol=1e-6)
+    frequencies = read.model.rotary_emb.inv_freq
+    torch.testing.assert_close(frequencies, model.model.rotary_emb.inv_freq, rtol=1e-6, atol=0)
+    assert not torch.allclose(frequencies, llama().model.rotary_emb.inv_freq)
+
+
+def test_special_tokens_keep_their_ids(tmp_path: Path) -> None:
+    """DeepSeek spells them with a full-width bar, which is not in the byte alphabet."""
+    tokens = [*TOKENS]
+    tokens[1:3] = ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"]
+    fields = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.add_bos_token": True}
+    write(llama(), tmp_path / "tiny.gguf", fields=fields)
+    tokenizer = load_policy(ModelSettings(str(tmp_path / "tiny.gguf"))).tokenizer
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, len(tokenizer)) == (1, 2, len(TOKENS))
+    assert tokenizer(f"a{tokens[2]}")["input_ids"] == [1, TOKENS.index("a"), 2]  # the file adds the first one
+    assert tokenizer.decode([TOKENS.index("a"), 2]) == f"a{tokens[2]}"
+
+
+VECTORS = json.loads((Path(__file__).parent / "gguf_vectors.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", VECTORS["vocabularies"])
+def test_texts_are_split_as_llama_cpp_splits_them(name: str) -> None:
+    """llama.cpp's own texts and tokens (its models/*.inp and *.out), with what they need of each vocabulary.
+
+    Those of SmolLM2 are llama.cpp's answers for the file of docs/real_model.md.
+    """
+    vocabulary = VECTORS["vocabularies"][name]
+    fields = {f"tokenizer.ggml.{key}": value for key, value in vocabulary["fields"].items()}
+    tokenizer = tokenizer_of(fields)
+    for text, ids in zip(VECTORS["texts"], vocabulary["ids"], strict=False):
+        assert tokenizer(text, add_special_tokens=False)["input_ids"] == ids, text
+        assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"family": "rwkv7"}, "family 'rwkv7'"),
+        ({"fields": {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 2.0}}, "scaled by 'yarn'"),
+        ({"fields": {"llama.logit_scale": 0.5}}, "llama.logit_scale = 0.5"),
+        ({"fields": {"split.count": 2}}, "one of 2 parts"),
+        ({"fields": {"tokenizer.ggml.pre": "of-tomorrow"}}, "splits text as 'of-tomorrow' says"),
+        ({"fields": {"tokenizer.ggml.pre": None}}, "in a way that it does not say"),
+        ({"fields": {"tokenizer.ggml.model": "bert"}}, "of the kind 'bert'"),
+        ({"tensors": {"rope_freqs.weight": np.arange(1, 9, dtype=np.float32)}}, "Llama 3's rule does not give"),
+        ({"tensors": {"blk.0.attn_q.bias": np.zeros(64, np.float32)}}, "such as blk.0.attn_q.bias"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_not_understood_is_refused_by_name(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    write(llama(), tmp_path / "tiny.gguf", **change)
+    with pytest.raises(UserError, match=says) as raised:
+        load_policy(ModelSettings(str(tmp_path / "tiny.gguf")))
+    assert raised.value.fix
 
 
 def test_training_and_export_give_a_plain_folder(tmp_path: Path) -> None:
@@ -204,7 +321,7 @@ def test_unreadable_gguf_is_refused_in_one_sentence(tmp_path: Path, cache: Path,
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gspo_lightning.policy.load.gguf.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"gspo_lightning\[gguf\]"):
+    with pytest.raises(UserError, match="pip install .*gguf"):
         loadable_name(str(_bytes(tmp_path / "a.gguf", b"x")))
 
 
