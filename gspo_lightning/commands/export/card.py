@@ -49,6 +49,7 @@ def write_card(
     evaluations: Sequence[Mapping[str, Any]],
     *,
     adapter: bool = False,
+    gguf: str | None = None,
 ) -> None:
     """Write ``README.md`` and copy the figure of the run next to it.
 
@@ -58,11 +59,12 @@ def write_card(
         checkpoint: its path, ``RUN/checkpoints/NAME.ckpt``.
         evaluations: results from :func:`read_evaluations`.
         adapter: True if the folder holds adapters alone.
+        gguf: type of the matrices if the folder holds a GGUF file.
     """
     picture = checkpoint.resolve().parent.parent / PICTURE
     if picture.is_file():
         shutil.copyfile(picture, folder / PICTURE)
-    text = card(content, evaluations, picture=picture.is_file(), adapter=adapter)
+    text = card(content, evaluations, picture=picture.is_file(), adapter=adapter, gguf=gguf)
     (folder / CARD).write_text(text, encoding="utf-8")
 
 
@@ -72,6 +74,7 @@ def card(
     *,
     picture: bool = False,
     adapter: bool = False,
+    gguf: str | None = None,
 ) -> str:
     """Return the text of the card, with the YAML header that the hub reads.
 
@@ -80,12 +83,13 @@ def card(
         evaluations: results of ``gspo evaluate``.
         picture: True if ``report.png`` is in the same folder.
         adapter: True if the folder holds adapters alone.
+        gguf: type of the matrices if the folder holds a GGUF file.
     """
     run: Mapping[str, Any] = content.get("gspo_run") or {}  # a checkpoint of GSPOTrainer has no config
     config = run.get("config", {})
     parts: list[Iterable[str]] = [
-        [_header(content, config, adapter)],
-        [_introduction(content, adapter)],
+        [_header(content, config, adapter, gguf)],
+        [_introduction(content, adapter, gguf)],
         _training(content, config),
         _data(run) if run.get("data") else (),
         _held_out(content, picture),
@@ -99,16 +103,18 @@ def _base(content: Mapping[str, Any]) -> str:
     return str(content["gspo_lightning"]["model"]["name_or_path"])
 
 
-def _header(content: Mapping[str, Any], config: Mapping[str, Any], adapter: bool) -> str:
+def _header(content: Mapping[str, Any], config: Mapping[str, Any], adapter: bool, gguf: str | None) -> str:
     objective = str(content["gspo_lightning"]["objective"]).partition("(")[0]
     sources = [setting(config, ("data", which)) for which in ("train", "val")]
     tags = ["reinforcement-learning", "gspo_lightning", objective.lower()]
     if adapter:
         return header(_base(content), sources, "text-generation", [*tags, "lora"], library="peft")
+    if gguf:
+        return header(_base(content), sources, "text-generation", [*tags, "llama.cpp"], library="gguf")
     return header(_base(content), sources, "text-generation", tags)
 
 
-def _introduction(content: Mapping[str, Any], adapter: bool) -> str:
+def _introduction(content: Mapping[str, Any], adapter: bool, gguf: str | None) -> str:
     base = _base(content)
     name = cell(Path(base).name)
     updates = int(content["global_step"])
@@ -124,6 +130,7 @@ def _introduction(content: Mapping[str, Any], adapter: bool) -> str:
             else "The weights are those of the policy"
             + (", its adapters merged." if content["gspo_lightning"]["model"].get("lora") else ".")
         )
+        + (f" They are in GGUF, the format of llama.cpp, with matrices in {gguf}." if gguf else "")
     )
 
 

@@ -23,8 +23,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("checkpoint", type=Path, help="a .ckpt file, a folder of shards, or a run folder (its "
                         "newest intact checkpoint)")  # fmt: skip
     parser.add_argument("output", type=Path, help="folder to write")
-    parser.add_argument("--adapter", action="store_true", help="write the adapters of model.lora alone, in PEFT's "
-                        "format, instead of a model with them merged")  # fmt: skip
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--adapter", action="store_true", help="write the adapters of model.lora alone, in PEFT's "
+                      "format, instead of a model with them merged")  # fmt: skip
+    form.add_argument("--gguf", choices=("F16", "Q8_0"), help="write a GGUF file, for a run that began with one; the "
+                      "type of its matrices")  # fmt: skip
     parser.add_argument("--overwrite", action="store_true", help="replace the folder if an export wrote it")
     parser.add_argument("--evaluation", type=Path, action="append", default=[], metavar="FOLDER",
                         help="an --output of gspo evaluate, whose results go into the model card")  # fmt: skip
@@ -37,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
         check_repository(options.push_to_hub)
     export(
         options.checkpoint, options.output, overwrite=options.overwrite, trust_remote_code=options.trust_remote_code,
-        evaluations=options.evaluation, adapter=options.adapter,
+        evaluations=options.evaluation, adapter=options.adapter, gguf=options.gguf,
     )  # fmt: skip
     say(f"exported: {options.output}")
     if options.push_to_hub:
@@ -53,6 +56,7 @@ def export(
     trust_remote_code: bool = False,
     evaluations: Sequence[Path] = (),
     adapter: bool = False,
+    gguf: str | None = None,
 ) -> None:
     """Export a checkpoint without the frozen old policy; the folder appears whole or not at all.
 
@@ -65,6 +69,7 @@ def export(
         trust_remote_code: run Python code that the model's repository ships.
         evaluations: output folders of ``gspo evaluate``, for the model card of a policy.
         adapter: write the adapters alone: ``PeftModel.from_pretrained(base, output)`` loads them.
+        gguf: write a GGUF file with matrices of this type, ``F16`` or ``Q8_0``.
 
     Raises:
         UserError: a path is wrong, the checkpoint cannot be read, or it has no adapters of a policy to write alone.
@@ -74,6 +79,7 @@ def export(
     if not checkpoint.exists():  # both before torch is imported
         raise UserError("checkpoint", f"{checkpoint} does not exist")
     from gspo_lightning.commands.export.card import read_evaluations, write_card
+    from gspo_lightning.commands.export.gguf_file import base_file, write_gguf
     from gspo_lightning.commands.export.weights import policy_of, weights_of_files
     from gspo_lightning.policy.adapters.adapter_files import base_of, save_adapters
     from gspo_lightning.resume import read_checkpoint
@@ -91,6 +97,8 @@ def export(
         what = f"writes the adapters of a policy, but {checkpoint} holds none"
         raise UserError("--adapter", what, fix="leave it out, or train with model.lora")
     if REWARD_MODEL in content:
+        if gguf:
+            raise UserError("--gguf", f"is for policies, but {checkpoint} holds a reward model", fix="leave it out")
         if evaluations:
             problem = f"is for policies, but {checkpoint} holds a reward model"
             raise UserError("--evaluation", problem, fix="leave it out: held-out results are in the card already")
@@ -99,19 +107,23 @@ def export(
         export_reward_model(content, checkpoint, output, sources, trust_remote_code=trust_remote_code)
         return
     base = [Path(model["name_or_path"])] if model else []
+    read_from = base_file(model) if gguf and model else None
     with exported_folder(output, [*sources, *base]) as unfinished:
         unfinished.mkdir()
         if adapter:
             policy = policy_of(content, checkpoint, trust_remote_code=trust_remote_code, merge=False)
             save_adapters(policy.model, unfinished, base=base_of(str(model["name_or_path"]), model.get("revision")))
             policy.tokenizer.save_pretrained(unfinished)
+        elif gguf and read_from:
+            policy = policy_of(content, checkpoint, trust_remote_code=trust_remote_code)
+            write_gguf(policy.model, read_from, unfinished / f"{output.name}.{gguf}.gguf", gguf)
         elif model and "state_dict" not in content and not model.get("lora"):  # shards: never the whole model in memory
             with tempfile.TemporaryDirectory(dir=unfinished) as mapped:
                 policy = policy_of(content, checkpoint, trust_remote_code=trust_remote_code, on_disk=Path(mapped))
                 policy.save_pretrained(unfinished, weights=weights_of_files(policy.model, Path(mapped)))
         else:
             policy_of(content, checkpoint, trust_remote_code=trust_remote_code).save_pretrained(unfinished)
-        write_card(unfinished, content, checkpoint, judged, adapter=adapter)
+        write_card(unfinished, content, checkpoint, judged, adapter=adapter, gguf=gguf)
 
 
 def check_repository(repository: str) -> None:

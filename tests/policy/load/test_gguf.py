@@ -262,6 +262,25 @@ def test_training_and_export_give_a_plain_folder(tmp_path: Path) -> None:
     assert not torch.equal(logits(exported), logits(before))
     assert "quantization_config" not in json.loads((out / "config.json").read_text())
     assert AutoTokenizer.from_pretrained(out).chat_template == TEMPLATE
+    _exports_gguf(run, exported, tmp_path)
+
+
+def _exports_gguf(run: Path, exported: torch.nn.Module, folder: Path) -> None:
+    """``--gguf`` writes the weights that a folder has, and the metadata of the file that the run began with."""
+    checkpoint = str(run / "checkpoints" / "last.ckpt")
+    for kind, allowed in (("F16", 1 / 2048), ("Q8_0", 1 / 127)):  # of the largest of a row: half a step, with its scale
+        out = folder / f"back-{kind}"
+        assert main(["export", checkpoint, str(out), "--gguf", kind]) == 0
+        assert {path.name for path in out.iterdir()} >= {f"{out.name}.{kind}.gguf", "README.md"}
+        again = load_policy(ModelSettings(str(out))).model
+        for name, tensor in again.state_dict().items():
+            gap = (tensor - exported.get_parameter(name)).abs().max() if "lm_head" not in name else torch.zeros(())
+            assert gap <= allowed * exported.state_dict()[name].abs().max()
+        written = gguf.GGUFReader(out / f"{out.name}.{kind}.gguf").fields
+        for name, field in gguf.GGUFReader(folder / "tiny.gguf").fields.items():
+            if not name.startswith(("GGUF.", "general.")):
+                assert written[name].contents() == field.contents(), name
+    assert "matrices in Q8_0" in (out / "README.md").read_text(encoding="utf-8")
 
 
 def test_a_reward_model_begins_with_a_file_and_no_table_of_missing_weights(tmp_path: Path) -> None:
@@ -321,7 +340,7 @@ def test_unreadable_gguf_is_refused_in_one_sentence(tmp_path: Path, cache: Path,
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gspo_lightning.policy.load.gguf.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match="pip install .*gguf"):
+    with pytest.raises(UserError, match=r"pip install .*gguf"):
         loadable_name(str(_bytes(tmp_path / "a.gguf", b"x")))
 
 
