@@ -25,6 +25,7 @@ from gspo_lightning.policy.decoding import Decoding
 from gspo_lightning.policy.disable_dropout import DisabledDropout, disable_dropout, hold
 from gspo_lightning.policy.kernels import grouped_experts as grouped_experts
 from gspo_lightning.policy.kernels.linear import use_onednn
+from gspo_lightning.policy.load.older_readers import add_older_names
 from gspo_lightning.policy.logprobs import head_chunk, token_logprobs
 from gspo_lightning.policy.parallel.context_parallel import ContextGroup
 from gspo_lightning.policy.routing import Routing, TokenPlaces, gather_routes, routed
@@ -380,6 +381,7 @@ class Policy(nn.Module):
             self.image_processor.save(Path(folder))
         if getattr(self.model, "generation_config", None) is not None:
             self.model.generation_config.save_pretrained(folder)
+        add_older_names(Path(folder))
 
 
 def _cast(state: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:

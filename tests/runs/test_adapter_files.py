@@ -13,12 +13,14 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from gspo_lightning.cli import main
 from gspo_lightning.policy.adapters.lora import LoRA
 from gspo_lightning.policy.load.loading import load_policy
 from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.training.reward_models.model import load_reward_model
+from tests.commands.export.paths import assert_no_paths
 from tests.runs import runs
 from tests.runs.ranks import fit_on_ranks
 
@@ -120,12 +122,18 @@ def test_a_run_continues_from_its_own_export(whole: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.thorough
-def test_the_base_of_an_export_is_named_for_readers(tmp_path: Path) -> None:
+def test_a_base_that_is_not_on_the_hub_is_beside_the_adapters(tmp_path: Path) -> None:
     base = tmp_path / "base"
     load_policy(ModelSettings("tiny-qwen3", seed=1)).save_pretrained(base)
     run = runs.fit(tmp_path, *TRAINED, ONE, f"--model.name_or_path={base}", "--model.lora={r: 4}")
-    alone = export(run, tmp_path / "adapter", "--adapter")
-    assert json.loads((alone / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
+    merged, alone = export(run, tmp_path / "merged"), export(run, tmp_path / "adapter", "--adapter")
+    assert json.loads((alone / "adapter_config.json").read_text())["base_model_name_or_path"] is None
+    beside = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(alone / "base"), alone).eval()
+    whole = AutoModelForCausalLM.from_pretrained(merged).eval()
+    torch.testing.assert_close(beside(IDS).logits, whole(IDS).logits, rtol=1e-4, atol=1e-5)
+    assert "FOLDER/base" in (alone / "README.md").read_text()
+    for folder in (merged, alone):
+        assert_no_paths(folder, tmp_path)
 
 
 @pytest.mark.thorough

@@ -18,6 +18,8 @@ from gspo_lightning.report.words import plain
 from gspo_lightning.training.suites.metrics import read_results
 
 CARD, PICTURE = "README.md", "report.png"
+BASE = "base"
+"""Folder of the base model beside adapters, where it is not on the hub."""
 SETTINGS = {
     "learning rate": ("model", "optimizer", "init_args", "lr"),
     "group size": ("data", "group_size"),
@@ -64,7 +66,9 @@ def write_card(
     picture = checkpoint.resolve().parent.parent / PICTURE
     if picture.is_file():
         shutil.copyfile(picture, folder / PICTURE)
-    text = card(content, evaluations, picture=picture.is_file(), adapter=adapter, gguf=gguf)
+    text = card(
+        content, evaluations, beside=(folder / BASE).is_dir(), picture=picture.is_file(), adapter=adapter, gguf=gguf
+    )
     (folder / CARD).write_text(text, encoding="utf-8")
 
 
@@ -72,6 +76,7 @@ def card(
     content: Mapping[str, Any],
     evaluations: Sequence[Mapping[str, Any]] = (),
     *,
+    beside: bool = False,
     picture: bool = False,
     adapter: bool = False,
     gguf: str | None = None,
@@ -81,6 +86,7 @@ def card(
     Args:
         content: content of a ``gspo fit`` checkpoint.
         evaluations: results of ``gspo evaluate``.
+        beside: True if the base model of adapters is in the same folder.
         picture: True if ``report.png`` is in the same folder.
         adapter: True if the folder holds adapters alone.
         gguf: type of the matrices if the folder holds a GGUF file.
@@ -90,6 +96,7 @@ def card(
     parts: list[Iterable[str]] = [
         [_header(content, config, adapter, gguf)],
         [_introduction(content, adapter, gguf)],
+        [_LOADED_BESIDE] if beside else (),
         _training(content, config),
         _data(run) if run.get("data") else (),
         _held_out(content, picture),
@@ -132,6 +139,14 @@ def _introduction(content: Mapping[str, Any], adapter: bool, gguf: str | None) -
         )
         + (f" They are in GGUF, the format of llama.cpp, with matrices in {gguf}." if gguf else "")
     )
+
+
+_LOADED_BESIDE = f"""The model that they were trained on is in `{BASE}`:
+
+```python
+base = AutoModelForCausalLM.from_pretrained("FOLDER/{BASE}")
+model = PeftModel.from_pretrained(base, "FOLDER")
+```"""
 
 
 def _class(value: Any) -> str:

@@ -78,10 +78,11 @@ def export(
         raise UserError("output", f"{output} exists", fix="give another folder, or --overwrite")
     if not checkpoint.exists():  # both before torch is imported
         raise UserError("checkpoint", f"{checkpoint} does not exist")
-    from gspo_lightning.commands.export.card import read_evaluations, write_card
+    from gspo_lightning.commands.export.card import BASE, read_evaluations, write_card
     from gspo_lightning.commands.export.gguf_file import base_file, write_gguf
     from gspo_lightning.commands.export.weights import policy_of, weights_of_files
     from gspo_lightning.policy.adapters.adapter_files import base_of, save_adapters
+    from gspo_lightning.policy.load.older_readers import add_older_names
     from gspo_lightning.resume import read_checkpoint
     from gspo_lightning.resume.exports import check_replaceable, exported_folder
     from gspo_lightning.resume.find import checkpoint_at
@@ -114,6 +115,9 @@ def export(
             policy = policy_of(content, checkpoint, trust_remote_code=trust_remote_code, merge=False)
             save_adapters(policy.model, unfinished, base=base_of(str(model["name_or_path"]), model.get("revision")))
             policy.tokenizer.save_pretrained(unfinished)
+            add_older_names(unfinished)
+            if Path(model["name_or_path"]).exists():  # a folder or a GGUF file: readers elsewhere do not have it
+                policy.save_pretrained(unfinished / BASE, adapters=False)
         elif gguf and read_from:
             policy = policy_of(content, checkpoint, trust_remote_code=trust_remote_code)
             write_gguf(policy.model, read_from, unfinished / f"{output.name}.{gguf}.gguf", gguf)

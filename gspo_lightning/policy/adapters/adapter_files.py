@@ -164,10 +164,8 @@ def save_adapters(
 
 
 def base_of(name: str, revision: str | None) -> tuple[str | None, str | None]:
-    """Return name and revision of a base model for readers of an adapter; a folder by its absolute path."""
-    if Path(name).exists():
-        return str(Path(name).absolute()), None
-    return (None, None) if name in TINY_MODELS else (name, revision)
+    """Return name and revision of a base model for readers of an adapter; None for one that no other machine has."""
+    return (None, None) if Path(name).exists() or name in TINY_MODELS else (name, revision)
 
 
 def uniform(model: nn.Module) -> bool:

@@ -28,6 +28,7 @@ from gspo_lightning.policy.load.loading import load_policy
 from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.training.cold_start import ColdStart
 from tests import ROOT
+from tests.commands.export.paths import assert_no_paths
 from tests.runs.runs import UNTAUGHT, fit
 
 gguf = pytest.importorskip("gguf", reason="needs gguf")
@@ -280,6 +281,8 @@ def _exports_gguf(run: Path, exported: torch.nn.Module, folder: Path) -> None:
         for name, field in gguf.GGUFReader(folder / "tiny.gguf").fields.items():
             if not name.startswith(("GGUF.", "general.")):
                 assert written[name].contents() == field.contents(), name
+        assert_no_paths(out, folder)
+    assert_no_paths(folder / "exported", folder)
     assert "matrices in Q8_0" in (out / "README.md").read_text(encoding="utf-8")
 
 
