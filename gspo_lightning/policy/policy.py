@@ -25,8 +25,8 @@ from gspo_lightning.policy.decoding import Decoding
 from gspo_lightning.policy.disable_dropout import DisabledDropout, disable_dropout, hold
 from gspo_lightning.policy.kernels import grouped_experts as grouped_experts
 from gspo_lightning.policy.kernels.linear import use_onednn
-from gspo_lightning.policy.load.older_readers import add_older_names
 from gspo_lightning.policy.logprobs import head_chunk, token_logprobs
+from gspo_lightning.policy.older_readers import add_older_names
 from gspo_lightning.policy.parallel.context_parallel import ContextGroup
 from gspo_lightning.policy.routing import Routing, TokenPlaces, gather_routes, routed
 from gspo_lightning.policy.states import Distribution, States, vocabulary_kl

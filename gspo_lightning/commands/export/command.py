@@ -82,7 +82,7 @@ def export(
     from gspo_lightning.commands.export.gguf_file import base_file, write_gguf
     from gspo_lightning.commands.export.weights import policy_of, weights_of_files
     from gspo_lightning.policy.adapters.adapter_files import base_of, save_adapters
-    from gspo_lightning.policy.load.older_readers import add_older_names
+    from gspo_lightning.policy.older_readers import add_older_names
     from gspo_lightning.resume import read_checkpoint
     from gspo_lightning.resume.exports import check_replaceable, exported_folder
     from gspo_lightning.resume.find import checkpoint_at

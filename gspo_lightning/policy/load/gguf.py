@@ -26,7 +26,7 @@ from gspo_lightning.policy.load.gguf_config import ROPE_TENSORS, config_of
 from gspo_lightning.policy.load.gguf_tensors import from_file, places
 from gspo_lightning.policy.load.gguf_tokenizer import FIELD, ORIGINAL, tokenizer_of
 from gspo_lightning.policy.load.loading_lock import LOADING
-from gspo_lightning.policy.load.older_readers import add_older_names
+from gspo_lightning.policy.older_readers import add_older_names
 from gspo_lightning.resume.cached_model import found_or_made
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from tokenizers.pre_tokenizers import PreTokenizer
 
 @dataclass(frozen=True)
 class Splits:
-    """How a family splits text before merges."""
+    """Splits of a text that come before merges."""
 
     patterns: tuple[str, ...]
     """Regular expressions, applied in this order."""

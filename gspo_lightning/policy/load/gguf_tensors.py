@@ -14,7 +14,7 @@ _ROTATED = ("attn_q.", "attn_k.")
 
 
 class Place(NamedTuple):
-    """Where a tensor of a file belongs."""
+    """Weight of a model that a tensor of a file belongs to."""
 
     name: str
     """Of the weight in transformers."""

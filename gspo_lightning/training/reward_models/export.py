@@ -17,7 +17,7 @@ from gspo_lightning.core.escape import cell, code
 from gspo_lightning.core.temp_files import share
 from gspo_lightning.policy.load.card import header, is_hub_id, origin, setting
 from gspo_lightning.policy.load.classifier import set_pad
-from gspo_lightning.policy.load.older_readers import add_older_names
+from gspo_lightning.policy.older_readers import add_older_names
 from gspo_lightning.resume.exports import exported_folder
 from gspo_lightning.training.reward_models.pair_batches import Text
 

@@ -239,7 +239,7 @@ def test_texts_are_split_as_llama_cpp_splits_them(name: str) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_not_understood_is_refused_by_name(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+def test_unknown_metadata_and_tensors_are_refused_by_name(tmp_path: Path, change: dict[str, Any], says: str) -> None:
     write(llama(), tmp_path / "tiny.gguf", **change)
     with pytest.raises(UserError, match=says) as raised:
         load_policy(ModelSettings(str(tmp_path / "tiny.gguf")))

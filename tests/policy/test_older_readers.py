@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from gspo_lightning.policy.load.loading import load_policy
 from gspo_lightning.policy.load.model_settings import ModelSettings
-from gspo_lightning.policy.load.older_readers import add_older_names
+from gspo_lightning.policy.older_readers import add_older_names
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 FACTORS = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 3.0]}
