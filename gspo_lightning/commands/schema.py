@@ -19,6 +19,7 @@ from typing import Any
 
 from gspo_lightning.core import registry
 from gspo_lightning.core.escape import say
+from gspo_lightning.core.signatures import settings_class
 
 Schema = dict[str, Any]
 COMMANDS = ("fit", "fit-reward")
@@ -94,7 +95,9 @@ def descriptions(cls: type[Any]) -> dict[str, str]:
     from docstring_parser import parse_from_object
 
     found: dict[str, str] = {}
-    for one in reversed(cls.__mro__[:-1]):
+    declared = settings_class(cls)
+    bases = declared.__mro__[:-1] if declared is not None else ()
+    for one in (*reversed(bases), *reversed(cls.__mro__[:-1])):
         for source in (one, one.__dict__.get("__init__")):
             try:
                 parsed = parse_from_object(source) if source is not None else None

@@ -79,7 +79,7 @@ def check_run(data: PromptDataModule, module: RunModule, trainer: Trainer) -> No
     try_optimizer(module.build_optimizer)
     check_teacher(module.teacher_model, module.objective, module.settings, module.tokenizer, data, trainer)
     _check_replay(data, module)
-    check_critic(module.critic, data.settings.advantages, data.settings.shaping, module.objective)
+    check_critic(module.critic, data.settings.estimator, data.settings.shaping, module.objective)
     sharding = sharding_of(trainer.strategy)
     if module.critic is not None and "HYBRID" in str(getattr(sharding, "sharding_strategy", "")):
         raise UserError(

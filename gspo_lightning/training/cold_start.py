@@ -272,7 +272,7 @@ def prompt_format_of(data: PromptDataModule) -> PromptFormat:
     """Return the prompt format of a run: demonstrations use the same."""
     sets, settings = data.sets, data.settings
     return PromptFormat(
-        sets.system_prompt, sets.chat_template_kwargs, settings.stop_token_ids, settings.max_prompt_tokens,
+        sets.system_prompt, sets.chat_template_kwargs, tuple(settings.stop_token_ids or ()), settings.max_prompt_tokens,
         settings.max_response_tokens,
     )  # fmt: skip
 

@@ -13,16 +13,15 @@ from lightning.pytorch import LightningDataModule
 
 from gspo_lightning.core.distributed import gather_objects, rank_and_world
 from gspo_lightning.core.randomness import Purpose
-from gspo_lightning.core.types import MiniBatch, SamplingParams, SystemPrompt
+from gspo_lightning.core.signatures import WholeSignature
+from gspo_lightning.core.types import MiniBatch, SamplingParams
 from gspo_lightning.data.prompts import Curriculum, Mixture, PromptSet
 from gspo_lightning.data.prompts.mixture import all_rewards
 from gspo_lightning.data.prompts.order import ORDER, PromptOrder
 from gspo_lightning.data.prompts.pictures.reading import Pictures
 from gspo_lightning.data.prompts.sets import PromptSets
 from gspo_lightning.data.prompts.specials import check_stop_strings
-from gspo_lightning.loop.advantages.advantages import Advantages
 from gspo_lightning.loop.advantages.shaping import CombineRewards, Shaping, TruncatedResponses, TurnCredit
-from gspo_lightning.loop.advantages.within_groups import GroupNormalised
 from gspo_lightning.loop.experience import sources
 from gspo_lightning.loop.experience.collect import Experience
 from gspo_lightning.loop.experience.generate_and_score import GenerateAndScore, Unrewarded, total_steps
@@ -34,8 +33,7 @@ from gspo_lightning.loop.experience.retrying import RetryingSource
 from gspo_lightning.loop.experience.sampling import Responses, Sampling
 from gspo_lightning.loop.experience.settings import ExperienceSettings
 from gspo_lightning.loop.experience.training_state import TrainingState
-from gspo_lightning.policy.packing.batches import RowWeights
-from gspo_lightning.policy.packing.deal import DEFAULT_DEAL, Deal
+from gspo_lightning.policy.packing.deal import Deal
 from gspo_lightning.policy.packing.memory import MemoryLimit
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rewards import EnvironmentReward, RewardRunner
@@ -71,11 +69,6 @@ class PromptDataModule(LightningDataModule):
         rollout_retries: how often to retry a rollout source that failed (a server that restarts); the random draws, and
             so the responses, stay the same.
         rollout_retry_s: seconds before the first retry; four times as long before each further one.
-        record_rollouts: write every training response to ``rollouts/`` in the run folder, a file per iteration, for
-            ``Recorded`` to replay.
-        record_tokens: responses of an iteration, at most, whose tokens are recorded for ``gspo view``, in whole groups:
-            how far an update moved each token, and what was clipped; 0 records none.
-        advantages: how a reward is compared with its group.
         combine_rewards: ``weighted_sum``, or ``normalised_separately`` (each reward is compared within the group on
             its own scale, then the sum is standardised over the batch: GDPO, arXiv 2601.05242; penalties for truncation
             and KL are subtracted after that, in reward units, each less its mean over the group).
@@ -84,44 +77,18 @@ class PromptDataModule(LightningDataModule):
             objective with an advantage per token (``GSPOToken``).
         truncated_responses: ``keep``, ``mask`` (excluded from statistics, loss and denominator) or ``penalise``.
         truncation_penalty: subtracted from the reward of a truncated response with ``penalise``; reward units.
-        resample_dead_groups: additional prompts per iteration and rank that may replace those whose responses all
-            earned the same reward (DAPO's dynamic sampling with a budget); 0 keeps every group. Needs advantages that
-            learn nothing from such groups.
-        kl_in_reward: weight, >= 0, of a KL penalty to the initial policy that is subtracted from the reward, per nat of
-            the whole response, between the trainer's own log-probabilities (one more forward pass); groups whose
-            rewards are equal stay dead. 0 needs no reference. As a loss term instead: model.objective.kl_coef.
-        group_size: responses per prompt (G), >= 1.
-        prompts_per_rollout: prompts per iteration over all ranks (P), >= 1.
-        prompts_in_flight: prompts sampled at the same time, over all ranks. If above prompts_per_rollout, sampling
-            stops when prompts_per_rollout groups are complete, and the other responses continue in the next iteration
-            (partial rollouts). 0 samples every group to its end.
-        max_carry: iterations for which an unfinished group may be carried over (partial rollouts), >= 0.
-        max_staleness: iterations that sampling runs ahead of training, in its own thread with a copy of the weights;
-            under FSDP at most 1, on servers. With 0 the two alternate, and only then does a resumed run repeat the
-            interrupted one exactly.
-        minibatches_per_rollout: optimizer steps per pass over a rollout batch, >= 1; the GSPO paper uses 4.
-        epochs_per_rollout: passes over each rollout batch, >= 1.
-        deal: how rows are dealt to mini-batches: ``stratified`` (equal parts of every group), ``shuffled`` (a random
-            permutation of all rows) or ``groups`` (whole groups). None: ``stratified``; a resumed run keeps its own.
-        rows: weights in the loss of a rollout's rows, if it has several: ``rollout`` (they share the weight 1 by their
-            trained tokens) or ``row`` (each has the weight 1).
-        max_tokens_per_micro_batch: tokens, padding included, in one forward pass, >= 1; changes memory, not results.
-        max_prompt_tokens: longer prompts are dropped with a message, never cut; tokens, >= 1.
-        max_response_tokens: longer responses are cut and count as truncated; tokens, >= 1.
-        temperature: temperature of training rollouts, > 0; every log-probability uses it.
-        stop_strings: further texts that end a response. For special tokens use stop_token_ids.
-        stop_token_ids: token ids that end a response, besides the end-of-sequence tokens.
-        system_prompt: what precedes every prompt: a system message as text, or messages, such as worked examples as
-            earlier turns; needs a chat template.
         chat_template_kwargs: passed to the chat template (for example ``{enable_thinking: false}``).
         pictures: settings for reading pictures of prompts: their limit, treatment of bad ones (docs/vision.md).
         evaluation: settings for answering held-out prompts.
         suites: benchmarks that every evaluation includes, by their names in ``gspo evaluate``.
         curriculum: chooses an iteration's prompts by earlier results; None: each once a pass, or by the column
             ``weight``.
-        seed: seed of prompt order and sampling; the command line takes it from ``seed_everything``.
         plugins: plug-ins that reward workers import; the command line sets it.
+        **experience: amount of sampling, its parameters, and how mini-batches are made; the fields of
+            :class:`~gspo_lightning.loop.experience.settings.ExperienceSettings`, besides ``shaping``.
     """
+
+    __signature__ = WholeSignature(ExperienceSettings)
 
     score_held_out: GenerateAndScore
     """Answers held-out prompts, after :meth:`bind`."""
@@ -140,38 +107,17 @@ class PromptDataModule(LightningDataModule):
         rollouts: RolloutSource | None = None,
         rollout_retries: int = 3,
         rollout_retry_s: float = 1.0,
-        record_rollouts: bool = False,
-        record_tokens: int = 16,
-        advantages: Advantages | None = None,
         combine_rewards: CombineRewards = "weighted_sum",
         turn_credit: TurnCredit = "conversation",
         truncated_responses: TruncatedResponses = "keep",
         truncation_penalty: float = 0.5,
-        resample_dead_groups: int = 0,
-        kl_in_reward: float = 0.0,
-        group_size: int = 8,
-        prompts_per_rollout: int = 32,
-        prompts_in_flight: int = 0,
-        max_carry: int = 4,
-        max_staleness: int = 0,
-        minibatches_per_rollout: int = 4,
-        epochs_per_rollout: int = 1,
-        deal: Deal | None = None,
-        rows: RowWeights = "rollout",
-        max_tokens_per_micro_batch: int = 16384,
-        max_prompt_tokens: int = 512,
-        max_response_tokens: int = 512,
-        temperature: float = 1.0,
-        stop_strings: list[str] | None = None,
-        stop_token_ids: list[int] | None = None,
-        system_prompt: SystemPrompt | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         pictures: Pictures = Pictures(),  # noqa: B008 (frozen)
         evaluation: Evaluation = Evaluation(),  # noqa: B008 (frozen)
         suites: list[str] | None = None,
         curriculum: Curriculum | None = None,
-        seed: int = 0,
         plugins: list[str] | str | None = None,
+        **experience: Any,
     ) -> None:
         super().__init__()
         val = train.held_out() if val is None and isinstance(train, Mixture) else val
@@ -180,7 +126,6 @@ class PromptDataModule(LightningDataModule):
         weights = weights_by_name(judges, reward_weights)
         self.val, self.evaluation, self.rewards = val, evaluation, judges
         self.curriculum, self.turn_credit = curriculum, turn_credit
-        self.suites = SuiteEvaluations(suites or (), reward_workers, system_prompt, chat_template_kwargs)
         self.rollouts = rollouts if rollouts is not None else GroupedSampler()
         self._retrying = partial(RetryingSource, retries=rollout_retries, wait_s=rollout_retry_s)
         self._make_runner = partial(
@@ -193,32 +138,26 @@ class PromptDataModule(LightningDataModule):
             next(iter(paid), None) if turn_credit == "turn" else None,
             () if getattr(self.rollouts, "rewards", "score") == "recorded" else tuple(judges),
         )  # fmt: skip
-        self.settings = ExperienceSettings(
-            group_size=group_size, prompts_per_rollout=prompts_per_rollout, seed=seed,
-            minibatches_per_rollout=minibatches_per_rollout, epochs_per_rollout=epochs_per_rollout,
-            max_tokens_per_micro_batch=max_tokens_per_micro_batch, max_prompt_tokens=max_prompt_tokens,
-            max_response_tokens=max_response_tokens, temperature=temperature, stop_strings=tuple(stop_strings or ()),
-            stop_token_ids=tuple(stop_token_ids or ()), resample_dead_groups=resample_dead_groups,
-            kl_in_reward=kl_in_reward, prompts_in_flight=prompts_in_flight, max_carry=max_carry,
-            max_staleness=max_staleness, record_rollouts=record_rollouts, record_tokens=record_tokens, shaping=shaping,
-            deal=deal or DEFAULT_DEAL, rows=rows, advantages=GroupNormalised() if advantages is None else advantages,
-        )  # fmt: skip
-        self._deal = deal
+        self.settings = settings = ExperienceSettings(shaping=shaping, **experience)
+        self._keeps_deal = settings.deal is None
+        system_prompt, kwargs = settings.system_prompt, chat_template_kwargs or {}
+        self.suites = SuiteEvaluations(suites or (), reward_workers, system_prompt, chat_template_kwargs)
         sources.check_sources(self.settings, self.rollouts, judges, weights, turn_credit)
         evaluation.check(judges)
         if isinstance(self.rollouts, WrappingSource):
-            self.rollouts.system_prompt, self.rollouts.chat_template_kwargs = system_prompt, chat_template_kwargs or {}
-        self.loader = ExperienceLoader(self._roll_out, minibatches_per_rollout, epochs_per_rollout, seed)
-        self.memory = MemoryLimit(max_tokens_per_micro_batch)
+            self.rollouts.system_prompt, self.rollouts.chat_template_kwargs = system_prompt, kwargs
+        self.loader = ExperienceLoader(
+            self._roll_out, settings.minibatches_per_rollout, settings.epochs_per_rollout, settings.seed
+        )
+        self.memory = MemoryLimit(settings.max_tokens_per_micro_batch)
         self.partial: PartialRollouts | None = None
         self._order: PromptOrder | None = None
         self.iteration: Iteration | None = None
         """Produces the next rollout batch, after :meth:`bind`."""
-        self._prefetcher = RolloutPrefetcher[Responses](max_staleness) if max_staleness else None
+        self._prefetcher = RolloutPrefetcher[Responses](settings.max_staleness) if settings.max_staleness else None
         self._one_request = threading.Lock()  # a source answers one request at a time
         self._runner: RewardRunner | None = None
-        kwargs = chat_template_kwargs or {}
-        self.sets = PromptSets(given, columns or {}, max_prompt_tokens, system_prompt, kwargs, pictures)
+        self.sets = PromptSets(given, columns or {}, settings.max_prompt_tokens, system_prompt, kwargs, pictures)
 
     # before a run ------------------------------------------------------------------------------------------------
 
@@ -234,7 +173,7 @@ class PromptDataModule(LightningDataModule):
         Raises:
             UserError: prompts, rewards or rollouts cannot be used.
         """
-        check_stop_strings(self.settings.stop_strings, tokenizer)
+        check_stop_strings(self.settings.stop_strings or (), tokenizer)
         sources.check_reading(tokenizer, (self.rollouts, self.rollouts.for_evaluation()))
         sources.read_sets(self.sets, stage, tokenizer, self.evaluation.limit, world, graded=bool(self.rewards))
         sources.check_shown(tokenizer, self.sets, (self.rollouts, self.rollouts.for_evaluation()))
@@ -318,7 +257,7 @@ class PromptDataModule(LightningDataModule):
         if self.partial is not None:
             position["partial"] = self.partial.state_dict()
         order = {"order": ORDER} if self._order is None else self._order.state_dict()
-        return {"ranks": gather_objects(position), "deal": self.settings.deal, **order}
+        return {"ranks": gather_objects(position), "deal": self.settings.dealing, **order}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore this rank's part.
@@ -329,7 +268,7 @@ class PromptDataModule(LightningDataModule):
         mine = part_of(state_dict["ranks"], *rank_and_world())
         if self._order is not None:
             self._order.load_state_dict(state_dict)
-        if self._deal is None:
+        if self._keeps_deal:
             self._deal_as(state_dict["deal"])
         self.loader.go_to(mine)
         if self.partial is not None and "partial" in mine:

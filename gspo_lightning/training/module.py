@@ -18,6 +18,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 
 from gspo_lightning.core.distributed import from_first_rank, rank_and_world
+from gspo_lightning.core.signatures import WholeSignature
 from gspo_lightning.core.types import MicroBatch, MiniBatch
 from gspo_lightning.loop.critic import ValueModel
 from gspo_lightning.loop.metrics.sums import Level, MetricSums
@@ -37,9 +38,9 @@ from gspo_lightning.loop.update.router_loss import changed_routes
 from gspo_lightning.loop.update.schedules import lr_factor, step_plateaus
 from gspo_lightning.loop.update.update import Update
 from gspo_lightning.objectives import GSPO, Objective
-from gspo_lightning.policy.adapters.lora import LoRA, frozen_norm
+from gspo_lightning.policy.adapters.lora import frozen_norm
 from gspo_lightning.policy.averaging import holds_average, training_weights
-from gspo_lightning.policy.load.model_settings import DType, Layout, ModelSettings
+from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.model_checks.row_isolation import probe, probe_length
 from gspo_lightning.policy.routing import replay_word
 from gspo_lightning.policy.strategies.sharding import clip_gradients, is_sharded, total_norm
@@ -72,20 +73,6 @@ class GSPOModule(PolicyModule):
         cold_start: supervised steps before reinforcement learning, made once and cached; None starts from the model.
         teacher: model to distil from with ``objective.distill_coef`` (docs/distillation.md): a hub id, a folder, or the
             URL of a server; or a mapping of :class:`~gspo_lightning.training.teacher.TeacherModel`. Never trained.
-        dtype: dtype of the weights. float32 with ``trainer.precision: bf16-mixed`` is usual.
-        attn_implementation: ``sdpa``, ``eager``, ``flash_attention_2`` ...; None lets transformers choose.
-        gradient_checkpointing: recompute activations in the backward pass.
-        layout: ``packed`` (a prompt once for all its responses, no padding), ``padded``, or ``auto``: packed if the
-            model gives the same log-probabilities.
-        trust_remote_code: run Python code that a model repository ships.
-        revision: branch, tag or commit of a hub id.
-        config_overrides: fields of the model's config to change before it is built.
-        experts_implementation: ``grouped_mm``, ``batched_mm`` or ``eager``, for mixtures of experts; None leaves the
-            choice to transformers: ``grouped_mm`` if the model supports it.
-        lora: train low-rank adapters and keep the weights as they are (``{r: 16}``); None trains all weights.
-        freeze: modules that are not trained, by name with ``*`` for anything, or ``vision`` for the vision tower; None
-            is ``[vision]`` for a model that reads pictures, ``[]`` trains everything.
-        batch_invariant: the sampler's log-probabilities equal those of training in every bit (docs/rollouts.md).
         ess_step_scaling: multiply the learning rate of an update by the square root of its effective sample size, the
             metric correction/effective_sample_size (VCPO, arXiv 2602.17616); needs ``objective.correction``.
         segment_delimiters: texts that end a segment, for ``Segment`` with ``by: given`` (for example a line feed).
@@ -101,12 +88,15 @@ class GSPOModule(PolicyModule):
         router_aux_loss_coef: mixtures of experts: weight of the routers' load-balancing loss over all tokens of a
             mini-batch (Switch Transformer; Qwen3-MoE's form), 0 leaves it out. It costs one more forward pass.
         router_metrics: measure load, confidence and changes of routers; None: if the model has routers.
-        seed: seed of freshly initialised weights; the command line sets it from ``seed_everything``.
+        **model: how the model is loaded; the fields of
+            :class:`~gspo_lightning.policy.load.model_settings.ModelSettings`.
     """
+
+    __signature__ = WholeSignature(ModelSettings)
 
     def __init__(
         self,
-        name_or_path: str = "tiny-qwen3",
+        name_or_path: str = ModelSettings.name_or_path,
         objective: Objective | None = None,
         old_policy: OldPolicy | None = None,
         old_logprobs: OldLogProbsChoice = "auto",
@@ -115,17 +105,6 @@ class GSPOModule(PolicyModule):
         critic: ValueModel | None = None,
         cold_start: ColdStart | None = None,
         teacher: TeacherModel | str | None = None,
-        dtype: DType = "float32",
-        attn_implementation: str | None = None,
-        gradient_checkpointing: bool = False,
-        layout: Layout = "auto",
-        trust_remote_code: bool = False,
-        revision: str | None = None,
-        config_overrides: dict[str, Any] | None = None,
-        experts_implementation: str | None = None,
-        lora: LoRA | None = None,
-        freeze: list[str] | None = None,
-        batch_invariant: bool = False,
         ess_step_scaling: bool = False,
         segment_delimiters: list[str] | None = None,
         allow_unusual_clip: bool = False,
@@ -136,16 +115,13 @@ class GSPOModule(PolicyModule):
         routing_replay: Literal["off", "R2", "R3"] | bool = "off",
         router_metrics: bool | None = None,
         router_aux_loss_coef: float = 0.0,
-        seed: int = 0,
+        **model: Any,
     ) -> None:
-        settings = ModelSettings(
-            name_or_path, dtype, attn_implementation, gradient_checkpointing, trust_remote_code, revision,
-            config_overrides or {}, seed, layout, experts_implementation, lora, freeze, batch_invariant,
-        )  # fmt: skip
+        settings = ModelSettings(name_or_path, **model)
         super().__init__(settings, cold_start)
         self.objective = objective if objective is not None else GSPO()
         self.old_policy = old_policy if old_policy is not None else CachedLogProbs()
-        self.old_logprobs = OldLogProbs(old_logprobs, self.objective, exact=batch_invariant)
+        self.old_logprobs = OldLogProbs(old_logprobs, self.objective, exact=settings.batch_invariant)
         self.reference: ReferencePolicy | None = None
         self.teacher_model = taught_by(teacher)
         self.teacher: Teacher | None = None

@@ -51,11 +51,12 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rewards import Reward
 from gspo_lightning.rollouts import GroupedSampler, RolloutSource
 from gspo_lightning.rollouts.verify import verify_decoding
+from gspo_lightning.training import trainer_config
 from gspo_lightning.training.checks import check_critic
 from gspo_lightning.training.evaluation.evaluation_settings import Evaluation
 from gspo_lightning.training.evaluation.metrics import EvaluationMetrics
 from gspo_lightning.training.teacher import teacher_of
-from gspo_lightning.training.trainer_config import GSPOConfig, config_of, objective_of, prompt_limit, settings_of
+from gspo_lightning.training.trainer_config import GSPOConfig, config_of, objective_of
 from gspo_lightning.training.trainer_inputs import (
     REWARD,
     CallerReward,
@@ -81,7 +82,8 @@ class GSPOTrainer:
     Args:
         model: any causal language model of transformers; trained in place.
         tokenizer: the model's.
-        config: settings; the default trains on policy with the paper's clip range. A YAML file of ``gspo fit``, or a
+        config: settings; the default trains on policy with the paper's clip range. If its 512 response tokens would
+            fill the model's context, responses get half of that. A YAML file of ``gspo fit``, or a
             mapping of its settings (``{"model.optimizer.lr": 1e-5}``), keeps their names, meaning and defaults.
         objective: another objective than GSPO with the config's clip range: its name (``"DAPO"``, those of ``gspo list
             objectives`` and of plug-ins), class, or an instance with its own settings.
@@ -131,8 +133,8 @@ class GSPOTrainer:
         if isinstance(config, str | Path | Mapping):
             config, found = config_of(config)
             objective = found if objective is None else objective
-        self.config = config if config is not None else GSPOConfig()
         check_model(model)
+        self.config = trainer_config.fitting(config or GSPOConfig(), trainer_config.context_of(model))
         if rank_and_world()[1] > 1:
             raise UserError("GSPOTrainer", "runs in one process, but there are several", fix="use gspo fit")
         if self.config.device is not None:
@@ -158,7 +160,6 @@ class GSPOTrainer:
         self.rollouts: RolloutSource = GroupedSampler(max_rows=self.config.max_rows)
         with modes_kept(self.policy):
             verify_decoding(self.policy, self.rollouts, temperature=self.config.temperature, longest=longest)
-        self._deal = self.config.deal
         if critic is not None:
             critic.build(self.policy, longest=(self.config.max_prompt_tokens or 0) + self.config.max_response_tokens)
         self.iteration = 0
@@ -311,7 +312,7 @@ class GSPOTrainer:
         return {
             "model": self.policy.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "deal": self._deal,
+            "deal": self.config.dealing,
             "iteration": self.iteration,
             "version": self.version,
             "noise": self.old_logprobs.noise,
@@ -356,8 +357,7 @@ class GSPOTrainer:
         return encode_queries(records, self._reading_tokenizer, self.config.system_prompt, *self._prompt_limit())
 
     def _prompt_limit(self) -> tuple[int, str]:
-        text = self.policy.model.config.get_text_config()
-        return prompt_limit(self.config, getattr(text, "max_position_embeddings", None))
+        return trainer_config.prompt_limit(self.config, trainer_config.context_of(self.policy.model))
 
     def _iteration(self, prompts: list[Prompt], rewards: Scorer) -> Iteration:
         """Return the iteration of a step, as in ``gspo fit``, with these prompts and the caller's rewards."""
@@ -371,7 +371,7 @@ class GSPOTrainer:
         )
 
     def _settings(self, prompts: int) -> ExperienceSettings:
-        return settings_of(self.config, prompts, self._prompt_limit()[0], self._deal, self.advantages)
+        return trainer_config.settings_of(self.config, prompts, self._prompt_limit()[0], self.advantages)
 
     def _update(self, batch: MiniBatch, sums: MetricSums) -> float:
         """Make one optimizer step on a mini-batch; return the gradient norm before clipping."""

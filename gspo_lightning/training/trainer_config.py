@@ -11,16 +11,16 @@ from typing import Any, get_args
 
 import torch
 import yaml
+from transformers import PreTrainedModel
 
 from gspo_lightning.core.errors import UserError, check_number, first_line
 from gspo_lightning.core.parsing import load_yaml
 from gspo_lightning.core.registry import component
-from gspo_lightning.core.types import SystemPrompt
 from gspo_lightning.loop.advantages.advantages import Advantages
 from gspo_lightning.loop.advantages.within_groups import GroupNormalised
-from gspo_lightning.loop.experience.settings import ExperienceSettings
+from gspo_lightning.loop.experience.settings import ExperienceSettings, SharedSettings
 from gspo_lightning.objectives import GSPO, Objective
-from gspo_lightning.policy.packing.deal import DEFAULT_DEAL, Deal
+from gspo_lightning.policy.packing.deal import Deal
 
 _SAME = (
     "group_size", "max_response_tokens", "max_prompt_tokens", "temperature", "deal", "max_tokens_per_micro_batch",
@@ -46,7 +46,7 @@ _OF_THE_CALLER = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class GSPOConfig:
+class GSPOConfig(SharedSettings):
     """Settings of :class:`GSPOTrainer`; each is checked when the config is made.
 
     The scale of the clip range is free here. On the command line, where 0.2 is usually a mistake, it is not.
@@ -68,40 +68,24 @@ class GSPOConfig:
     """Sequence ratios are clipped below 1 - this if the advantage is negative, in [0, 1). Default from the paper."""
     right_clip_range: float = 4e-4
     """Sequence ratios are clipped above 1 + this if the advantage is positive, >= 0. Default from the paper."""
-    group_size: int = 4
-    """Responses per query, at least 2, since each is compared with its group. A larger group reduces noise."""
-    max_response_tokens: int = 256
-    """Largest length of a response; longer ones are cut and rewarded like the others."""
     max_prompt_tokens: int | None = None
     """Largest length of a query, chat template included; longer ones are refused, never cut. None: the rest of the
     model's context."""
-    temperature: float = 1.0
-    """Temperature of sampling and of every log-probability, > 0. At 1 the model itself is trained."""
     minibatches: int = 1
     """Optimizer steps per pass over the responses of a step; divides the number of queries. With 1 (and 1 epoch) every
     ratio is 1 and nothing can be clipped; the paper uses 4."""
-    deal: Deal = DEFAULT_DEAL
-    """How responses are dealt to mini-batches: ``stratified`` (equal parts of every group), ``shuffled`` (a random
-    permutation of all) or ``groups`` (whole groups)."""
     epochs: int = 1
     """Passes over the responses of a step."""
     gradient_clip: float | None = 1.0
     """Largest gradient norm, > 0; None switches clipping off."""
     weight_decay: float = 0.0
     """Weight decay of AdamW, >= 0. Default 0: decay would change the policy even if rewards are equal."""
-    max_tokens_per_micro_batch: int = 16384
-    """Tokens, padding included, in one forward pass of training; changes memory, not results."""
     max_rows: int = 512
     """Responses generated at the same time; changes memory, not results."""
-    seed: int = 0
-    """Seed of all random draws."""
     device: str | torch.device | None = None
     """Device to train on; None: the model's device."""
     use_chat_template: bool = True
     """Queries become user messages if the tokenizer has a chat template; False: they are encoded as they are."""
-    system_prompt: SystemPrompt | None = None
-    """What precedes every query in the chat template: a system message as text, or messages, such as worked examples
-    as earlier turns."""
 
     def __post_init__(self) -> None:
         names = ("group_size", "max_response_tokens", "minibatches", "epochs", "max_tokens_per_micro_batch", "max_rows")
@@ -109,7 +93,7 @@ class GSPOConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UserError(name, f"is {value!r}, but must be a whole number >= 1")
-        if self.deal not in get_args(Deal):
+        if self.deal is not None and self.deal not in get_args(Deal):
             raise UserError("deal", f"is {self.deal!r}", fix=f"use one of {', '.join(get_args(Deal))}")
         if self.group_size < GroupNormalised.min_group_size:
             raise UserError(
@@ -182,6 +166,30 @@ def _settings(given: Mapping[str, Any], at: str) -> Iterator[tuple[str, Any]]:
             yield path.replace(".init_args.", "."), value
 
 
+def context_of(model: PreTrainedModel) -> int | None:
+    """Return the positions that a model was built for, if its config says so."""
+    context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return context
+
+
+def fitting(config: GSPOConfig, context: int | None) -> GSPOConfig:
+    """Return a config whose responses leave room for a query: half of a context that the default would fill.
+
+    A limit of the caller's own stays as it is.
+
+    Args:
+        config: of the trainer.
+        context: positions that the model was built for; None: unknown.
+
+    >>> fitting(GSPOConfig(), 512).max_response_tokens, fitting(GSPOConfig(), 1024).max_response_tokens
+    (256, 512)
+    """
+    default = SharedSettings.max_response_tokens
+    if context is None or context > default or config.max_response_tokens != default:
+        return config
+    return dataclasses.replace(config, max_response_tokens=max(1, context // 2))
+
+
 def prompt_limit(config: GSPOConfig, context: int | None) -> tuple[int, str]:
     """Return the number of tokens that a prompt may have, and the setting that determines it.
 
@@ -201,22 +209,17 @@ def prompt_limit(config: GSPOConfig, context: int | None) -> tuple[int, str]:
     return min(limits)
 
 
-def settings_of(
-    config: GSPOConfig, prompts: int, max_prompt_tokens: int, deal: Deal, advantages: Advantages
-) -> ExperienceSettings:
+def settings_of(config: GSPOConfig, prompts: int, max_prompt_tokens: int, advantages: Advantages) -> ExperienceSettings:
     """Return the settings of an iteration over this number of prompts."""
+    shared = {field.name: getattr(config, field.name) for field in dataclasses.fields(SharedSettings)}
     return ExperienceSettings(
-        group_size=config.group_size,
         prompts_per_rollout=prompts,
         minibatches_per_rollout=config.minibatches,
         epochs_per_rollout=config.epochs,
-        deal=deal,
-        max_tokens_per_micro_batch=config.max_tokens_per_micro_batch,
         max_prompt_tokens=max_prompt_tokens,
-        max_response_tokens=config.max_response_tokens,
-        temperature=config.temperature,
+        record_tokens=0,
         advantages=advantages,
-        seed=config.seed,
+        **shared,
     )
 
 

@@ -118,7 +118,7 @@ def test_the_short_help_needs_no_torch() -> None:
 def test_help_describes_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "--help_all"]) == 0
     shown = capsys.readouterr().out
-    assert "responses per prompt" in shown
+    assert "Responses per prompt" in shown
     assert "--data.group_size" in shown
     assert "Nucleus sampling" in shown  # of a setting within a setting
 

@@ -26,7 +26,7 @@ def trainer(name: str) -> Callable[..., float]:
     """A step of this objective on the tiny model: its gradient norm."""
     model, tokenizer = build_tiny_model("tiny-qwen3", seed=0), character_tokenizer()
     limit = REQUIRED.get(name, {}).get("max_response_tokens", 6)
-    config = GSPOConfig(learning_rate=1e-3, max_response_tokens=limit)
+    config = GSPOConfig(learning_rate=1e-3, group_size=4, max_response_tokens=limit)
 
     def train(**options: object) -> float:
         steps = GSPOTrainer(model, tokenizer, config, made(name), **options)  # type: ignore[arg-type]

@@ -39,7 +39,7 @@ from tests.runs import runs
 from tests.support.model_families import FAMILIES, build_model
 
 QUERIES = ["7+5*3-4:", "1:", "9-9:", "2*2*2*2*2:"]
-SHORT = GSPOConfig(learning_rate=1e-3, max_response_tokens=8)
+SHORT = GSPOConfig(learning_rate=1e-3, group_size=4, max_response_tokens=8)
 
 
 @pytest.fixture
@@ -305,7 +305,13 @@ def test_a_step_is_an_iteration_of_the_lightning_module(
     logged = {tag: [value for _, value in points] for tag, points in runs.scalars(run).items()}
 
     config = GSPOConfig(
-        learning_rate=1e-3, minibatches=2, epochs=epochs, seed=1, max_response_tokens=12, max_tokens_per_micro_batch=100
+        learning_rate=1e-3,
+        group_size=4,
+        minibatches=2,
+        epochs=epochs,
+        seed=1,
+        max_response_tokens=12,
+        max_tokens_per_micro_batch=100,
     )
     trainer = GSPOTrainer(start[0], tokenizer, config)
     trainer.rollouts = Replay(groups)
@@ -459,7 +465,7 @@ def test_trainer_passes_on_an_exception_of_the_reward_function(
         (["1:", "ä:"], {}, "record 2: the tokenizer does not know every character"),
         (["1:", "1+1:"], {"max_prompt_tokens": 3}, "number 1, '1\\+1:', has 4 tokens, but may have 3: max_prompt_tok"),
         (["1" * 505], {}, "has 505 tokens, but may have 504: the model's context - max_response_tokens = 512 - 8"),
-        (["1:"], {"max_response_tokens": 512}, "may have 0: the model's context - max_response_tokens = 512 - 512"),
+        (["1:"], {"max_response_tokens": 511}, "may have 1: the model's context - max_response_tokens = 512 - 511"),
         (["1+1:"], {"max_tokens_per_micro_batch": 11}, "may have 3: max_tokens_per_micro_batch - max_response_tok"),
         (["1:", "2:", "3:"], {"minibatches": 2}, "queries: 3 groups cannot be dealt evenly to 2 mini-batches"),
     ],

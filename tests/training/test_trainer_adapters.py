@@ -15,7 +15,7 @@ from gspo_lightning.objectives import GSPO
 from gspo_lightning.policy.adapters.lora import LoRA, add_adapters
 from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
 
-CONFIG = GSPOConfig(learning_rate=1e-2, max_response_tokens=8)
+CONFIG = GSPOConfig(learning_rate=1e-2, group_size=4, max_response_tokens=8)
 K1 = "kl/policy_reference_k1"
 
 

@@ -18,7 +18,7 @@ from gspo_lightning.objectives import PPO
 from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
 from tests.training.test_trainer import QUERIES, graded, same, weights
 
-CONFIG = GSPOConfig(learning_rate=1e-3, max_response_tokens=8, minibatches=2)
+CONFIG = GSPOConfig(learning_rate=1e-3, group_size=4, max_response_tokens=8, minibatches=2)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
 from gspo_lightning.rewards import Reward
 from tests.training.test_trainer import QUERIES, graded
 
-CONFIG = GSPOConfig(learning_rate=1e-3, max_response_tokens=8)
+CONFIG = GSPOConfig(learning_rate=1e-3, group_size=4, max_response_tokens=8)
 
 
 class Early(Reward):

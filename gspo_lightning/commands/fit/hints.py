@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gspo_lightning.core import registry
+from gspo_lightning.core.signatures import settings_class
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
 """Type of a plain value -> its name in messages."""
@@ -70,7 +71,8 @@ def word(base: type[Any]) -> str:
 def parameters(cls: type[Any]) -> dict[str, Any]:
     """Return name -> type of a class's constructor parameters."""
     hints: dict[str, Any] = {}
-    for one in reversed(cls.__mro__):
+    declared = settings_class(cls)
+    for one in (*(declared.__mro__ if declared is not None else ()), *reversed(cls.__mro__)):
         for source in (one, one.__dict__.get("__init__")):
             try:
                 hints |= typing.get_type_hints(source) if source is not None else {}

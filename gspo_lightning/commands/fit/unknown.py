@@ -29,9 +29,20 @@ TOP = (
 
 _ROOT = Path(__file__).parents[2]
 _CLASSES = {
-    "model": (_ROOT / "training" / "module.py", "GSPOModule"),
-    "data": (_ROOT / "training" / "data.py", "PromptDataModule"),
+    "model": (
+        (_ROOT / "training" / "module.py", "GSPOModule"),
+        (_ROOT / "policy" / "load" / "model_settings.py", "BaseModelSettings"),
+        (_ROOT / "policy" / "load" / "model_settings.py", "ModelSettings"),
+    ),
+    "data": (
+        (_ROOT / "training" / "data.py", "PromptDataModule"),
+        (_ROOT / "loop" / "experience" / "settings.py", "SharedSettings"),
+        (_ROOT / "loop" / "experience" / "settings.py", "ExperienceSettings"),
+    ),
 }
+"""Section -> its class, and the dataclasses whose fields that takes as ``**kwargs``."""
+_COMPUTED = ("shaping",)
+"""Fields of these dataclasses that the constructor computes."""
 _GROUPS = {
     "data.evaluation": (_ROOT / "training" / "evaluation" / "evaluation_settings.py", "Evaluation"),
     "model.lora": (_ROOT / "policy" / "adapters" / "lora.py", "LoRA"),
@@ -67,7 +78,10 @@ def settings_of(section: str) -> tuple[str, ...]:
         folders = list(spec.submodule_search_locations or ()) if spec is not None else []
         files = [Path(folder) / "pytorch" / "trainer" / "trainer.py" for folder in folders]
         return next((_parameters(file, "Trainer") for file in files if file.is_file()), ())
-    return _parameters(*(_CLASSES | _GROUPS)[section]) if section in _CLASSES | _GROUPS else ()
+    if section in _GROUPS:
+        return _parameters(*_GROUPS[section])
+    names = [name for place in _CLASSES.get(section, ()) for name in _parameters(*place)]
+    return tuple(dict.fromkeys(name for name in names if name not in _COMPUTED))
 
 
 def _parameters(file: Path, name: str) -> tuple[str, ...]:

@@ -272,7 +272,7 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
         source=type(rollouts).__name__,
         max_rows=int(getattr(rollouts, "max_rows", 1 << 30)),
         teacher=None if module.teacher_model is None else teacher_settings(module.teacher_model, settings),
-        deal=data.settings.deal,
+        deal=data.settings.dealing,
         teacher_exact=bool(getattr(module.objective, "distill_exact", False)),
         teacher_served=module.teacher_model is not None and is_url(module.teacher_model.name_or_path),
         critic=None if critic is None or critic.share else critic.name_or_path or "",

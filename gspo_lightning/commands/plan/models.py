@@ -95,11 +95,11 @@ def config_of(settings: ModelSettings) -> PretrainedConfig:
     """
     name = settings.name_or_path
     if name in TINY_MODELS:
-        return tiny_config(name, settings.config_overrides)
+        return tiny_config(name, settings.overrides)
     if not Path(name).is_dir():
         known = next((KNOWN_MODELS[n] for n in (name, *_without_suffix(name)) if n in KNOWN_MODELS), None)
         if known is not None:
-            fields = {k: v for k, v in known.items() if k != "model_type"} | settings.config_overrides
+            fields = {k: v for k, v in known.items() if k != "model_type"} | settings.overrides
             config: PretrainedConfig = AutoConfig.for_model(known["model_type"], **fields)
             return config
     try:

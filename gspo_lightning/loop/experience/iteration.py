@@ -111,7 +111,7 @@ class Iteration:
             max_tokens=self.budget(),
             packed=state.policy.packed,
             shares_prefix=state.policy.shares_prefix,
-            deal=settings.deal,
+            deal=settings.dealing,
             base=deal_stream(settings.seed, number),
             iteration=number,
             version=None if ahead else state.version,
@@ -154,10 +154,10 @@ class Iteration:
     def _advantages(self, batch: RolloutBatch) -> dict[str, float]:
         """Assign the advantage of every rollout or token; a critic first estimates values, then learns."""
         state, settings, names = self.state, self.settings, self.sampling.prompts.sources
-        critic = state.critic if settings.advantages.per_token else None
+        critic = state.critic if settings.estimator.per_token else None
         if critic is not None:
             critic.judge(batch)
-        dead, found = assign(batch.groups, settings.advantages, settings.shaping, state.device)
+        dead, found = assign(batch.groups, settings.estimator, settings.shaping, state.device)
         if critic is not None:
             found |= critic.learn(batch, lr_factor=state.lr_factor, memory=self.memory)
         batch.take_advantages()

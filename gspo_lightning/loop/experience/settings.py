@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from gspo_lightning.core.errors import UserError
-from gspo_lightning.core.types import SamplingParams
+from gspo_lightning.core.types import SamplingParams, SystemPrompt
 from gspo_lightning.loop.advantages.advantages import Advantages, learns_from_dead_groups, try_advantages
 from gspo_lightning.loop.advantages.shaping import Shaping
 from gspo_lightning.loop.advantages.within_groups import GroupNormalised
@@ -15,8 +16,36 @@ from gspo_lightning.policy.packing.deal import DEFAULT_DEAL, Deal
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExperienceSettings:
-    """Settings of ``data`` that an iteration reads (``gspo_lightning.PromptDataModule`` explains each).
+class SharedSettings:
+    """Settings that ``gspo fit`` (``data.<name>``) and :class:`gspo_lightning.GSPOConfig` have in common."""
+
+    group_size: int = 8
+    """Responses per prompt (G), >= 1, and at least 2 where each is compared with its group. A larger group reduces
+    noise."""
+    max_response_tokens: int = 512
+    """Longer responses are cut and count as truncated; tokens, >= 1."""
+    temperature: float = 1.0
+    """Temperature of training rollouts, > 0; every log-probability uses it. At 1 the model itself is trained."""
+    deal: Deal | None = None
+    """Deal of rows to mini-batches: ``stratified`` (equal parts of every group), ``shuffled`` (a random permutation of
+    all rows) or ``groups`` (whole groups). None: ``stratified``; a resumed run of ``gspo fit`` keeps its own."""
+    max_tokens_per_micro_batch: int = 16384
+    """Tokens, padding included, in one forward pass of training, >= 1; changes memory, not results."""
+    system_prompt: SystemPrompt | None = None
+    """System message as text, or messages, such as worked examples as earlier turns, before every prompt; needs a chat
+    template."""
+    seed: int = 0
+    """Seed of prompt order and sampling; the command line takes it from ``seed_everything``."""
+
+    @property
+    def dealing(self) -> Deal:
+        """Deal of rows to mini-batches: the given one, or the default."""
+        return self.deal or DEFAULT_DEAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperienceSettings(SharedSettings):
+    """Settings of an iteration: the ``data`` of a config, besides the arguments of ``gspo_lightning.PromptDataModule``.
 
     Raises:
         UserError: a value outside its range, or two that cannot be combined; names field, value and rule.
@@ -28,28 +57,47 @@ class ExperienceSettings:
       fix: use at least 2, or other data.advantages
     """
 
-    group_size: int = 8
     prompts_per_rollout: int = 32
-    minibatches_per_rollout: int = 4
-    epochs_per_rollout: int = 1
-    deal: Deal = DEFAULT_DEAL
-    rows: RowWeights = "rollout"
-    max_tokens_per_micro_batch: int = 16384
-    max_prompt_tokens: int = 512
-    max_response_tokens: int = 512
-    temperature: float = 1.0
-    stop_strings: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    resample_dead_groups: int = 0
-    kl_in_reward: float = 0.0
+    """Prompts per iteration over all ranks (P), >= 1."""
     prompts_in_flight: int = 0
+    """Prompts sampled at the same time, over all ranks. If above prompts_per_rollout, sampling stops when
+    prompts_per_rollout groups are complete, and the other responses continue in the next iteration (partial rollouts).
+    0 samples every group to its end."""
     max_carry: int = 4
+    """Iterations for which an unfinished group may be carried over (partial rollouts), >= 0."""
     max_staleness: int = 0
+    """Iterations that sampling runs ahead of training, in its own thread with a copy of the weights; under FSDP at most
+    1, on servers. With 0 the two alternate, and only then does a resumed run repeat the interrupted one exactly."""
+    minibatches_per_rollout: int = 4
+    """Optimizer steps per pass over a rollout batch, >= 1; the GSPO paper uses 4."""
+    epochs_per_rollout: int = 1
+    """Passes over each rollout batch, >= 1."""
+    rows: RowWeights = "rollout"
+    """Weights in the loss of a rollout's rows, if it has several: ``rollout`` (they share the weight 1 by their trained
+    tokens) or ``row`` (each has the weight 1)."""
+    max_prompt_tokens: int = 512
+    """Longer prompts are dropped with a message, never cut; tokens, >= 1."""
+    stop_strings: list[str] | None = None
+    """Further texts that end a response. For special tokens use stop_token_ids."""
+    stop_token_ids: list[int] | None = None
+    """Token ids that end a response, besides the end-of-sequence tokens."""
+    resample_dead_groups: int = 0
+    """Additional prompts per iteration and rank that may replace those whose responses all earned the same reward
+    (DAPO's dynamic sampling with a budget); 0 keeps every group. Needs advantages that learn nothing from such
+    groups."""
+    kl_in_reward: float = 0.0
+    """Weight, >= 0, of a KL penalty to the initial policy that is subtracted from the reward, per nat of the whole
+    response, between the trainer's own log-probabilities (one more forward pass); groups whose rewards are equal stay
+    dead. 0 needs no reference. As a loss term instead: model.objective.kl_coef."""
     record_rollouts: bool = False
-    record_tokens: int = 0
-    advantages: Advantages = field(default_factory=GroupNormalised)
+    """Write every training response to ``rollouts/`` in the run folder, a file per iteration, for ``Recorded`` to
+    replay."""
+    record_tokens: int = 16
+    """Responses of an iteration, at most, whose tokens are recorded for ``gspo view``, in whole groups: how far an
+    update moved each token, and what was clipped; 0 records none."""
+    advantages: Advantages | None = None
+    """Comparison of a reward with its group; None takes ``GroupNormalised``."""
     shaping: Shaping = field(default_factory=Shaping)
-    seed: int = 0
 
     def __post_init__(self) -> None:
         positive = (
@@ -77,6 +125,11 @@ class ExperienceSettings:
                 fix=f"use at least {longest}",
             )
 
+    @cached_property
+    def estimator(self) -> Advantages:
+        """Estimator of advantages: the given one, or the comparison within groups."""
+        return self.advantages if self.advantages is not None else GroupNormalised()
+
     @property
     def updates_per_iteration(self) -> int:
         """Optimizer steps per rollout batch."""
@@ -92,8 +145,8 @@ class ExperienceSettings:
         return SamplingParams(
             self.max_response_tokens,
             self.temperature,
-            stop_token_ids=tuple(sorted({*stops, *self.stop_token_ids})),
-            stop_strings=self.stop_strings,
+            stop_token_ids=tuple(sorted({*stops, *(self.stop_token_ids or ())})),
+            stop_strings=tuple(self.stop_strings or ()),
         )
 
     def check_ranks(self, world: int) -> None:
@@ -139,14 +192,14 @@ class ExperienceSettings:
                 raise UserError(f"data.{name}", f"is {value}; it must be {rule}")
 
     def _check_groups(self) -> None:
-        least = self.advantages.min_group_size
+        least = self.estimator.min_group_size
         if self.group_size < least:
             raise UserError(
                 "data.group_size",
-                f"is {self.group_size}, but {type(self.advantages).__name__} compares the responses of a group",
+                f"is {self.group_size}, but {type(self.estimator).__name__} compares the responses of a group",
                 fix=f"use at least {least}, or other data.advantages",
             )
-        try_advantages(self.advantages, self.group_size)
+        try_advantages(self.estimator, self.group_size)
         prompts, cuts = self.prompts_per_rollout, self.minibatches_per_rollout
         if prompts % cuts:
             below, above = prompts - prompts % cuts, prompts + cuts - prompts % cuts
@@ -160,11 +213,11 @@ class ExperienceSettings:
     def _check_resampling(self) -> None:
         if not self.resample_dead_groups:
             return
-        field, name = "data.resample_dead_groups", type(self.advantages).__name__
+        field, name = "data.resample_dead_groups", type(self.estimator).__name__
         if self.group_size == 1:
             why = "but data.group_size is 1: every group would be replaced, as one reward equals itself"
             raise UserError(field, f"is {self.resample_dead_groups}, {why}", fix="use 0, or a data.group_size above 1")
-        if learns_from_dead_groups(self.advantages, self.group_size):
+        if learns_from_dead_groups(self.estimator, self.group_size):
             raise UserError(
                 field,
                 f"is {self.resample_dead_groups}, but data.advantages is {name}, which also learns from a group whose "

@@ -94,7 +94,7 @@ def context_length(settings: ModelSettings) -> int | None:
         UserError: the config cannot be loaded.
     """
     if settings.name_or_path in TINY_MODELS:
-        return int(settings.config_overrides.get("max_position_embeddings", TINY_CONTEXT))
+        return int(settings.overrides.get("max_position_embeddings", TINY_CONTEXT))
     limit = getattr(load_config(settings).get_text_config(), "max_position_embeddings", None)
     return int(limit) if limit else None
 
@@ -130,7 +130,7 @@ def _load(settings: ModelSettings, weights: bool) -> PreTrainedModel:
     if settings.name_or_path not in TINY_MODELS:
         return _load_pretrained(settings, weights)
     dtype = torch.float32 if settings.dtype == "auto" else getattr(torch, settings.dtype)
-    model = build_tiny_model(settings.name_or_path, settings.seed, dtype, settings.config_overrides)
+    model = build_tiny_model(settings.name_or_path, settings.seed, dtype, settings.overrides)
     if settings.attn_implementation:
         model.set_attn_implementation(settings.attn_implementation)
     return model if weights else model.to("meta")
@@ -162,7 +162,7 @@ def load_config(settings: ModelSettings) -> PretrainedConfig:
         raise _not_loadable(settings.name_or_path, error) from error
     if settings.attn_implementation is None:
         check_no_kernel("model.name_or_path", config._attn_implementation, settings.trust_remote_code)
-    for key, value in settings.config_overrides.items():
+    for key, value in settings.overrides.items():
         if not hasattr(config, key):
             raise UserError("model.config_overrides", f"{key!r} is not a field of {type(config).__name__}")
         setattr(config, key, value)

@@ -36,7 +36,7 @@ def width_of(settings: ModelSettings) -> int | None:
     """Return the hidden size of a built-in model or of a folder in transformers format; None for others."""
     name = settings.name_or_path
     if name in TINY_MODELS:
-        return int(tiny_config(name, settings.config_overrides).get_text_config().hidden_size)
+        return int(tiny_config(name, settings.overrides).get_text_config().hidden_size)
     try:
         width = json.loads((Path(loadable_name(name)) / "config.json").read_text(encoding="utf-8")).get("hidden_size")
     except (OSError, ValueError, AttributeError):  # a hub id, or a broken folder that loading will report

@@ -94,7 +94,7 @@ def layers_of(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def _tiny(settings: ModelSettings) -> PreTrainedModel:
-    config = _one_output(tiny_config(settings.name_or_path, settings.config_overrides))
+    config = _one_output(tiny_config(settings.name_or_path, settings.overrides))
     try:
         model: PreTrainedModel
         with initial_weights(settings.seed) as device:

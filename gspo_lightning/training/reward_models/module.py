@@ -22,13 +22,14 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from gspo_lightning.core.distributed import all_gather_objects, all_sum
 from gspo_lightning.core.errors import NonFiniteError, UserError, check_number
+from gspo_lightning.core.signatures import WholeSignature
 from gspo_lightning.loop.update.optimizers import fuse, settings_of_optimizer, undecayed
 from gspo_lightning.loop.update.schedules import schedule
-from gspo_lightning.policy.adapters.lora import LoRA, frozen_norm
+from gspo_lightning.policy.adapters.lora import frozen_norm
 from gspo_lightning.policy.disable_dropout import disable_dropout, hold
 from gspo_lightning.policy.load.classifier import check_reading, set_pad
 from gspo_lightning.policy.load.loading import context_length, load_tokenizer
-from gspo_lightning.policy.load.model_settings import DType, ModelSettings
+from gspo_lightning.policy.load.model_settings import BaseModelSettings, ModelSettings
 from gspo_lightning.policy.load.trained_dtype import check_dtype, check_trained_dtype
 from gspo_lightning.policy.strategies.checks import check_optimizer
 from gspo_lightning.policy.strategies.layers import compute_dtype
@@ -77,37 +78,24 @@ class RewardModule(LightningModule):
         lr_scheduler: stepped once per optimizer step; None keeps the learning rate constant.
         center_rewards_coefficient: weight of the squared sum of a pair's rewards in the loss, which keeps their mean
             near 0 (arXiv 2312.09244 uses 0.01); 0 leaves it out.
-        dtype: of the weights. float32 with ``trainer.precision: bf16-mixed`` is the rule; bfloat16 only with ``lora``.
-        attn_implementation: ``sdpa``, ``eager``, ``flash_attention_2`` ...; None lets transformers choose.
-        gradient_checkpointing: recompute activations in the backward pass.
-        trust_remote_code: run Python code that a model repository ships.
-        revision: branch, tag or commit of a hub id.
-        config_overrides: fields of the model's config to change before it is built.
-        lora: train low-rank adapters and the head, and keep the other weights (``{r: 16}``); None trains all weights.
-        seed: of freshly initialised weights; the command line sets it from ``seed_everything``.
+        **model: how the model is loaded; the fields of
+            :class:`~gspo_lightning.policy.load.model_settings.BaseModelSettings`.
     """
+
+    __signature__ = WholeSignature(BaseModelSettings)
 
     def __init__(
         self,
-        name_or_path: str = "tiny-qwen3",
+        name_or_path: str = BaseModelSettings.name_or_path,
         optimizer: OptimizerCallable = torch.optim.AdamW,
         lr_scheduler: LRSchedulerCallable | None = None,
         center_rewards_coefficient: float = 0.0,
-        dtype: DType = "float32",
-        attn_implementation: str | None = None,
-        gradient_checkpointing: bool = False,
-        trust_remote_code: bool = False,
-        revision: str | None = None,
-        config_overrides: dict[str, Any] | None = None,
-        lora: LoRA | None = None,
-        seed: int = 0,
+        **model: Any,
     ) -> None:
         super().__init__()
         check_number("model.center_rewards_coefficient", center_rewards_coefficient, low=0.0)
-        self.settings = ModelSettings(
-            name_or_path, dtype, attn_implementation, gradient_checkpointing, trust_remote_code, revision,
-            config_overrides or {}, seed, lora=lora,
-        )  # fmt: skip
+        shared = BaseModelSettings(name_or_path, **model)
+        self.settings = ModelSettings(**vars(shared))
         self.build_optimizer, self.build_scheduler = optimizer, lr_scheduler
         self.center = center_rewards_coefficient
         self.provenance: dict[str, Any] = {}
@@ -120,7 +108,7 @@ class RewardModule(LightningModule):
         self._whole: dict[str, Tensor] | None = None
         self._sums = torch.zeros(len(_MEASURED) + 1, dtype=torch.float64)
         self._seen: list[tuple[int, float, float]] = []
-        self.strict_loading = lora is None
+        self.strict_loading = self.settings.lora is None
 
     # building ----------------------------------------------------------------------------------------------------
 

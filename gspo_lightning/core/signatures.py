@@ -1,0 +1,54 @@
+"""Whole signature of a constructor that takes the fields of a dataclass as ``**kwargs``.
+
+A setting is declared once, as a field with its default and explanation. jsonargparse follows the ``**kwargs`` to the
+dataclass by itself; what reads signatures (messages, the JSON schema, ``help()``) sees them through this module.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+
+class WholeSignature:
+    """``__signature__`` of a class, with the fields of its settings in place of ``**kwargs``.
+
+    Fields made by a factory are results that the constructor computes, no settings.
+
+    Args:
+        settings: a dataclass.
+
+    >>> @dataclasses.dataclass
+    ... class Settings:
+    ...     size: int = 4
+    >>> class Model:
+    ...     __signature__ = WholeSignature(Settings)
+    ...     def __init__(self, name: str, **settings: object) -> None: ...
+    >>> inspect.signature(Model)
+    <Signature (name: 'str', *, size: 'int' = 4)>
+    """
+
+    def __init__(self, settings: type[Any]) -> None:
+        self.settings = settings
+
+    def __get__(self, instance: object, owner: type[Any]) -> inspect.Signature:
+        parameters = list(inspect.signature(owner.__init__).parameters.values())[1:]
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            return inspect.Signature(parameters)  # a subclass with a constructor of its own
+        explicit = [parameter for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+        names = {parameter.name for parameter in explicit}
+        for field in dataclasses.fields(self.settings):
+            if field.name not in names and field.default_factory is dataclasses.MISSING:
+                explicit.append(
+                    inspect.Parameter(
+                        field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type
+                    )
+                )
+        return inspect.Signature(explicit)
+
+
+def settings_class(cls: type[Any]) -> type[Any] | None:
+    """Return the dataclass whose fields a constructor takes as ``**kwargs``; None if there is none."""
+    whole = inspect.getattr_static(cls, "__signature__", None)
+    return whole.settings if isinstance(whole, WholeSignature) else None
