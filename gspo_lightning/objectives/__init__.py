@@ -23,7 +23,7 @@ from gspo_lightning.objectives.dr_grpo import DrGRPO
 from gspo_lightning.objectives.gmpo import GMPO
 from gspo_lightning.objectives.grpo import GRPO
 from gspo_lightning.objectives.gspo import GSPO, GSPOToken
-from gspo_lightning.objectives.inputs import Rows
+from gspo_lightning.objectives.inputs import LossInputs, Rows
 from gspo_lightning.objectives.luspo import LUSPO
 from gspo_lightning.objectives.measure import Term
 from gspo_lightning.objectives.multiscale import MultiScale
@@ -49,6 +49,7 @@ __all__ = [
     "Aggregation",
     "DrGRPO",
     "GSPOToken",
+    "LossInputs",
     "MultiScale",
     "Objective",
     "RatioClip",

@@ -1,4 +1,4 @@
-"""Rows: the checked and cleaned inputs of an objective.
+"""Inputs of an objective, and Rows: the same, checked and cleaned.
 
 Every value at a masked position is replaced before any arithmetic, so none of them enters a computation: a ``where``
 after an ``exp`` gives NaN gradients with a finite loss.
@@ -6,12 +6,21 @@ after an ``exp`` gives NaN gradients with a finite loss.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field, fields
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from gspo_lightning.core.errors import UserError
+
+P = ParamSpec("P")
+I = TypeVar("I")  # noqa: E741 (inputs)
+R = TypeVar("R")
+S = TypeVar("S")
 
 LOG_RATIO_LIMIT = 20.0
 """Nats. Log-ratios are clamped to +-20 before ``exp`` (a factor of 4.9e8 either way); a metric counts how often."""
@@ -22,93 +31,119 @@ def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
-@dataclass(slots=True)
-class Rows:
-    """N responses of up to T tokens, ready for arithmetic: float32 or wider, zero at masked positions.
+_DETACHED = {"gradient": False}
+_TRAINED = {"gradient": True}
+"""Marks of inputs [N, T] of floating-point numbers; the others are checked one by one."""
 
-    ``logprobs`` [N, T] carries the gradient; everything else is detached except ``entropy`` and ``teacher_kl``.
-    ``advantages`` is [N] or [N, T]. ``lengths`` [N] counts response tokens (same dtype), ``nonempty`` [N] is True for
-    rows with at least one.
-    ``log_ratio`` [N, T] is new minus old. ``segments`` [N, T] int64 in [0, T). ``positive`` [N] bool marks correct
-    responses, ``row_weights`` [N] are the weights of rows that share a rollout.
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """Inputs of a loss: N rows of up to T tokens, as a caller has them.
+
+    The only list of them: an objective is called with these names, and a new one is a field here, which
+    :meth:`Rows.of` checks and clears at masked positions.
     """
 
-    logprobs: Tensor
-    old_logprobs: Tensor
+    logprobs: Tensor = field(metadata=_TRAINED)
+    """[N, T] log-probabilities of the policy, nats, with gradient."""
+    old_logprobs: Tensor = field(metadata=_DETACHED)
+    """[N, T] log-probabilities of the old policy, by which the ratio divides."""
     advantages: Tensor
-    mask: Tensor
-    lengths: Tensor
-    nonempty: Tensor
-    log_ratio: Tensor
-    ref_logprobs: Tensor | None = None
-    behaviour_logprobs: Tensor | None = None
-    entropy: Tensor | None = None
+    """[N], or [N, T] if the objective allows it."""
+    response_mask: Tensor
+    """[N, T] bool, True on tokens that the policy chose. Values elsewhere are never read."""
+    _: KW_ONLY
+    ref_logprobs: Tensor | None = field(default=None, metadata=_DETACHED)
+    """[N, T] of the reference policy; needed with ``kl_coef``."""
+    behaviour_logprobs: Tensor | None = field(default=None, metadata=_DETACHED)
+    """[N, T] of the policy that drew the samples; needed with ``correction``, ``trm_delta``."""
+    entropy: Tensor | None = field(default=None, metadata=_TRAINED)
+    """[N, T] nats; needed with ``entropy_coef``."""
     segments: Tensor | None = None
-    teacher_logprobs: Tensor | None = None
-    teacher_kl: Tensor | None = None
+    """[N, T] int64 in [0, T), for objectives over segments."""
+    teacher_logprobs: Tensor | None = field(default=None, metadata=_DETACHED)
+    """[N, T] of the teacher; needed with ``distill_coef``."""
+    teacher_kl: Tensor | None = field(default=None, metadata=_TRAINED)
+    """[N, T] nats with gradient, KL(policy || teacher) over the vocabulary at each token; needed with ``distill_coef``
+    if ``distill_exact`` is set, instead of ``teacher_logprobs``."""
     positive: Tensor | None = None
+    """[N] bool, True for correct responses; needed with ``positive_nll_coef``."""
     row_weights: Tensor | None = None
+    """[N] >= 0, weights of rows that share a rollout; None: 1 each."""
+    denominator: Tensor | float | None = None
+    """:meth:`Objective.counted` summed over all micro-batches and ranks of the mini-batch; None if this call is the
+    whole mini-batch."""
+    positive_tokens: Tensor | float | None = None
+    """Response tokens of correct responses, counted over the same mini-batch; with ``positive_nll_coef``, give it if
+    and only if ``denominator`` is given."""
+
+
+def called_with(inputs: Callable[P, I]) -> Callable[[Callable[[S, I], R]], Callable[Concatenate[S, P], R]]:
+    """Let a method that takes one typed object be called with the object's fields, by position and keyword."""
+
+    def decorate(method: Callable[[S, I], R]) -> Callable[Concatenate[S, P], R]:
+        @functools.wraps(method)
+        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            return method(self, inputs(*args, **kwargs))
+
+        owner = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [owner, *inspect.signature(inputs).parameters.values()]
+        )
+        return call
+
+    return decorate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows(LossInputs):
+    """Inputs ready for arithmetic: checked, float32 or wider, zero at masked positions.
+
+    ``logprobs``, ``entropy`` and ``teacher_kl`` carry a gradient; everything else is detached.
+    """
+
+    lengths: Tensor
+    """[N] response tokens, in the dtype of the loss."""
+    nonempty: Tensor
+    """[N] bool, True for rows with at least one response token."""
+    log_ratio: Tensor
+    """[N, T] new minus old log-probabilities, nats."""
 
     @classmethod
-    def build(
-        cls,
-        logprobs: Tensor,
-        old_logprobs: Tensor,
-        advantages: Tensor,
-        response_mask: Tensor,
-        *,
-        ref_logprobs: Tensor | None = None,
-        behaviour_logprobs: Tensor | None = None,
-        entropy: Tensor | None = None,
-        segments: Tensor | None = None,
-        teacher_logprobs: Tensor | None = None,
-        teacher_kl: Tensor | None = None,
-        positive: Tensor | None = None,
-        row_weights: Tensor | None = None,
-        per_token_advantages: bool = True,
-    ) -> Rows:
+    def of(cls, inputs: LossInputs, *, per_token_advantages: bool = True) -> Rows:
         """Check shapes and dtypes, detach, upcast, and clear masked positions.
 
         Raises:
             UserError: naming the argument, its shape or dtype, and the rule.
         """
-        _check_float("logprobs", logprobs)
-        shape = tuple(logprobs.shape)
-        if len(shape) != 2:
-            raise UserError("logprobs", f"has shape {shape}, but must be [N, T]: one row per response")
-        if response_mask.dtype != torch.bool:
-            raise UserError("response_mask", f"has dtype {response_mask.dtype}, but must be bool", fix="mask.bool()")
-        _check_shape("response_mask", response_mask, shape)
-        dtype = torch.promote_types(torch.promote_types(logprobs.dtype, old_logprobs.dtype), torch.float32)
-
-        def clean(name: str, value: Tensor | None, *, detach: bool = True) -> Tensor | None:
-            if value is None:
-                return None
-            _check_float(name, value)
-            _check_shape(name, value, shape)
-            return torch.where(response_mask, (value.detach() if detach else value).to(dtype), 0.0)
-
-        new, old = clean("logprobs", logprobs, detach=False), clean("old_logprobs", old_logprobs)
-        assert new is not None
-        assert old is not None
-        nonempty = response_mask.any(dim=-1)
+        mask = inputs.response_mask
+        shape = _checked_shape(inputs.logprobs, mask)
+        old_dtype = inputs.old_logprobs.dtype
+        dtype = torch.promote_types(torch.promote_types(inputs.logprobs.dtype, old_dtype), torch.float32)
+        values = {declared.name: getattr(inputs, declared.name) for declared in fields(LossInputs)}
+        for declared in fields(LossInputs):
+            value = values[declared.name]
+            if value is not None and "gradient" in declared.metadata:
+                _check_float(declared.name, value)
+                _check_shape(declared.name, value, shape)
+                trained = value if declared.metadata["gradient"] else value.detach()
+                values[declared.name] = torch.where(mask, trained.to(dtype), 0.0)
+        nonempty = mask.any(dim=-1)
+        values["advantages"] = _clean_advantages(inputs.advantages, mask, nonempty, dtype, per_token_advantages)
+        values["segments"] = _clean_segments(inputs.segments, mask)
+        values["positive"] = _checked_positive(inputs.positive, shape[0])
+        values["row_weights"] = _clean_weights(inputs.row_weights, shape[0], dtype)
         return cls(
-            logprobs=new,
-            old_logprobs=old,
-            advantages=_clean_advantages(advantages, response_mask, nonempty, dtype, per_token_advantages),
-            mask=response_mask,
-            lengths=response_mask.sum(dim=-1).to(dtype),
+            **values,
+            lengths=mask.sum(dim=-1).to(dtype),
             nonempty=nonempty,
-            log_ratio=new - old,
-            ref_logprobs=clean("ref_logprobs", ref_logprobs),
-            behaviour_logprobs=clean("behaviour_logprobs", behaviour_logprobs),
-            entropy=clean("entropy", entropy, detach=False),
-            segments=_clean_segments(segments, response_mask),
-            teacher_logprobs=clean("teacher_logprobs", teacher_logprobs),
-            teacher_kl=clean("teacher_kl", teacher_kl, detach=False),
-            positive=_checked_positive(positive, shape[0]),
-            row_weights=_clean_weights(row_weights, shape[0], dtype),
+            log_ratio=values["logprobs"] - values["old_logprobs"],
         )
+
+    @property
+    def mask(self) -> Tensor:
+        """``response_mask``: [N, T] bool, True on tokens that the policy chose."""
+        return self.response_mask
 
     def mean(self, values: Tensor) -> Tensor:
         """Average ``values`` [N, T] (zero at masked positions) over the response tokens: [N], 0 for an empty row."""
@@ -137,6 +172,18 @@ class Rows:
         if self.advantages.ndim == 2:
             return self.advantages
         return torch.where(self.mask, self.advantages.unsqueeze(-1), 0.0)
+
+
+def _checked_shape(logprobs: Tensor, mask: Tensor) -> tuple[int, int]:
+    """Return N and T; they are those of the log-probabilities, and the mask has them, too."""
+    _check_float("logprobs", logprobs)
+    shape = tuple(logprobs.shape)
+    if len(shape) != 2:
+        raise UserError("logprobs", f"has shape {shape}, but must be [N, T]: one row per response")
+    if mask.dtype != torch.bool:
+        raise UserError("response_mask", f"has dtype {mask.dtype}, but must be bool", fix="mask.bool()")
+    _check_shape("response_mask", mask, shape)
+    return shape
 
 
 def _clean_advantages(

@@ -16,7 +16,7 @@ from gspo_lightning.core.types import ObjectiveOutput
 from gspo_lightning.objectives.aggregate import Aggregation, aggregate, count_rows, count_tokens, weighted_count
 from gspo_lightning.objectives.corrections import Correction, CorrectionMode, Corrections
 from gspo_lightning.objectives.distillation import distillation
-from gspo_lightning.objectives.inputs import Rows
+from gspo_lightning.objectives.inputs import LossInputs, Rows, called_with
 from gspo_lightning.objectives.measure import Term, measure
 from gspo_lightning.objectives.options import KLEstimator, kl_estimate
 from gspo_lightning.objectives.positive import positive_nll
@@ -125,70 +125,22 @@ class Objective(Surface):
         """Explain in one sentence why the clip range has the wrong scale for this objective, or return None."""
         return None
 
-    def __call__(
-        self,
-        logprobs: Tensor,
-        old_logprobs: Tensor,
-        advantages: Tensor,
-        response_mask: Tensor,
-        *,
-        ref_logprobs: Tensor | None = None,
-        behaviour_logprobs: Tensor | None = None,
-        entropy: Tensor | None = None,
-        segments: Tensor | None = None,
-        teacher_logprobs: Tensor | None = None,
-        teacher_kl: Tensor | None = None,
-        positive: Tensor | None = None,
-        row_weights: Tensor | None = None,
-        denominator: Tensor | float | None = None,
-        positive_tokens: Tensor | float | None = None,
-    ) -> ObjectiveOutput:
+    @called_with(LossInputs)
+    def __call__(self, inputs: LossInputs) -> ObjectiveOutput:
         """Return the loss of these rows, to be minimised, with its measurements.
 
-        Args:
-            logprobs: [N, T] log-probabilities of the policy, nats, with gradient.
-            old_logprobs: [N, T] log-probabilities of the old policy, by which the ratio divides.
-            advantages: [N], or [N, T] if the objective allows it.
-            response_mask: [N, T] bool, True on tokens that the policy chose. Values elsewhere are never read.
-            ref_logprobs: [N, T] of the reference policy; needed with ``kl_coef``.
-            behaviour_logprobs: [N, T] of the policy that drew the samples; needed with ``correction``, ``trm_delta``.
-            entropy: [N, T] nats; needed with ``entropy_coef``.
-            segments: [N, T] int64 in [0, T), for objectives over segments.
-            teacher_logprobs: [N, T] of the teacher; needed with ``distill_coef``.
-            teacher_kl: [N, T] nats with gradient, KL(policy || teacher) over the vocabulary at each token; needed with
-                ``distill_coef`` if ``distill_exact`` is set, instead of ``teacher_logprobs``.
-            positive: [N] bool, True for correct responses; needed with ``positive_nll_coef``.
-            row_weights: [N] >= 0, weights of rows that share a rollout; None: 1 each.
-            denominator: :meth:`counted` summed over all micro-batches and ranks of the mini-batch; None if this call
-                is the whole mini-batch.
-            positive_tokens: response tokens of correct responses, counted over the same mini-batch; with
-                ``positive_nll_coef``, give it if and only if ``denominator`` is given.
+        It is called with the fields of :class:`~gspo_lightning.objectives.inputs.LossInputs`:
+        ``objective(logprobs, old_logprobs, advantages, response_mask, entropy=entropy)``.
 
         Raises:
             UserError: an argument has the wrong shape or dtype, is missing, or selects nothing; :meth:`term` returned
                 something that does not fit.
         """
-        rows = Rows.build(
-            logprobs,
-            old_logprobs,
-            advantages,
-            response_mask,
-            ref_logprobs=ref_logprobs,
-            behaviour_logprobs=behaviour_logprobs,
-            entropy=entropy,
-            segments=segments,
-            teacher_logprobs=teacher_logprobs,
-            teacher_kl=teacher_kl,
-            positive=positive,
-            row_weights=row_weights,
-            per_token_advantages=self.per_token_advantages,
-        )
+        rows = Rows.of(inputs, per_token_advantages=self.per_token_advantages)
         self._check_needed(rows)
-        return self._output(rows, denominator, positive_tokens)
+        return self._output(rows)
 
-    def _output(
-        self, rows: Rows, denominator: Tensor | float | None, positive_tokens: Tensor | float | None
-    ) -> ObjectiveOutput:
+    def _output(self, rows: Rows) -> ObjectiveOutput:
         """Return the sum of the loss terms, each over its own denominator, with their measurements."""
         term = self.term(rows)
         check_term(self, term, rows)
@@ -199,13 +151,10 @@ class Objective(Surface):
         taught = distillation(rows, corrections)
         if (penalty := self._penalty(rows, taught.loss)) is not None:
             total = total + aggregate(penalty, rows.mask, rows.lengths, self.aggregation, rows.row_weights)
-        loss, sums = total / self._denominator(denominator, rows), extra | taught.sums
+        loss, sums = total / self._denominator(rows), extra | taught.sums
         if self.positive_nll_coef > 0:
-            if (denominator is None) != (positive_tokens is None):
-                given, missing = ("denominator", "positive_tokens")[:: 1 if positive_tokens is None else -1]
-                raise UserError(missing, f"is None, but {given} is given", fix="count both over the same mini-batch")
             nll = positive_nll(rows)
-            tokens = nll.tokens if positive_tokens is None else positive_tokens
+            tokens = nll.tokens if rows.positive_tokens is None else rows.positive_tokens
             loss = loss + self.positive_nll_coef * nll.total / _divisor("positive_tokens", tokens, rows)
             sums |= nll.sums
         dropped = None if weights is None else (weights == 0).reshape(len(weights), -1)
@@ -224,6 +173,10 @@ class Objective(Surface):
         )  # fmt: skip
 
     def _check_needed(self, rows: Rows) -> None:
+        if self.positive_nll_coef > 0 and (rows.denominator is None) != (rows.positive_tokens is None):
+            both = ("denominator", "positive_tokens")
+            given, missing = both if rows.positive_tokens is None else reversed(both)
+            raise UserError(missing, f"is None, but {given} is given", fix="count both over the same mini-batch")
         exact, coef = self.distill_exact, self.distill_coef
         for option, wanted, argument, value in (
             ("kl_coef", self.kl_coef > 0, "ref_logprobs", rows.ref_logprobs),
@@ -249,8 +202,8 @@ class Objective(Surface):
             penalty = -bonus if penalty is None else penalty - bonus
         return penalty
 
-    def _denominator(self, denominator: Tensor | float | None, rows: Rows) -> Tensor:
-        if denominator is None:
+    def _denominator(self, rows: Rows) -> Tensor:
+        if rows.denominator is None:
             value = self.counted(rows.mask, rows.row_weights)
             if value.device.type == "cpu" and float(value) <= 0:
                 raise UserError(
@@ -259,7 +212,7 @@ class Objective(Surface):
                     fix="pass denominator= for a micro-batch that may be empty",
                 )
             return _divisor("denominator", value, rows)
-        return _divisor("denominator", denominator, rows)
+        return _divisor("denominator", rows.denominator, rows)
 
     def __repr__(self) -> str:
         shown = [f for f in fields(self) if not f.kw_only or getattr(self, f.name) != f.default]

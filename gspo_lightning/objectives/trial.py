@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gspo_lightning.objectives.inputs import Rows
+from gspo_lightning.objectives.inputs import LossInputs, Rows
 from gspo_lightning.objectives.objective import Objective
 from gspo_lightning.objectives.shapes import check_count, check_term
 
@@ -19,7 +19,7 @@ def try_objective(objective: Objective) -> None:
     old = torch.tensor([[-1.0, -2.0, -0.5], [-1.5, 0.0, 0.0]])
     check_count(objective, objective.count(mask))
     with torch.enable_grad():
-        rows = Rows.build(
+        inputs = LossInputs(
             (old + 1e-4 * mask).requires_grad_(),
             old,
             torch.tensor([1.0, -1.0]),
@@ -32,4 +32,5 @@ def try_objective(objective: Objective) -> None:
             positive=torch.tensor([True, False]),
             segments=torch.tensor([[0, 0, 1], [0, 0, 0]]),
         )
+        rows = Rows.of(inputs)
         check_term(objective, objective.term(rows), rows)

@@ -22,6 +22,7 @@ from gspo_lightning.objectives import (
     VESPO,
     Aggregation,
     DrGRPO,
+    LossInputs,
     MultiScale,
     Objective,
     RatioClip,
@@ -362,16 +363,17 @@ def test_everything_under_the_mask_is_zero_before_any_arithmetic() -> None:
     }
     per_token = torch.where(mask, old, math.nan)
     segments = torch.where(mask, 1, -7)
-    rows = Rows.build(old_logprobs=per_token, advantages=per_token, response_mask=mask, segments=segments, **junk)
+    rows = Rows.of(
+        LossInputs(old_logprobs=per_token, advantages=per_token, response_mask=mask, segments=segments, **junk)
+    )
     for name in (*junk, "old_logprobs", "advantages", "log_ratio", "token_advantages"):
         value = getattr(rows, name)
         assert not value[~mask].any(), name
         assert torch.equal(value[mask], torch.zeros(9).double() if name == "log_ratio" else old[mask]), name
     assert rows.segments is not None
     assert rows.segments.tolist() == mask.long().tolist()
-    empty = Rows.build(
-        new, old, torch.tensor([1.0, math.nan, 2.0]).double(), mask & torch.tensor([[1], [0], [1]]).bool()
-    )
+    some = torch.tensor([1.0, math.nan, 2.0]).double()
+    empty = Rows.of(LossInputs(new, old, some, mask & torch.tensor([[1], [0], [1]]).bool()))
     assert empty.advantages.tolist() == [1.0, 0.0, 2.0]
     assert empty.token_advantages.tolist() == [[1.0] * 4, [0.0] * 4, [2.0] * 3 + [0.0]]
 
@@ -394,7 +396,7 @@ def test_all_tokens_may_be_in_one_given_segment() -> None:
 
 def test_the_mean_of_an_empty_row_is_zero() -> None:
     new, old, advantages, mask = example()
-    rows = Rows.build(new, old, advantages, torch.zeros_like(mask))
+    rows = Rows.of(LossInputs(new, old, advantages, torch.zeros_like(mask)))
     assert rows.mean(rows.log_ratio).tolist() == [0.0, 0.0, 0.0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib
 import inspect
 import pickle
@@ -33,6 +34,7 @@ from gspo_lightning.objectives import (
     VESPO,
     DrGRPO,
     GSPOToken,
+    LossInputs,
     MultiScale,
     Objective,
     Rows,
@@ -315,3 +317,41 @@ def test_a_new_objective_is_a_few_lines() -> None:
     assert repr(Quadratic()) == "Quadratic(strength=1.0)"
     assert not out.clipped.any()
     assert Quadratic().clip_low is None
+
+
+def test_a_loss_is_called_with_the_fields_of_its_inputs() -> None:
+    names = [field.name for field in dataclasses.fields(LossInputs)]
+    signature = inspect.signature(Objective.__call__)
+    assert list(signature.parameters) == ["self", *names]
+    positional = [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert positional == ["self", "logprobs", "old_logprobs", "advantages", "response_mask"]
+    assert signature.parameters["entropy"].default is None
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    old = torch.tensor([[-1.0, -2.0]])
+    by_place = GSPO()(old, old, torch.ones(1), mask)
+    by_name = GSPO()(response_mask=mask, advantages=torch.ones(1), old_logprobs=old, logprobs=old)
+    assert float(by_place.loss) == float(by_name.loss) == -1.0
+    with pytest.raises(TypeError, match="entropi"):
+        GSPO()(old, old, torch.ones(1), mask, entropi=old)
+    with pytest.raises(TypeError, match="response_mask"):
+        GSPO()(old, old, torch.ones(1))
+    with pytest.raises(TypeError, match="positional"):
+        GSPO()(old, old, torch.ones(1), mask, old)
+
+
+def test_a_new_input_per_token_is_one_field() -> None:
+    """Rows check, detach and clear it by its declaration, and pass it on under its name."""
+    mask = torch.tensor([[True, False]])
+    old = torch.tensor([[-1.0, -2.0]])
+    per_token = [f.name for f in dataclasses.fields(LossInputs) if "gradient" in f.metadata]
+    assert {"ref_logprobs", "entropy", "teacher_kl"} <= set(per_token)
+    values = {name: torch.full((1, 2), -3.0, requires_grad=True) for name in per_token}
+    rows = Rows.of(LossInputs(**values, advantages=torch.ones(1), response_mask=mask))
+    for field in dataclasses.fields(LossInputs):
+        if "gradient" in field.metadata:
+            value = getattr(rows, field.name)
+            assert value.tolist() == [[-3.0, 0.0]], field.name
+            assert value.requires_grad is field.metadata["gradient"], field.name
+            wrong = values | {field.name: old[:, :1]}
+            with pytest.raises(UserError, match="must be"):
+                Rows.of(LossInputs(**wrong, advantages=torch.ones(1), response_mask=mask))
