@@ -1,4 +1,4 @@
-"""Whole signature of a constructor that takes the fields of a dataclass as ``**kwargs``.
+"""Signatures from the fields of a dataclass: of a constructor with ``**kwargs``, and of a method with one object.
 
 A setting is declared once, as a field with its default and explanation. jsonargparse follows the ``**kwargs`` to the
 dataclass by itself; what reads signatures (messages, the JSON schema, ``help()``) sees them through this module.
@@ -7,8 +7,15 @@ dataclass by itself; what reads signatures (messages, the JSON schema, ``help()`
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+I = TypeVar("I")  # noqa: E741 (inputs)
+R = TypeVar("R")
+S = TypeVar("S")
 
 
 class WholeSignature:
@@ -52,3 +59,20 @@ def settings_class(cls: type[Any]) -> type[Any] | None:
     """Return the dataclass whose fields a constructor takes as ``**kwargs``; None if there is none."""
     whole = inspect.getattr_static(cls, "__signature__", None)
     return whole.settings if isinstance(whole, WholeSignature) else None
+
+
+def called_with(inputs: Callable[P, I]) -> Callable[[Callable[[S, I], R]], Callable[Concatenate[S, P], R]]:
+    """Let a method that takes one typed object be called with the object's fields, by position and keyword."""
+
+    def decorate(method: Callable[[S, I], R]) -> Callable[Concatenate[S, P], R]:
+        @functools.wraps(method)
+        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            return method(self, inputs(*args, **kwargs))
+
+        owner = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [owner, *inspect.signature(inputs).parameters.values()]
+        )
+        return call
+
+    return decorate

@@ -6,21 +6,12 @@ after an ``exp`` gives NaN gradients with a finite loss.
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, fields
-from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from gspo_lightning.core.errors import UserError
-
-P = ParamSpec("P")
-I = TypeVar("I")  # noqa: E741 (inputs)
-R = TypeVar("R")
-S = TypeVar("S")
 
 LOG_RATIO_LIMIT = 20.0
 """Nats. Log-ratios are clamped to +-20 before ``exp`` (a factor of 4.9e8 either way); a metric counts how often."""
@@ -76,23 +67,6 @@ class LossInputs:
     positive_tokens: Tensor | float | None = None
     """Response tokens of correct responses, counted over the same mini-batch; with ``positive_nll_coef``, give it if
     and only if ``denominator`` is given."""
-
-
-def called_with(inputs: Callable[P, I]) -> Callable[[Callable[[S, I], R]], Callable[Concatenate[S, P], R]]:
-    """Let a method that takes one typed object be called with the object's fields, by position and keyword."""
-
-    def decorate(method: Callable[[S, I], R]) -> Callable[Concatenate[S, P], R]:
-        @functools.wraps(method)
-        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            return method(self, inputs(*args, **kwargs))
-
-        owner = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [owner, *inspect.signature(inputs).parameters.values()]
-        )
-        return call
-
-    return decorate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.core.errors import UserError, check_choice, check_number
+from gspo_lightning.core.signatures import called_with
 from gspo_lightning.core.types import ObjectiveOutput
 from gspo_lightning.objectives.aggregate import Aggregation, aggregate, count_rows, count_tokens, weighted_count
 from gspo_lightning.objectives.corrections import Correction, CorrectionMode, Corrections
 from gspo_lightning.objectives.distillation import distillation
-from gspo_lightning.objectives.inputs import LossInputs, Rows, called_with
+from gspo_lightning.objectives.inputs import LossInputs, Rows
 from gspo_lightning.objectives.measure import Term, measure
 from gspo_lightning.objectives.options import KLEstimator, kl_estimate
 from gspo_lightning.objectives.positive import positive_nll

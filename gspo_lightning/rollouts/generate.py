@@ -18,14 +18,15 @@ from transformers import (
 )
 from typing_extensions import override
 
-from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams
+from gspo_lightning.core.signatures import called_with
+from gspo_lightning.core.types import FinishReason, Rollout, SamplingParams
 from gspo_lightning.policy.attention.rope import never_switching
 from gspo_lightning.policy.numerics.autocast_weights import in_compute_dtype
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.vision.image_processor import Features
 from gspo_lightning.rollouts.drawing import Draws, sample_tokens
 from gspo_lightning.rollouts.ending import cut, finish, has_ended
-from gspo_lightning.rollouts.source import Enough, Progress, ResponsePrefix, RolloutSource
+from gspo_lightning.rollouts.source import Enough, GenerationRequest, ResponsePrefix, RolloutSource
 
 
 class TransformersGenerate(RolloutSource):
@@ -42,27 +43,20 @@ class TransformersGenerate(RolloutSource):
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self.batch_size = batch_size
 
-    @torch.no_grad()
     @override
-    def generate(
-        self,
-        policy: Policy,
-        prompts: Sequence[Prompt],
-        *,
-        group_size: int,
-        sampling: SamplingParams,
-        draws: Draws,
-        version: int = 0,
-        progress: Progress | None = None,
-    ) -> list[list[Rollout]]:
-        rows = ResponsePrefix.groups(prompts, group_size, sampling.max_response_tokens)
+    @called_with(GenerationRequest)
+    @torch.no_grad()
+    def generate(self, request: GenerationRequest) -> list[list[Rollout]]:
+        rows = request.prefixes
         done: list[Rollout] = []
-        with in_compute_dtype(policy) as cast:
+        with in_compute_dtype(request.policy) as cast:
             for start in range(0, len(rows), self.batch_size):
-                done += self._batch(cast, rows[start : start + self.batch_size], sampling, draws, version)
-                if progress is not None:
-                    progress(len(done), len(rows))
-        return [done[i * group_size : (i + 1) * group_size] for i in range(len(prompts))]
+                done += self._batch(
+                    cast, rows[start : start + self.batch_size], request.sampling, request.draws, request.version
+                )
+                if request.progress is not None:
+                    request.progress(len(done), len(rows))
+        return [done[i * request.group_size : (i + 1) * request.group_size] for i in range(len(request.prompts))]
 
     @torch.no_grad()
     def extend(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Protocol
 
 from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.signatures import called_with
 from gspo_lightning.core.types import Prompt, Rollout, SamplingParams, WeightsOn
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.vision.families import FAMILIES
@@ -43,6 +45,43 @@ class ResponsePrefix:
         return [cls(p, k, p.token_ids, 0, p.token_budget(token_budget)) for p in prompts for k in range(group_size)]
 
 
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """Request for a group of responses to each prompt."""
+
+    policy: Policy
+    """Weights to sample from, in eval mode, gathered on this rank."""
+    prompts: Sequence[Prompt] = ()
+    """P prompts."""
+    _: KW_ONLY
+    group_size: int
+    """Responses per prompt, G."""
+    sampling: SamplingParams
+    """Temperature, limits and stops."""
+    draws: Draws
+    """Randomness of this call."""
+    version: int = 0
+    """Optimizer steps behind the weights, recorded as ``policy_version``."""
+    progress: Progress | None = None
+    """Called with (finished responses, all responses)."""
+
+    @property
+    def size(self) -> int:
+        """Responses to all prompts, P * G."""
+        return len(self.prompts) * self.group_size
+
+    @property
+    def prefixes(self) -> list[ResponsePrefix]:
+        """Responses to begin, prompt by prompt."""
+        return ResponsePrefix.groups(self.prompts, self.group_size, self.sampling.max_response_tokens)
+
+
+def _takes_request(generate: Callable[..., Any]) -> bool:
+    """True for ``generate(self, request)``: one argument, and not all of them."""
+    own = list(inspect.signature(generate).parameters.values())[1:]
+    return len(own) == 1 and own[0].kind is own[0].POSITIONAL_OR_KEYWORD
+
+
 class Generator(Protocol):
     """Interface through which the training loop asks for groups: a source, or a wrapper of one."""
 
@@ -52,17 +91,8 @@ class Generator(Protocol):
     def weights_on(self) -> WeightsOn:
         """Ranks that hold the weights."""
 
-    def generate(
-        self,
-        policy: Policy,
-        prompts: Sequence[Prompt],
-        *,
-        group_size: int,
-        sampling: SamplingParams,
-        draws: Draws,
-        version: int = 0,
-        progress: Progress | None = None,
-    ) -> list[list[Rollout]]:
+    @called_with(GenerationRequest)
+    def generate(self, request: GenerationRequest) -> list[list[Rollout]]:
         """Generate a group of responses to each prompt."""
 
     @property
@@ -126,28 +156,20 @@ class RolloutSource(ABC):
         return WeightsOn.EVERY_RANK
 
     @abstractmethod
-    def generate(
-        self,
-        policy: Policy,
-        prompts: Sequence[Prompt],
-        *,
-        group_size: int,
-        sampling: SamplingParams,
-        draws: Draws,
-        version: int = 0,
-        progress: Progress | None = None,
-    ) -> list[list[Rollout]]:
+    @called_with(GenerationRequest)
+    def generate(self, request: GenerationRequest) -> list[list[Rollout]]:
         """Sample ``group_size`` responses for each prompt.
 
-        Args:
-            policy: the weights to sample from, in eval mode, gathered on this rank.
-            prompts: P prompts.
-            group_size: G.
-            sampling: temperature, limits and stops.
-            draws: the randomness of this call.
-            version: recorded as ``policy_version``.
-            progress: progress callback.
+        It is called with the fields of :class:`GenerationRequest`: ``source.generate(policy, prompts, group_size=8,
+        sampling=sampling, draws=draws)``. A source of your own may take the fields as arguments, too.
         """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let ``generate(self, request)`` be called with the fields of the request."""
+        super().__init_subclass__(**kwargs)
+        generate = cls.__dict__.get("generate")
+        if inspect.isfunction(generate) and _takes_request(generate):
+            cls.generate = called_with(GenerationRequest)(generate)  # type: ignore[method-assign]
 
     def extend(
         self,

@@ -8,21 +8,21 @@ the same versions: without them, an engine's errors and staleness cannot be told
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gspo_lightning.core.signatures import called_with
 from gspo_lightning.core.thinking import decode_response
-from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams, WeightsOn
+from gspo_lightning.core.types import FinishReason, Prompt, Rollout, WeightsOn
 from gspo_lightning.loop.experience.retrying import RetryingSource
 from gspo_lightning.policy.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.ending import cut
-from gspo_lightning.rollouts.source import OnGroup, Progress, ResponsePrefix, RolloutSource
+from gspo_lightning.rollouts.source import GenerationRequest, OnGroup, ResponsePrefix, RolloutSource
 
 
 @dataclass(slots=True)
@@ -67,44 +67,37 @@ class PartialRollouts:
         self.place = 0
         """Prompts of the training order that have joined, or were skipped because they were in flight."""
 
-    def generate(
-        self,
-        policy: Policy,
-        prompts: Sequence[Prompt] = (),
-        *,
-        group_size: int,
-        sampling: SamplingParams,
-        draws: Draws,
-        version: int = 0,
-        progress: Progress | None = None,
-    ) -> list[list[Rollout]]:
+    @called_with(GenerationRequest)
+    def generate(self, request: GenerationRequest) -> list[list[Rollout]]:
         """Return ``groups`` complete groups, the longest-waiting first; state is unchanged if it raises.
 
         ``prompts`` are not used: they come from the training order.
         """
         fresh, place = self._fresh()
-        pool = self.in_flight + [_Group(p, [_nothing(p, k, version) for k in range(group_size)]) for p in fresh]
+        pool = self.in_flight + [
+            _Group(p, [_nothing(p, k, request.version) for k in range(request.group_size)]) for p in fresh
+        ]
         rows = [(g, r) for g, group in enumerate(pool) for r in group.open]
         total = sum(len(group.responses) for group in pool)
 
         def enough(ended: Collection[int]) -> bool:
             left = set(range(len(rows))) - set(ended)
             unfinished = {rows[i][0] for i in left}
-            if progress is not None:
-                progress(total - len(left), total)
+            if request.progress is not None:
+                request.progress(total - len(left), total)
             waited_for = any(pool[g].carried >= self.max_carry for g in unfinished)
             return not waited_for and len(pool) - len(unfinished) >= self.groups
 
         if not enough(()):
             pieces = self.source.extend(
-                policy,
-                [_prefix(r, r.prompt.token_budget(sampling.max_response_tokens)) for _, r in rows],
-                sampling=sampling,
-                draws=draws,
-                version=version,
+                request.policy,
+                [_prefix(r, r.prompt.token_budget(request.sampling.max_response_tokens)) for _, r in rows],
+                sampling=request.sampling,
+                draws=request.draws,
+                version=request.version,
                 enough=enough,
             )
-            grown = {id(r): _grown(r, piece, policy) for (_, r), piece in zip(rows, pieces, strict=True)}
+            grown = {id(r): _grown(r, piece, request.policy) for (_, r), piece in zip(rows, pieces, strict=True)}
             pool = [_Group(g.prompt, _one_prompt(g, grown), g.carried) for g in pool]
         complete = [i for i, group in enumerate(pool) if not group.open]
         taken = set(complete[: self.groups])

@@ -66,7 +66,7 @@ class RetryingSource:
         """Return the source's measurements since the last call."""
         return self.source.measured()
 
-    def generate(self, policy: Policy, prompts: Sequence[Prompt], **options: Any) -> list[list[Rollout]]:
+    def generate(self, policy: Policy, prompts: Sequence[Prompt] = (), **options: Any) -> list[list[Rollout]]:
         """Generate groups, with retries.
 
         Raises:

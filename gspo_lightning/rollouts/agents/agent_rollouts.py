@@ -12,7 +12,8 @@ from itertools import groupby
 from typing_extensions import override
 
 from gspo_lightning.core.errors import UserError
-from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams
+from gspo_lightning.core.signatures import called_with
+from gspo_lightning.core.types import FinishReason, Rollout, SamplingParams
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.agents.agent import Agent
 from gspo_lightning.rollouts.agents.codec import PolicyCodec
@@ -22,7 +23,7 @@ from gspo_lightning.rollouts.contract import check_pieces
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.gateway.trace import Match, Piece
 from gspo_lightning.rollouts.serving.loop import LoopThread
-from gspo_lightning.rollouts.source import Progress, ResponsePrefix, RolloutSource
+from gspo_lightning.rollouts.source import GenerationRequest, ResponsePrefix, RolloutSource
 from gspo_lightning.rollouts.wrapping import WrappingSource
 
 LONGEST_SOCKET = 96
@@ -109,29 +110,28 @@ class AgentRollouts(WrappingSource):
         super().open(longest)
         self._open_agent()
 
-    def generate(
-        self,
-        policy: Policy,
-        prompts: Sequence[Prompt],
-        *,
-        group_size: int,
-        sampling: SamplingParams,
-        draws: Draws,
-        version: int = 0,
-        progress: Progress | None = None,
-    ) -> list[list[Rollout]]:
+    @called_with(GenerationRequest)
+    def generate(self, request: GenerationRequest) -> list[list[Rollout]]:
         """Run the agent ``group_size`` times for each prompt.
 
         Raises:
             InfrastructureError: more rollouts are missing than ``max_missing_rate`` allows.
             UserError: a prompt has pictures, or the agent raised one.
         """
-        if any(prompt.media for prompt in prompts):
+        if any(prompt.media for prompt in request.prompts):
             raise UserError("data.rollouts", "is AgentRollouts, which shows no pictures to the policy")
         from gspo_lightning.rollouts.agents.agent_run import AgentRun  # imports aiohttp
 
         self._open_agent()
-        run = AgentRun(self.agent, self._coder(policy), self.limits, prompts, group_size, sampling, self.batch_s)
+        run = AgentRun(
+            self.agent,
+            self._coder(request.policy),
+            self.limits,
+            request.prompts,
+            request.group_size,
+            request.sampling,
+            self.batch_s,
+        )
         done: dict[int, list[Rollout]] = {}
         work = self._loop.submit(run.run())
         work.add_done_callback(run.feed.end)
@@ -140,18 +140,18 @@ class AgentRollouts(WrappingSource):
             while not over:
                 asked, finished, over = run.feed.take()
                 for number in finished:
-                    done[number] = run.group(number, version)
+                    done[number] = run.group(number, request.version)
                     if self.on_group is not None:
                         self.on_group(done[number])
-                    if progress is not None:
-                        progress(len(done) * group_size, len(prompts) * group_size)
+                    if request.progress is not None:
+                        request.progress(len(done) * request.group_size, request.size)
                 if asked:
-                    self._speak(run.feed, asked, policy, sampling, draws, version)
+                    self._speak(run.feed, asked, request.policy, request.sampling, request.draws, request.version)
             work.result()
         finally:
             work.cancel()
         self._tally.add(run.finished, run.feed.waited_s)
-        return [done[number] for number in range(len(prompts))]
+        return [done[number] for number in range(len(request.prompts))]
 
     def for_evaluation(self) -> RolloutSource:
         """Return the same agent, with measurements of its own and the source's own evaluation source."""

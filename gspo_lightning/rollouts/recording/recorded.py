@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,15 +9,15 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.signatures import called_with
 from gspo_lightning.core.thinking import decode_response
 from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams, WeightsOn
 from gspo_lightning.policy.packing.batches import make_micro_batch
 from gspo_lightning.policy.packing.rows import Row, rows_of, store
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.recording.records import RecordFile, check_row, open_records, rows_in
 from gspo_lightning.rollouts.sampler.sampler import GroupedSampler
-from gspo_lightning.rollouts.source import Progress, RolloutSource
+from gspo_lightning.rollouts.source import GenerationRequest, RolloutSource
 
 PATH = "data.rollouts.path"
 RECOMPUTED_TOKENS = 16384
@@ -114,28 +113,20 @@ class Recorded(RolloutSource):
         """Return the source of ``evaluation``."""
         return self.evaluation
 
+    @called_with(GenerationRequest)
     @torch.no_grad()
-    def generate(
-        self,
-        policy: Policy,
-        prompts: Sequence[Prompt],
-        *,
-        group_size: int,
-        sampling: SamplingParams,
-        draws: Draws,
-        version: int = 0,
-        progress: Progress | None = None,
-    ) -> list[list[Rollout]]:
+    def generate(self, request: GenerationRequest) -> list[list[Rollout]]:
         """Return recorded responses as groups.
 
         Raises:
             UserError: a prompt has too few recorded responses, or they do not fit the model or sampling settings.
         """
+        group_size = request.group_size
         if not self._groups:
             self._read()
         groups: list[list[Rollout]] = []
-        for prompt in prompts:
-            found = self._find(prompt, draws.iteration)
+        for prompt in request.prompts:
+            found = self._find(prompt, request.draws.iteration)
             if len(found.rows) < group_size:
                 raise UserError(
                     PATH,
@@ -143,14 +134,17 @@ class Recorded(RolloutSource):
                     fix=f"use a group size of at most {len(found.rows)}",
                 )
             rows = found.file.read(found.rows[:group_size])
-            group = [self._rollout(policy, prompt, k, row, sampling, version) for k, row in enumerate(rows)]
+            group = [
+                self._rollout(request.policy, prompt, k, row, request.sampling, request.version)
+                for k, row in enumerate(rows)
+            ]
             if any(r.logprobs is None for r in group):
-                _recompute(policy, group, sampling.temperature)
+                _recompute(request.policy, group, request.sampling.temperature)
             groups.append(group)
             if self.on_group is not None:
                 self.on_group(group)
-            if progress is not None:
-                progress(len(groups) * group_size, len(prompts) * group_size)
+            if request.progress is not None:
+                request.progress(len(groups) * group_size, request.size)
         return groups
 
     def _find(self, prompt: Prompt, iteration: int) -> _Group:

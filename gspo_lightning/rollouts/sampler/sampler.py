@@ -18,7 +18,8 @@ import torch
 from typing_extensions import override
 
 from gspo_lightning.core.errors import first_line
-from gspo_lightning.core.types import Prompt, Rollout, SamplingParams
+from gspo_lightning.core.signatures import called_with
+from gspo_lightning.core.types import Rollout, SamplingParams
 from gspo_lightning.policy.numerics.autocast_weights import in_compute_dtype
 from gspo_lightning.policy.packing.memory import empty_cache, is_out_of_memory
 from gspo_lightning.policy.policy import Policy
@@ -32,7 +33,7 @@ from gspo_lightning.rollouts.sampler.device_batch import DeviceBatch
 from gspo_lightning.rollouts.sampler.device_decoder import KEPT_ROWS, DeviceDecoder, device_decoder
 from gspo_lightning.rollouts.sampler.memory import Costs, budget
 from gspo_lightning.rollouts.sampler.routes import RecordingDecoder, RouteBook
-from gspo_lightning.rollouts.source import Enough, Progress, ResponsePrefix, RolloutSource
+from gspo_lightning.rollouts.source import Enough, GenerationRequest, ResponsePrefix, RolloutSource
 
 log = logging.getLogger(__name__)
 
@@ -66,23 +67,22 @@ class GroupedSampler(RolloutSource):
         """Decode steps of an accelerator since the last :meth:`measured`, by kind."""
 
     @override
-    def generate(
-        self,
-        policy: Policy,
-        prompts: Sequence[Prompt],
-        *,
-        group_size: int,
-        sampling: SamplingParams,
-        draws: Draws,
-        version: int = 0,
-        progress: Progress | None = None,
-    ) -> list[list[Rollout]]:
+    @called_with(GenerationRequest)
+    def generate(self, request: GenerationRequest) -> list[list[Rollout]]:
+        policy = request.policy
+        group_size = request.group_size
+        sampling = request.sampling
         if policy.decoding.way == "generate":
-            return self._slow(len(prompts) * group_size).generate(
-                policy, prompts, group_size=group_size, sampling=sampling, draws=draws, version=version,
-                progress=progress,
-            )  # fmt: skip
-        beginnings = ResponsePrefix.groups(prompts, group_size, sampling.max_response_tokens)
+            return self._slow(request.size).generate(
+                policy,
+                request.prompts,
+                group_size=group_size,
+                sampling=sampling,
+                draws=request.draws,
+                version=request.version,
+                progress=request.progress,
+            )
+        beginnings = request.prefixes
         buffer = ResponseBuffer(beginnings, policy.device)
         book: RouteBook | None = None
         if policy.routing is not None and policy.routing.replay != "R2" and sampling.neutral:
@@ -94,7 +94,9 @@ class GroupedSampler(RolloutSource):
             """Return the groups whose rows have all left the batch; never ends the call."""
             working = {slot // group_size for slot in busy}
             over = [p for p in range(entered // group_size) if p not in working and p not in groups]
-            rollouts = buffer.rollouts([p * group_size + k for p in over for k in range(group_size)], version, policy)
+            rollouts = buffer.rollouts(
+                [p * group_size + k for p in over for k in range(group_size)], request.version, policy
+            )
             found = {p: rollouts[i * group_size : (i + 1) * group_size] for i, p in enumerate(over)}
             if book is not None:
                 book.fill({p * group_size + k: one for p, group in found.items() for k, one in enumerate(group)})
@@ -102,13 +104,13 @@ class GroupedSampler(RolloutSource):
                 groups[p] = group
                 if self.on_group is not None:
                     self.on_group(group)
-            if progress is not None:
-                progress(entered - len(busy), len(beginnings))
+            if request.progress is not None:
+                request.progress(entered - len(busy), len(beginnings))
             return False
 
         with self._weights(policy, beginnings, [group_size], sampling, book) as (cast, device):
-            self._decode(cast, buffer, [group_size] * len(prompts), sampling, draws, left, book, device)
-        return [groups[p] for p in range(len(prompts))]
+            self._decode(cast, buffer, [group_size] * len(request.prompts), sampling, request.draws, left, book, device)
+        return [groups[p] for p in range(len(request.prompts))]
 
     def extend(
         self,

@@ -13,14 +13,15 @@ from gspo_lightning.core.distributed import rank_and_world
 from gspo_lightning.core.errors import GSPOError, InfrastructureError, UserError
 from gspo_lightning.core.extras import install_command
 from gspo_lightning.core.randomness import stream
-from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams
+from gspo_lightning.core.signatures import called_with
+from gspo_lightning.core.types import FinishReason, Rollout, SamplingParams
 from gspo_lightning.policy.numerics.autocast_weights import compute_dtype
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.vision.qwen import QWEN
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.ending import finish
 from gspo_lightning.rollouts.serving.answers import Answer, BadReplyError, checked
-from gspo_lightning.rollouts.source import Enough, Progress, ResponsePrefix, RolloutSource
+from gspo_lightning.rollouts.source import Enough, GenerationRequest, ResponsePrefix, RolloutSource
 from gspo_lightning.rollouts.vllm.in_process import InProcessEngine, Piece
 from gspo_lightning.rollouts.vllm.local import parallelism
 from gspo_lightning.rollouts.vllm.pictures import check_read, shown_to
@@ -135,31 +136,24 @@ class VLLMEngine(RolloutSource):
         ((_, piece),) = self._engine.run([probe.request], [probe.row.prompt.media])
         probe.check(["vLLM"], [_checked(piece, probe.request, probe.row, policy)])
 
-    def generate(
-        self,
-        policy: Policy,
-        prompts: Sequence[Prompt],
-        *,
-        group_size: int,
-        sampling: SamplingParams,
-        draws: Draws,
-        version: int = 0,
-        progress: Progress | None = None,
-    ) -> list[list[Rollout]]:
+    @called_with(GenerationRequest)
+    def generate(self, request: GenerationRequest) -> list[list[Rollout]]:
         """Generate groups with the weights of the last :meth:`sync_weights`.
 
         Raises:
             InfrastructureError: the engine's output does not match the request.
         """
-        rows = ResponsePrefix.groups(prompts, group_size, sampling.max_response_tokens)
-        groups: list[dict[int, Rollout]] = [{} for _ in prompts]
-        for ended, (i, rollout) in enumerate(self._rollouts(policy, rows, sampling, draws, version), 1):
-            group = groups[i // group_size]
+        rows = request.prefixes
+        groups: list[dict[int, Rollout]] = [{} for _ in request.prompts]
+        for ended, (i, rollout) in enumerate(
+            self._rollouts(request.policy, rows, request.sampling, request.draws, request.version), 1
+        ):
+            group = groups[i // request.group_size]
             group[rollout.sample] = rollout
-            if self.on_group is not None and len(group) == group_size:
+            if self.on_group is not None and len(group) == request.group_size:
                 self.on_group(_in_order(group))
-            if progress is not None:
-                progress(ended, len(rows))
+            if request.progress is not None:
+                request.progress(ended, len(rows))
         return [_in_order(group) for group in groups]
 
     def extend(

@@ -17,7 +17,8 @@ import torch
 
 from gspo_lightning.core.distributed import all_gather_objects, fail_together, rank_and_world
 from gspo_lightning.core.errors import InfrastructureError, UserError
-from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams, WeightsOn
+from gspo_lightning.core.signatures import called_with
+from gspo_lightning.core.types import FinishReason, Rollout, SamplingParams, WeightsOn
 from gspo_lightning.policy.numerics.autocast_weights import compute_dtype
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.strategies.gathering import leading
@@ -30,7 +31,7 @@ from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.pool import Faults, Server, Weights
 from gspo_lightning.rollouts.serving.weight_version import run_of
 from gspo_lightning.rollouts.serving.weights import WeightFolders
-from gspo_lightning.rollouts.source import Enough, Progress, ResponsePrefix, RolloutSource
+from gspo_lightning.rollouts.source import Enough, GenerationRequest, ResponsePrefix, RolloutSource
 from gspo_lightning.rollouts.vllm.gpus import card_of
 from gspo_lightning.rollouts.vllm.local import LocalVLLM, check_in_flight, check_options
 from gspo_lightning.rollouts.vllm.pictures import completed, shown_to
@@ -269,32 +270,28 @@ class VLLMServer(RolloutSource):
 
     # sampling ----------------------------------------------------------------------------------------------------
 
-    def generate(
-        self,
-        policy: Policy,
-        prompts: Sequence[Prompt],
-        *,
-        group_size: int,
-        sampling: SamplingParams,
-        draws: Draws,
-        version: int = 0,
-        progress: Progress | None = None,
-    ) -> list[list[Rollout]]:
+    @called_with(GenerationRequest)
+    def generate(self, request: GenerationRequest) -> list[list[Rollout]]:
         """Generate groups with the weights of the last :meth:`sync_weights`.
 
         Raises:
             InfrastructureError: servers failed more often than ``retries`` allows.
             UserError: a server reads a picture as other tokens than the trainer.
         """
-        rows = [ResponsePrefix(p, 0, p.token_ids, 0, p.token_budget(sampling.max_response_tokens)) for p in prompts]
+        rows = [
+            ResponsePrefix(p, 0, p.token_ids, 0, p.token_budget(request.sampling.max_response_tokens))
+            for p in request.prompts
+        ]
         groups: dict[int, list[Rollout]] = {}
-        for i, group in self._answers(policy, rows, range(group_size), sampling, draws, version):
+        for i, group in self._answers(
+            request.policy, rows, range(request.group_size), request.sampling, request.draws, request.version
+        ):
             groups[i] = group
             if self.on_group is not None:
                 self.on_group(group)
-            if progress is not None:
-                progress(len(groups) * group_size, len(prompts) * group_size)
-        return [groups[i] for i in range(len(prompts))]
+            if request.progress is not None:
+                request.progress(len(groups) * request.group_size, request.size)
+        return [groups[i] for i in range(len(request.prompts))]
 
     def extend(
         self,
