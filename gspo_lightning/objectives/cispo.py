@@ -43,7 +43,8 @@ class CISPO(Band, Objective):
         """Weigh log-probabilities by the clipped ratio, which has no gradient."""
         log_ratio = rows.log_ratio.detach()
         ratio = torch.exp(clamp_log_ratio(log_ratio))
-        low, high = 1 - self.clip_low, 1 + self.clip_high
+        low = 1 - self.clip_low
+        high = 1 + self.clip_high
         return Term(
             loss=-ratio.clamp(low, high) * rows.token_advantages * rows.logprobs,
             ratio=ratio,

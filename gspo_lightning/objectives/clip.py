@@ -13,8 +13,10 @@ from gspo_lightning.objectives.measure import Term
 from gspo_lightning.objectives.objective import Objective, Surface
 from gspo_lightning.objectives.shapes import check_level
 
-SEQUENCE_SCALE, TOKEN_SCALE = 1e-2, 1e-3
-"""Above the first, a clip range is unusual at sequence level; below the second, at token level."""
+SEQUENCE_SCALE = 1e-2
+"""A clip range above this is unusual at sequence level."""
+TOKEN_SCALE = 1e-3
+"""A clip range below this is unusual at token level."""
 
 
 class Band(Surface):
@@ -71,10 +73,15 @@ class RatioClip(Band, Objective):
         log_ratio = torch.where(rows.valid(log_ratio), log_ratio, 0.0)
         clamped = log_ratio.detach().abs() > LOG_RATIO_LIMIT
         ratio = torch.exp(clamp_log_ratio(log_ratio))
-        advantages, value = rows.advantages_like(ratio), ratio.detach()
-        above, below = value > 1 + self.clip_high, value < 1 - self.clip_low
+        value = ratio.detach()
+        advantages = rows.advantages_like(ratio)
+        below = value < 1 - self.clip_low
+        above = value > 1 + self.clip_high
         low, high = self.sides(below, above, advantages)
-        bounded = torch.where(high, 1 + self.clip_high, torch.where(low, 1 - self.clip_low, ratio))
+        # min(r A, clip(r) A) without a min: at equal values that would share the gradient between its arguments,
+        # and where a constant bound is the smaller one, the gradient is exactly 0.
+        bounded = torch.where(low, 1 - self.clip_low, ratio)
+        bounded = torch.where(high, 1 + self.clip_high, bounded)
         dual: Tensor | None = None
         if self.dual_clip is not None:
             dual = (advantages < 0) & (value > self.dual_clip)

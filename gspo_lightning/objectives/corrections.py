@@ -109,7 +109,8 @@ def _like(marked: Tensor, loss: Tensor) -> Tensor:
 def _masked(rows: Rows, weights: Tensor) -> Sums:
     """Return which tokens have the weight 0, by the sign of their advantage, and how long their responses are."""
     dropped = (weights == 0) if weights.ndim == 2 else (weights == 0).unsqueeze(-1)
-    dropped, advantages = dropped & rows.mask, rows.token_advantages
+    dropped = dropped & rows.mask
+    advantages = rows.token_advantages
     hit = dropped.any(dim=-1)
     signs = {"": rows.mask, "_positive": advantages > 0, "_negative": advantages < 0}
     sums = {

@@ -60,11 +60,9 @@ def distillation(rows: Rows, corrections: Corrections) -> Distillation:
         weight = ratio.clamp(max=corrections.cap)
         if corrections.level != "none" and rows.behaviour_logprobs is not None:
             weight = weight * corrections.importance(rows)
-        sums, count = _sums(rows, x.double()), rows.mask.sum().double()
-        sums["distill_capped"] = (
-            (ratio > corrections.cap).sum().double(),
-            count,
-        )  # 1 at masked positions, cap >= 1
+        capped = ratio > corrections.cap  # never at masked positions: the ratio is 1 there, the cap at least 1
+        sums = _sums(rows, x.double())
+        sums["distill_capped"] = (capped.sum().double(), rows.mask.sum().double())
     return Distillation(weight * _half_square(x), sums)
 
 

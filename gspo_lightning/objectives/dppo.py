@@ -39,9 +39,12 @@ class DPPOTV(Band, Objective):
 
     def term(self, rows: Rows) -> Term:
         """Weigh advantages by the ratio; tokens whose probability has moved too far have no gradient."""
-        log_ratio, advantages = rows.log_ratio, rows.token_advantages
-        moved = torch.exp(rows.logprobs) - torch.exp(rows.old_logprobs)
-        above, below = moved > self.clip_high, moved < -self.clip_low
+        log_ratio = rows.log_ratio
+        advantages = rows.token_advantages
+        # The total variation of "this token or another" is the change of this token's probability.
+        change = torch.exp(rows.logprobs) - torch.exp(rows.old_logprobs)
+        below = change < -self.clip_low
+        above = change > self.clip_high
         low, high = pessimistic(below, above, advantages)
         clamped = log_ratio.detach().abs() > LOG_RATIO_LIMIT
         ratio = torch.exp(clamp_log_ratio(log_ratio))

@@ -39,8 +39,10 @@ class GMPO(Band, Objective):
 
     def term(self, rows: Rows) -> Term:
         """Weigh advantages by the geometric mean of clipped token ratios."""
-        value, advantages = rows.log_ratio.detach(), rows.token_advantages
-        above, below = value > self.clip_high, value < -self.clip_low
+        value = rows.log_ratio.detach()
+        advantages = rows.token_advantages
+        below = value < -self.clip_low
+        above = value > self.clip_high
         low, high = pessimistic(below, above, advantages)
         clipped = torch.where(high, self.clip_high, torch.where(low, -self.clip_low, rows.log_ratio))
         mean = rows.mean(clipped)

@@ -164,7 +164,8 @@ def _clean_advantages(
     advantages: Tensor, mask: Tensor, nonempty: Tensor, dtype: torch.dtype, per_token: bool
 ) -> Tensor:
     _check_float("advantages", advantages)
-    shape, (rows, width) = tuple(advantages.shape), mask.shape
+    shape = tuple(advantages.shape)
+    rows, width = mask.shape
     if shape == (rows, width) and not per_token:
         raise UserError(
             "advantages",
@@ -207,8 +208,8 @@ def _clean_segments(segments: Tensor | None, mask: Tensor) -> Tensor | None:
 
 def _checked_positive(positive: Tensor | None, rows: int) -> Tensor | None:
     if positive is not None and (positive.dtype != torch.bool or tuple(positive.shape) != (rows,)):
-        found = f"dtype {positive.dtype} and shape {tuple(positive.shape)}"
-        raise UserError("positive", f"has {found}, but must be bool [N] = ({rows},): one word per response")
+        given = f"dtype {positive.dtype} and shape {tuple(positive.shape)}"
+        raise UserError("positive", f"has {given}, but must be bool [N] = ({rows},): one word per response")
     return positive
 
 
@@ -223,8 +224,8 @@ def _clean_weights(weights: Tensor | None, rows: int, dtype: torch.dtype) -> Ten
 
 def _check_float(name: str, value: Tensor) -> None:
     if not isinstance(value, Tensor) or not value.is_floating_point():
-        found = f"dtype {value.dtype}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
-        raise UserError(name, f"has {found}, but must be a floating-point tensor")
+        kind = f"dtype {value.dtype}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
+        raise UserError(name, f"has {kind}, but must be a floating-point tensor")
 
 
 def _check_shape(name: str, value: Tensor, shape: tuple[int, ...]) -> None:

@@ -40,8 +40,9 @@ class Term:
     def clipped(self) -> Tensor:
         """Mask of removed gradients: True where clipping took the gradient away, at the level of ``ratio``."""
         clipped = torch.zeros_like(self.ratio, dtype=torch.bool)
-        for part in (self.low, self.high, self.dual):
-            clipped = clipped if part is None else clipped | part
+        for side in (self.low, self.high, self.dual):
+            if side is not None:
+                clipped = clipped | side
         return clipped
 
 
@@ -63,12 +64,13 @@ def measure(rows: Rows, term: Term, *, level: str, dropped: Tensor | None = None
 
 
 def _measure_clipping(sums: Sums, rows: Rows, term: Term, level: str, dropped: Tensor | None) -> None:
-    mask, advantages = rows.mask, rows.token_advantages  # neither positive nor negative at masked positions
+    mask = rows.mask
+    advantages = rows.token_advantages  # neither positive nor negative at masked positions
     clipped = _tokens(term.clipped)
     sums["clip_fraction_tokens"] = _pair(clipped, mask)
-    for name, part in (("low", term.low), ("high", term.high), ("dual", term.dual)):
-        if part is not None:
-            sums[f"clip_fraction_{name}"] = _pair(_tokens(part), mask)
+    for name, side in (("low", term.low), ("high", term.high), ("dual", term.dual)):
+        if side is not None:
+            sums[f"clip_fraction_{name}"] = _pair(_tokens(side), mask)
     for name, sign in (("positive", advantages > 0), ("negative", advantages < 0)):
         sums[f"clip_fraction_tokens_{name}"] = _pair(clipped, sign)
     if level == "sequence":
@@ -77,8 +79,10 @@ def _measure_clipping(sums: Sums, rows: Rows, term: Term, level: str, dropped: T
         outside = _rows(term.outside, rows) if level == "sequence" else term.outside
         sums["outside_band"] = _pair(outside, rows.valid(outside))
     zero = clipped | (advantages == 0)
-    for more in (None if term.flat is None else _tokens(term.flat), dropped):
-        zero = zero if more is None else zero | more
+    if term.flat is not None:
+        zero = zero | _tokens(term.flat)
+    if dropped is not None:
+        zero = zero | dropped
     sums["zero_gradient_tokens"] = _pair(zero, mask)
 
 

@@ -87,10 +87,11 @@ class Objective(Surface):
         check_number("positive_nll_coef", self.positive_nll_coef, low=0.0)
         check_number("correction_cap", self.correction_cap, low=1.0)
         for name in ("opsm_delta", "trm_delta"):
-            if (delta := getattr(self, name)) is not None:
+            delta = getattr(self, name)
+            if delta is not None:
                 check_number(name, delta, low=0.0)
-        if (floor := self.correction_floor) is not None:
-            check_number("correction_floor", floor, low=0.0, high=1.0, open_low=True)
+        if self.correction_floor is not None:
+            check_number("correction_floor", self.correction_floor, low=0.0, high=1.0, open_low=True)
         check_choice("kl_estimator", self.kl_estimator, get_args(KLEstimator))
         check_choice("correction", self.correction, get_args(Correction))
         check_choice("correction_mode", self.correction_mode, get_args(CorrectionMode))
@@ -150,9 +151,11 @@ class Objective(Surface):
         loss = term.loss if weights is None else term.loss * weights.reshape_as(term.loss)
         total = aggregate(loss, rows.mask, rows.lengths, self.aggregation, rows.row_weights)
         taught = distillation(rows, corrections)
-        if (penalty := self._penalty(rows, taught.loss)) is not None:
+        penalty = self._penalty(rows, taught.loss)
+        if penalty is not None:
             total = total + aggregate(penalty, rows.mask, rows.lengths, self.aggregation, rows.row_weights)
-        loss, sums = total / self._denominator(rows), extra | taught.sums
+        loss = total / self._denominator(rows)
+        sums = extra | taught.sums
         if self.positive_nll_coef > 0:
             nll = positive_nll(rows)
             tokens = nll.tokens if rows.positive_tokens is None else rows.positive_tokens
@@ -178,8 +181,9 @@ class Objective(Surface):
             both = ("denominator", "positive_tokens")
             given, missing = both if rows.positive_tokens is None else reversed(both)
             raise UserError(missing, f"is None, but {given} is given", fix="count both over the same mini-batch")
-        exact, coef = self.distill_exact, self.distill_coef
-        for option, wanted, argument, value in (
+        exact = self.distill_exact
+        coef = self.distill_coef
+        for option, needed, argument, value in (
             ("kl_coef", self.kl_coef > 0, "ref_logprobs", rows.ref_logprobs),
             ("distill_coef", coef > 0 and not exact, "teacher_logprobs", rows.teacher_logprobs),
             ("distill_coef", coef > 0 and exact, "teacher_kl", rows.teacher_kl),
@@ -188,7 +192,7 @@ class Objective(Surface):
             ("correction", self.correction != "none", "behaviour_logprobs", rows.behaviour_logprobs),
             ("trm_delta", self.trm_delta is not None, "behaviour_logprobs", rows.behaviour_logprobs),
         ):
-            if wanted and value is None:
+            if needed and value is None:
                 shape = "[N]" if argument == "positive" else "[N, T]"
                 raise UserError(argument, f"is None, but {option}={getattr(self, option)!r} needs it, shape {shape}")
 

@@ -47,10 +47,11 @@ class VESPO(Objective):
         """Weigh log-probabilities by advantage and by a smooth function of the sequence ratio."""
         log_ratio = rows.log_ratio.detach().sum(dim=-1)
         log_w = clamp_log_ratio(log_ratio)
-        ratio, negative = torch.exp(log_w), rows.advantages < 0
+        ratio = torch.exp(log_w)
+        negative = rows.advantages < 0
         k = torch.where(negative, self.k_neg, torch.full_like(ratio, self.k_pos))
         decay = torch.where(negative, self.lambda_neg, torch.full_like(ratio, self.lambda_pos))
-        phi = torch.exp(decay + k * log_w - decay * ratio)
+        phi = torch.exp(decay + k * log_w - decay * ratio)  # w^k exp(lambda (1 - w)), in logs: w^k may overflow
         return Term(
             loss=-(phi * rows.advantages).unsqueeze(-1) * rows.logprobs,
             ratio=ratio,
