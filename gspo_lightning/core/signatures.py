@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -21,10 +21,9 @@ S = TypeVar("S")
 class WholeSignature:
     """``__signature__`` of a class, with the fields of its settings in place of ``**kwargs``.
 
-    Fields made by a factory are results that the constructor computes, no settings.
-
     Args:
         settings: a dataclass.
+        computed: fields that the constructor computes: no settings.
 
     >>> @dataclasses.dataclass
     ... class Settings:
@@ -36,17 +35,18 @@ class WholeSignature:
     <Signature (name: 'str', *, size: 'int' = 4)>
     """
 
-    def __init__(self, settings: type[Any]) -> None:
+    def __init__(self, settings: type[Any], computed: Sequence[str] = ()) -> None:
         self.settings = settings
+        self.computed = computed
 
     def __get__(self, instance: object, owner: type[Any]) -> inspect.Signature:
         parameters = list(inspect.signature(owner.__init__).parameters.values())[1:]
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             return inspect.Signature(parameters)  # a subclass with a constructor of its own
         explicit = [parameter for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
-        names = {parameter.name for parameter in explicit}
+        names = {*self.computed, *(parameter.name for parameter in explicit)}
         for field in dataclasses.fields(self.settings):
-            if field.name not in names and field.default_factory is dataclasses.MISSING:
+            if field.name not in names:
                 explicit.append(
                     inspect.Parameter(
                         field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type

@@ -88,7 +88,7 @@ class PromptDataModule(LightningDataModule):
             :class:`~gspo_lightning.loop.experience.settings.ExperienceSettings`, besides ``shaping``.
     """
 
-    __signature__ = WholeSignature(ExperienceSettings)
+    __signature__ = WholeSignature(ExperienceSettings, computed=("shaping",))
 
     score_held_out: GenerateAndScore
     """Answers held-out prompts, after :meth:`bind`."""

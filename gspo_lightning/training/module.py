@@ -92,7 +92,7 @@ class GSPOModule(PolicyModule):
             :class:`~gspo_lightning.policy.load.model_settings.ModelSettings`.
     """
 
-    __signature__ = WholeSignature(ModelSettings)
+    __signature__ = WholeSignature(ModelSettings, computed=("mask_padding",))
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class GSPOModule(PolicyModule):
         router_aux_loss_coef: float = 0.0,
         **model: Any,
     ) -> None:
-        settings = ModelSettings(name_or_path, **model)
+        settings = ModelSettings(name_or_path, mask_padding=True, **model)
         super().__init__(settings, cold_start)
         self.objective = objective if objective is not None else GSPO()
         self.old_policy = old_policy if old_policy is not None else CachedLogProbs()

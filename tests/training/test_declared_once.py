@@ -123,6 +123,7 @@ def test_a_checkpoint_with_the_former_order_of_fields_is_read() -> None:
         "name_or_path": "tiny-qwen3", "dtype": "float32", "attn_implementation": None, "gradient_checkpointing": False,
         "trust_remote_code": True, "revision": None, "config_overrides": {}, "seed": 3, "layout": "packed",
         "experts_implementation": None, "lora": None, "freeze": None, "batch_invariant": False,
+        "mask_padding": True,
     }  # fmt: skip
     settings = ModelSettings.of_file(former, trust_remote_code=False)
     assert dataclasses.asdict(settings) == former | {"trust_remote_code": False}

@@ -41,7 +41,7 @@ _CLASSES = {
     ),
 }
 """Section -> its class, and the dataclasses whose fields that takes as ``**kwargs``."""
-_COMPUTED = ("shaping",)
+_COMPUTED = ("shaping", "mask_padding")
 """Fields of these dataclasses that the constructor computes."""
 _GROUPS = {
     "data.evaluation": (_ROOT / "training" / "evaluation" / "evaluation_settings.py", "Evaluation"),
