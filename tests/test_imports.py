@@ -29,6 +29,7 @@ OBJECTIVES_MAY_IMPORT = {
     "gspo_lightning.objectives",
     "gspo_lightning.core.types",
     "gspo_lightning.core.errors",
+    "gspo_lightning.core.signatures",  # the standard library only
 }
 """Next to the standard library: an objective can be taken into any other trainer."""
 
