@@ -78,8 +78,8 @@ class GenerationRequest:
 
 def _takes_request(generate: Callable[..., Any]) -> bool:
     """True for ``generate(self, request)``: one argument, and not all of them."""
-    own = list(inspect.signature(generate).parameters.values())[1:]
-    return len(own) == 1 and own[0].kind is own[0].POSITIONAL_OR_KEYWORD
+    arguments = list(inspect.signature(generate).parameters.values())[1:]
+    return len(arguments) == 1 and arguments[0].kind is arguments[0].POSITIONAL_OR_KEYWORD
 
 
 class Generator(Protocol):
