@@ -91,9 +91,10 @@ class Policy(nn.Module):
         use_onednn(self.model)
         self.image_processor = image_processor_of(tokenizer) if reads_pictures(model.config) else None
         """Picture processor, if the model reads pictures."""
-        size = int(model.config.get_text_config().vocab_size)
-        named = padding_of(tokenizer, size, self.eos_token_ids) if unsaid is None else unsaid
-        self.unsaid = tuple(sorted({*named, *placeholders_of(self.image_processor)}))
+        if unsaid is None and tokenizer is not None:
+            size = int(model.config.get_text_config().vocab_size)
+            unsaid = padding_of(tokenizer, size, self.eos_token_ids)
+        self.unsaid = tuple(sorted({*(unsaid or ()), *placeholders_of(self.image_processor)}))
         """Tokens that are never sampled, ascending: their logits are suppressed."""
         self._index: dict[torch.device, Tensor] = {}
 

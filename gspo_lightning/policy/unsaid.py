@@ -21,18 +21,14 @@ UNSAID = -1e4
 """Logit of a token that is never sampled: finite, so that 0 x log 0 is 0; its probability is 0 at any temperature."""
 
 
-def padding_of(
-    tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, ends: Collection[int] = ()
-) -> tuple[int, ...]:
+def padding_of(tokenizer: PreTrainedTokenizerBase, vocabulary: int, ends: Collection[int] = ()) -> tuple[int, ...]:
     """Return the rows of a model's head that no token of its tokenizer has, ascending.
 
     Args:
-        tokenizer: the model's; None, for a model that only shapes are known of, has no padding.
+        tokenizer: the model's.
         vocabulary: rows of the head.
         ends: tokens that end a response, which are said even if the tokenizer does not know them.
     """
-    if tokenizer is None:
-        return ()
     return tuple(sorted(set(range(vocabulary)).difference(tokenizer.get_vocab().values(), ends)))
 
 
