@@ -217,10 +217,13 @@ release: install  # nothing is published; two folders and two umasks, as .github
 	again=$$(mktemp -d) && trap 'rm -rf "$$again"' EXIT && $(BIN)/python -m tools.build_release dist && \
 	  (umask 077 && $(BIN)/python -m tools.build_release "$$again" > /dev/null) && cmp dist/SHA256SUMS "$$again"/SHA256SUMS
 
-test-container: install  # hadolint has wheels for x86-64 alone
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) '.[container]'
+test-container: $(VENV)/.container-installed
 	$(BIN)/hadolint examples/Dockerfile
 	$(BIN)/python -m tools.try_container examples/Dockerfile $(PIP_ARGS)
+
+$(VENV)/.container-installed: $(VENV)/.installed  # hadolint has wheels for x86-64 alone
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[container]'
+	@touch $@
 
 audit: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[audit]'

@@ -52,7 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not any("::" in argument for argument in config.args) and (missing := missing_cases(items)):
+    all_cases = not any("::" in argument for argument in config.args) and not config.getoption("lf")
+    if all_cases and (missing := missing_cases(items)):
         raise pytest.UsageError(f"cases that a marker `thorough` names are not there: {missing}")
     chosen, others = parted(items, config.option.parts)
     if others:
