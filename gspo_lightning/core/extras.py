@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from importlib import metadata
 
-from packaging.requirements import Requirement
-
 PACKAGE = "gspo_lightning"
 
 
@@ -23,6 +21,8 @@ def install_command(extra: str) -> str:
     Raises:
         KeyError: there is no such extra.
     """
+    from packaging.requirements import Requirement  # not at the top: rewards are read by Pythons without packages, too
+
     try:
         requirements = [Requirement(text) for text in metadata.requires(PACKAGE) or ()]
     except metadata.PackageNotFoundError:  # a source folder on PYTHONPATH, which was never installed

@@ -19,7 +19,7 @@ from gspo_lightning.core.parsing import load_yaml
 _PACKAGE = Path(__file__).parents[2]
 _CLASS = re.compile(r"^class (\w+)\(([^)]+)\):(.*(?:\n(?:[ \t#].*)?)*)", re.MULTILINE)
 _METHOD = re.compile(r"^    (?:async )?(?:def )?(\w+)", re.MULTILINE)
-_ABSTRACT = re.compile(r"^    @abstractmethod\n    (?:async )?def (\w+)", re.MULTILINE)
+_ABSTRACT = re.compile(r"^    @abstractmethod\n(?:    @.*\n)*    (?:async )?def (\w+)", re.MULTILINE)
 _KINDS = {
     "model.objective": "objectives",
     "model.old_policy": "old_policies",
