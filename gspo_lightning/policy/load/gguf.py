@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-READING = 2
+READING = 3
 """Version of the reading: a folder of an older one is not used again."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from gspo_lightning.policy.load.gguf_pre_tokenizers import SPLITS
 
 FIELD = "model.name_or_path"
 ORIGINAL = "use the original folder or hub id"
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 _BLANK = "\u2581"
 
 
@@ -84,6 +85,24 @@ def _added(read: Mapping[str, Any], strips: bool) -> Iterator[AddedToken]:
             yield AddedToken(token, normalized=False, special=special, rstrip=strips and token not in kept)
 
 
+def _ids(read: Mapping[str, Any]) -> dict[str, int]:
+    """Return the id of each token, without the names by which llama.cpp's converter fills rows without a token.
+
+    Published models round their vocabularies up; their tokenizers elsewhere do not know these rows either, so that a
+    policy never says them.
+    """
+    kinds: Sequence[int] = read.get("token_type") or [_NORMAL] * len(read["tokens"])
+    named = {value for key, value in read.items() if key.endswith("token_id")}
+    return {
+        token: index
+        for index, (token, kind) in enumerate(zip(read["tokens"], kinds, strict=True))
+        if kind != _UNUSED or index in named or not _PADDING.fullmatch(token)
+    }
+
+
+_PADDING = re.compile(r"\[PAD\d+\]")
+
+
 def _byte_level(read: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
     """Return byte-level BPE, and whether it adds a first token unless the file says otherwise."""
     name = read.get("pre")
@@ -91,7 +110,7 @@ def _byte_level(read: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
         how = f"as {name!r} says, which is not known here" if name else "in a way that it does not say"
         raise UserError(FIELD, f"its vocabulary splits text {how}: other pieces, other tokens", fix=ORIGINAL)
     splits = SPLITS[name]
-    ids = {token: index for index, token in enumerate(read["tokens"])}
+    ids = _ids(read)
     merges = [_pair(merge) for merge in read["merges"]]
     tokenizer = Tokenizer(models.BPE(ids, merges, ignore_merges=splits.whole))
     tokenizer.pre_tokenizer = splits.pre_tokenizer()
@@ -107,10 +126,10 @@ def _pair(merge: str) -> tuple[str, str]:
 def _sentencepiece(read: Mapping[str, Any]) -> Tokenizer:
     """Return BPE over characters, with merges from the scores: of two neighbours, the best-scored token is formed."""
     tokens, scores = read["tokens"], read["scores"]
-    ids = {token: index for index, token in enumerate(tokens)}
+    ids = _ids(read)
     ranked = sorted(
         (-scores[index], cut, token)
-        for index, token in enumerate(tokens)
+        for token, index in ids.items()
         for cut in range(1, len(token))
         if token[:cut] in ids and token[cut:] in ids
     )

@@ -20,12 +20,14 @@ from transformers import (
 )
 
 from gspo_lightning.cli import main
+from gspo_lightning.commands.export.gguf_file import write_gguf
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.data.prompts.tasks.chain import ChainTask
 from gspo_lightning.policy.load.gguf import loadable_name
 from gspo_lightning.policy.load.gguf_tokenizer import tokenizer_of
 from gspo_lightning.policy.load.loading import load_policy
 from gspo_lightning.policy.load.model_settings import ModelSettings
+from gspo_lightning.policy.unsaid import padding_of
 from gspo_lightning.training.cold_start import ColdStart
 from tests import ROOT
 from tests.commands.export.paths import assert_no_paths
@@ -92,7 +94,8 @@ def write(
     for name, value in metadata.items():
         add(writer, name, value)
     tokens = metadata["tokenizer.ggml.tokens"]
-    writer.add_token_types([3 if token.startswith("<") and len(token) > 1 else 1 for token in tokens])
+    kinds = {"<": 3, "[": 5}  # control tokens, and rows without a token
+    writer.add_token_types([kinds.get(token[0], 1) if len(token) > 1 else 1 for token in tokens])
     writer.add_token_merges(["1 2"])
     writer.add_chat_template(TEMPLATE)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
@@ -193,6 +196,48 @@ def test_scaled_positions_are_those_of_the_model(
     frequencies = read.model.rotary_emb.inv_freq
     torch.testing.assert_close(frequencies, model.model.rotary_emb.inv_freq, rtol=1e-6, atol=0)
     assert not torch.allclose(frequencies, llama().model.rotary_emb.inv_freq)
+
+
+@pytest.mark.parametrize(
+    "padding",
+    [
+        pytest.param((126, 127), id="at the end"),
+        pytest.param((100, 127), id="with a gap", marks=pytest.mark.thorough),
+    ],
+)
+def test_rows_without_a_token_are_never_said(tmp_path: Path, padding: tuple[int, ...]) -> None:
+    """llama.cpp's converter writes ``[PAD151669]`` and so on where a model has more rows than its tokenizer tokens."""
+    tokens = [f"[PAD{row}]" if row in padding else token for row, token in enumerate(TOKENS)]
+    file = tmp_path / "padded.gguf"
+    write(llama(), file, fields={"tokenizer.ggml.tokens": tokens})
+    policy = load_policy(ModelSettings(str(file)))
+    assert policy.unsaid == padding
+    for row, token in enumerate(tokens):
+        assert policy.tokenizer.convert_ids_to_tokens(row) == (None if row in padding else token)
+    text = "a[PAD127] 12b<|im_end|>"
+    ids = policy.tokenizer(text)["input_ids"]
+    assert policy.tokenizer.decode(ids) == text
+    assert not set(padding).intersection(ids)
+    write_gguf(policy.model, file, tmp_path / "exported.gguf", "F16")
+    again = load_policy(ModelSettings(str(tmp_path / "exported.gguf")))
+    assert again.unsaid == padding
+    assert again.tokenizer(text)["input_ids"] == ids
+
+
+@pytest.mark.parametrize(("special", "padding"), [({}, (6, 7)), ({"tokenizer.ggml.padding_token_id": 6}, (7,))])
+def test_a_vocabulary_of_scores_has_no_padding_either(special: dict[str, int], padding: tuple[int, ...]) -> None:
+    fields = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "\u2581", "a", "\u2581a", "[PAD1]", "[PAD2]"],
+        "tokenizer.ggml.scores": [0.0, 0.0, 0.0, -2.0, -3.0, -1.0, -1000.0, -1000.0],
+        "tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 1, 5, 5],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+    tokenizer = tokenizer_of(fields | special)
+    assert padding_of(tokenizer, 8) == padding
+    assert len(tokenizer) == 8 - len(padding)
+    assert tokenizer("a")["input_ids"] == [1, 5]
 
 
 def test_special_tokens_keep_their_ids(tmp_path: Path) -> None:
