@@ -24,12 +24,25 @@ UNSAID = -1e4
 def padding_of(tokenizer: PreTrainedTokenizerBase, vocabulary: int, ends: Collection[int] = ()) -> tuple[int, ...]:
     """Return the rows of a model's head that no token of its tokenizer has, ascending.
 
+    A row is asked for by its number, too: two tokens that are parts of one character may share a name in a vocabulary
+    (in transformers' ``MistralCommonBackend`` most bytes are named U+FFFD), which then lists one of them.
+
     Args:
         tokenizer: the model's.
         vocabulary: rows of the head.
         ends: tokens that end a response, which are said even if the tokenizer does not know them.
     """
-    return tuple(sorted(set(range(vocabulary)).difference(tokenizer.get_vocab().values(), ends)))
+    unlisted = sorted(set(range(vocabulary)).difference(tokenizer.get_vocab().values(), ends))
+    size = len(tokenizer)
+    return tuple(row for row in unlisted if row >= size or not _has_token(tokenizer, row))
+
+
+def _has_token(tokenizer: PreTrainedTokenizerBase, row: int) -> bool:
+    try:
+        name = tokenizer.convert_ids_to_tokens(row)
+    except IndexError:  # SentencePiece's answer to a row that it does not have
+        return False
+    return bool(name) and name != tokenizer.unk_token  # some classes call a row without a token unknown
 
 
 def placeholders_of(image_processor: ImageProcessorAdapter | None) -> tuple[int, ...]:
