@@ -7,8 +7,12 @@ rotate by its default, 10,000, and say nothing.
 from __future__ import annotations
 
 import json
+import logging
+import math
 from pathlib import Path
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 _KEPT_ELSEWHERE = ("rope_theta", "partial_rotary_factor")
 
@@ -39,11 +43,39 @@ def _config(content: dict[str, Any]) -> None:
     if "rope_theta" not in rope:
         return
     content |= {name: rope[name] for name in _KEPT_ELSEWHERE if name in rope}
-    if rope.get("rope_type", "default") != "default":
-        scaling = {name: value for name, value in rope.items() if name not in _KEPT_ELSEWHERE}
-        if content.get("model_type") == "phi3":  # whose version 4 takes these three and computes the rest
-            scaling = {"type": rope["rope_type"], **{name: rope[name] for name in ("short_factor", "long_factor")}}
-        content["rope_scaling"] = scaling
+    if rope.get("rope_type", "default") == "default":
+        return
+    if content.get("model_type") != "phi3":
+        content["rope_scaling"] = {name: value for name, value in rope.items() if name not in _KEPT_ELSEWHERE}
+    elif _phi3_computes(content, rope):
+        factors = {name: rope[name] for name in ("short_factor", "long_factor")}
+        content["rope_scaling"] = {"type": rope["rope_type"], **factors}
+    else:
+        log.warning(
+            "transformers 4 cannot read the positions of this Phi-3: it computes attention_factor from the lengths of "
+            "the context, and the model has another; use transformers 5"
+        )
+
+
+def _phi3_computes(content: dict[str, Any], rope: dict[str, Any]) -> bool:
+    """True if a Phi-3's attention is scaled as version 4 computes from lengths: it reads no number for it.
+
+    Version 5 prefers what version 4 reads, and would then compute it, too.
+    """
+    original = content["original_max_position_embeddings"]
+    stretch = content["max_position_embeddings"] / original
+    if rope.get("original_max_position_embeddings", original) != original:
+        return False
+    computed = _attention_factor(stretch, original)
+    meant = rope.get("attention_factor")
+    if meant is None:
+        meant = _attention_factor(rope.get("factor") or stretch, original)
+    return math.isclose(meant, computed, rel_tol=1e-6)
+
+
+def _attention_factor(stretch: float, original: int) -> float:
+    """Return what LongRoPE (arXiv 2402.13753) multiplies rotations by for a context ``stretch`` times longer."""
+    return 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(original))
 
 
 def _tokenizer(content: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from transformers import AutoConfig, AutoTokenizer
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from gspo_lightning.policy.load.loading import load_policy
 from gspo_lightning.policy.load.model_settings import ModelSettings
@@ -55,6 +56,31 @@ def test_rotations_are_written_twice(tmp_path: Path, kind: str, rope: dict[str, 
         expected = before[name]
         got = after[name]
         assert got == expected or {n: v for n, v in got.items() if n != "type"} == expected, name
+
+
+@pytest.mark.parametrize(
+    ("extra", "written"),
+    [
+        ({"factor": 4.0, "attention_factor": 1.154700538}, True),  # sqrt(1 + ln 4 / ln 64) = sqrt(4 / 3)
+        ({"factor": 4.0, "attention_factor": 1.5}, False),
+        ({"factor": 4.0}, True),
+        ({"factor": 8.0}, False),  # sqrt(1 + ln 8 / ln 64) = sqrt(3 / 2)
+    ],
+)
+def test_a_phi3_keeps_how_its_attention_is_scaled(tmp_path: Path, extra: dict[str, float], written: bool) -> None:
+    """transformers 5 reads what is written for version 4 in place of its own, and then computes the factor."""
+    config = AutoConfig.for_model(
+        "phi3", rope_parameters={"rope_theta": 1e4, **LONG, **extra}, pad_token_id=0, hidden_size=32,
+        num_attention_heads=4, max_position_embeddings=256, original_max_position_embeddings=64,
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    add_older_names(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    assert ("rope_scaling" in content) is written
+    assert content["rope_theta"] == 1e4
+    read = AutoConfig.from_pretrained(tmp_path)
+    scales = [Phi3RotaryEmbedding(either).attention_scaling for either in (config, read)]
+    assert scales[0] == pytest.approx(scales[1], rel=1e-6)
 
 
 def test_a_saved_tokenizer_names_a_class_of_both_versions(tmp_path: Path) -> None:
