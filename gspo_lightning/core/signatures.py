@@ -62,12 +62,16 @@ def settings_class(cls: type[Any]) -> type[Any] | None:
 
 
 def called_with(inputs: Callable[P, I]) -> Callable[[Callable[[S, I], R]], Callable[Concatenate[S, P], R]]:
-    """Let a method that takes one typed object be called with the object's fields, by position and keyword."""
+    """Let a method that takes one typed object be called with the object's fields, by position and keyword.
+
+    The object itself is taken, too: an override passes on what it got, ``super().generate(request)``.
+    """
 
     def decorate(method: Callable[[S, I], R]) -> Callable[Concatenate[S, P], R]:
         @functools.wraps(method)
         def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            return method(self, inputs(*args, **kwargs))
+            whole = len(args) == 1 and not kwargs and isinstance(inputs, type) and isinstance(args[0], inputs)
+            return method(self, args[0] if whole else inputs(*args, **kwargs))  # type: ignore[arg-type]
 
         owner = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -76,3 +80,16 @@ def called_with(inputs: Callable[P, I]) -> Callable[[Callable[[S, I], R]], Calla
         return call
 
     return decorate
+
+
+def accept_fields(cls: type[Any], name: str, inputs: type[Any]) -> None:
+    """Decorate a subclass's ``name(self, inputs)``, its own or a mix-in's, by :func:`called_with`; no other method."""
+    method = inspect.getattr_static(cls, name, None)
+    if not inspect.isfunction(method):
+        return
+    arguments = list(inspect.signature(method).parameters.values())[1:]
+    if len(arguments) == 1 and arguments[0].kind in (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    ):
+        setattr(cls, name, called_with(inputs)(method))

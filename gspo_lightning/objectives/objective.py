@@ -6,13 +6,13 @@ strings could not be resolved in the subclass's module. The command line would t
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from gspo_lightning.core.errors import UserError, check_choice, check_number
-from gspo_lightning.core.signatures import called_with
+from gspo_lightning.core.signatures import accept_fields, called_with
 from gspo_lightning.core.types import ObjectiveOutput
 from gspo_lightning.objectives.aggregate import Aggregation, aggregate, count_rows, count_tokens, weighted_count
 from gspo_lightning.objectives.corrections import Correction, CorrectionMode, Corrections
@@ -101,6 +101,11 @@ class Objective(Surface):
                 f"is 'token', but the loss of {type(self).__name__} is one number per sequence",
                 fix="use correction='sequence', or a token-level objective such as GSPOToken",
             )
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let ``__call__(self, inputs)`` be called with the fields of the inputs."""
+        super().__init_subclass__(**kwargs)
+        accept_fields(cls, "__call__", LossInputs)
 
     @abstractmethod
     def term(self, rows: Rows) -> Term:

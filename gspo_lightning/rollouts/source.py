@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Protocol
 
 from gspo_lightning.core.errors import UserError
-from gspo_lightning.core.signatures import called_with
+from gspo_lightning.core.signatures import accept_fields, called_with
 from gspo_lightning.core.types import Prompt, Rollout, SamplingParams, WeightsOn
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.vision.families import FAMILIES
@@ -74,12 +73,6 @@ class GenerationRequest:
     def prefixes(self) -> list[ResponsePrefix]:
         """Responses to begin, prompt by prompt."""
         return ResponsePrefix.groups(self.prompts, self.group_size, self.sampling.max_response_tokens)
-
-
-def _takes_request(generate: Callable[..., Any]) -> bool:
-    """True for ``generate(self, request)``: one argument, and not all of them."""
-    arguments = list(inspect.signature(generate).parameters.values())[1:]
-    return len(arguments) == 1 and arguments[0].kind is arguments[0].POSITIONAL_OR_KEYWORD
 
 
 class Generator(Protocol):
@@ -167,9 +160,7 @@ class RolloutSource(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Let ``generate(self, request)`` be called with the fields of the request."""
         super().__init_subclass__(**kwargs)
-        generate = cls.__dict__.get("generate")
-        if inspect.isfunction(generate) and _takes_request(generate):
-            cls.generate = called_with(GenerationRequest)(generate)  # type: ignore[method-assign]
+        accept_fields(cls, "generate", GenerationRequest)
 
     def extend(
         self,

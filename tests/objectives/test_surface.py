@@ -20,6 +20,7 @@ from jsonargparse import ArgumentParser
 from gspo_lightning import objectives
 from gspo_lightning.core import registry
 from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.types import ObjectiveOutput
 from gspo_lightning.objectives import (
     CISPO,
     DAPO,
@@ -337,6 +338,17 @@ def test_a_loss_is_called_with_the_fields_of_its_inputs() -> None:
         GSPO()(old, old, torch.ones(1))
     with pytest.raises(TypeError, match="positional"):
         GSPO()(old, old, torch.ones(1), mask, old)
+
+
+def test_an_objective_may_take_its_inputs_as_one() -> None:
+    class Doubled(GSPO):
+        def __call__(self, inputs: LossInputs) -> ObjectiveOutput:  # type: ignore[override]
+            output = super().__call__(inputs)  # type: ignore[call-arg, arg-type]  # annotated with the fields
+            return dataclasses.replace(output, loss=2 * output.loss)
+
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    old = torch.tensor([[-1.0, -2.0]])
+    assert float(Doubled()(old, old, torch.ones(1), response_mask=mask).loss) == -2.0
 
 
 def test_a_new_input_per_token_is_one_field() -> None:

@@ -84,6 +84,24 @@ class OnePassing(GroupedSampler):
         return super().generate(policy, prompts, **options)
 
 
+class Super(GroupedSampler):
+    def generate(self, request: GenerationRequest) -> list[list[Rollout]]:  # type: ignore[override]
+        return super().generate(request)  # type: ignore[call-arg, arg-type]  # annotated with the fields
+
+
+class Mixin:
+    """No source by itself: it finds the next class's ``generate`` as any mix-in does."""
+
+    def generate(self, request: GenerationRequest) -> list[list[Rollout]]:
+        assert request.size == 4
+        groups: list[list[Rollout]] = super().generate(request)  # type: ignore[misc]
+        return groups
+
+
+class Mixed(Mixin, GroupedSampler):  # type: ignore[misc]
+    pass
+
+
 @pytest.fixture(scope="module")
 def policy() -> Policy:
     return load_policy(ModelSettings(seed=1)).eval()
@@ -97,7 +115,7 @@ def sampled(source: RolloutSource, policy: Policy, progress: Progress | None = N
     return [[(r.prompt.id, r.sample, r.policy_version, r.token_ids.tolist()) for r in group] for group in groups]
 
 
-@pytest.mark.parametrize("source", [WithFields, WithRequest, Decorated, Passing, OnePassing])
+@pytest.mark.parametrize("source", [WithFields, WithRequest, Decorated, Passing, OnePassing, Super, Mixed])
 def test_a_source_may_take_the_request_or_its_fields(source: type[RolloutSource], policy: Policy) -> None:
     wanted = sampled(GroupedSampler(), policy)
     assert [[row[:3] for row in group] for group in wanted] == [[(p, k, 9) for k in range(2)] for p in range(2)]
