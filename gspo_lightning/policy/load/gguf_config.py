@@ -137,7 +137,8 @@ def _rope(given: dict[str, Any], tensors: Mapping[str, np.ndarray], positions: i
     factor = scaling.pop("rope.scale_linear", None) if factor is None else factor
     original = scaling.pop("rope.scaling.original_context_length", None)
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
-    if ROPE_TENSORS[1] in tensors and ROPE_TENSORS[2] in tensors and original and kind in (None, "longrope"):
+    if kind == "longrope" or not tensors.keys().isdisjoint(ROPE_TENSORS[1:]):
+        _check_longrope(kind, original, tensors)
         found |= {
             "rope_type": "longrope",
             "long_factor": tensors[ROPE_TENSORS[1]].tolist(),
@@ -151,16 +152,34 @@ def _rope(given: dict[str, Any], tensors: Mapping[str, np.ndarray], positions: i
         found |= {name: scaling.pop(f"rope.scaling.yarn_{name}", default) for name, default in _BETAS.items()}
     elif kind in (None, "linear") and factor not in (None, 0, 1):
         found |= {"rope_type": "linear", "factor": float(factor)}
-    elif kind not in (None, "none", "linear", "longrope"):
+    elif kind not in (None, "none", "linear"):
         raise UserError(FIELD, f"its positions are scaled by {kind!r}, which is not understood here", fix=ORIGINAL)
     elif original and original != positions:
         found |= {"original_max_position_embeddings": int(original)}
     if ROPE_TENSORS[0] in tensors:
-        found |= _llama3(tensors[ROPE_TENSORS[0]], theta)
+        divided = _llama3(tensors[ROPE_TENSORS[0]], theta)
+        if divided and found["rope_type"] != "default":
+            problem = f"it has {ROPE_TENSORS[0]} beside positions scaled by {found['rope_type']!r}"
+            raise UserError(FIELD, problem, fix=ORIGINAL)
+        found |= divided
     if scaling := {key: value for key, value in scaling.items() if value not in (0, 1)}:
         key = min(scaling)
         raise UserError(FIELD, f"it says {key} = {scaling[key]!r}, which is not understood here", fix=ORIGINAL)
     return found
+
+
+def _check_longrope(kind: str | None, original: int | None, tensors: Mapping[str, np.ndarray]) -> None:
+    """Refuse a file that has a part only of what stretches positions by factors for short and for long texts."""
+    missing = [name for name in ROPE_TENSORS[1:] if name not in tensors]
+    if missing:
+        problem = f"its positions are scaled by 'longrope', but it has no {missing[0]}"
+    elif kind not in (None, "longrope"):
+        problem = f"it has {ROPE_TENSORS[1]} beside positions scaled by {kind!r}"
+    elif not original:
+        problem = f"it has {ROPE_TENSORS[1]}, but no rope.scaling.original_context_length"
+    else:
+        return
+    raise UserError(FIELD, problem, fix=ORIGINAL)
 
 
 _BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from gspo_lightning.commands.export.gguf_file import write_gguf
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.data.prompts.tasks.chain import ChainTask
 from gspo_lightning.policy.load.gguf import loadable_name
+from gspo_lightning.policy.load.gguf_config import config_of
 from gspo_lightning.policy.load.gguf_tokenizer import tokenizer_of
 from gspo_lightning.policy.load.loading import load_policy
 from gspo_lightning.policy.load.model_settings import ModelSettings
@@ -250,6 +252,42 @@ def test_special_tokens_keep_their_ids(tmp_path: Path) -> None:
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, len(tokenizer)) == (1, 2, len(TOKENS))
     assert tokenizer(f"a{tokens[2]}")["input_ids"] == [1, TOKENS.index("a"), 2]  # the file adds the first one
     assert tokenizer.decode([TOKENS.index("a"), 2]) == f"a{tokens[2]}"
+
+
+LONG = {"rope_factors_long.weight": np.full(8, 2.0), "rope_factors_short.weight": np.ones(8)}
+STRETCHED = {"phi3.rope.scaling.original_context_length": 64}
+YARN_KEYS = {**STRETCHED, "phi3.rope.scaling.type": "yarn", "phi3.rope.scaling.factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "tensors", "says"),
+    [
+        ({}, LONG, "rope_factors_long.weight, but no rope.scaling.original_context_length"),
+        (STRETCHED, {"rope_factors_long.weight": np.ones(8)}, "has no rope_factors_short.weight"),
+        (STRETCHED, {"rope_factors_short.weight": np.ones(8)}, "has no rope_factors_long.weight"),
+        ({**STRETCHED, "phi3.rope.scaling.type": "longrope"}, {}, "'longrope', but it has no rope_factors_long.weight"),
+        (YARN_KEYS, LONG, "rope_factors_long.weight beside positions scaled by 'yarn'"),
+        (YARN_KEYS, {"rope_freqs.weight": DIVISORS}, "rope_freqs.weight beside positions scaled by 'yarn'"),
+        ({**STRETCHED, "phi3.rope.scaling.type": "longrope"}, LONG, None),
+        (STRETCHED, LONG, None),
+    ],
+)
+def test_a_part_of_scaled_positions_is_refused_by_name(
+    fields: dict[str, Any], tensors: dict[str, np.ndarray], says: str | None
+) -> None:
+    sizes = {
+        "context_length": 256, "embedding_length": 64, "block_count": 1, "feed_forward_length": 64,
+        "attention.head_count": 4, "attention.head_count_kv": 4, "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.dimension_count": 16,
+    }  # fmt: skip
+    whole = {"general.architecture": "phi3", **{f"phi3.{key}": value for key, value in sizes.items()}, **fields}
+    whole |= {"tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.padding_token_id": 0}
+    if says is None:
+        rope = config_of(whole, tensors, 100, True).rope_parameters
+        assert (rope["rope_type"], rope["long_factor"], rope["factor"]) == ("longrope", [2.0] * 8, 4.0)
+        return
+    with pytest.raises(UserError, match=re.escape(says)):
+        config_of(whole, tensors, 100, True)
 
 
 VECTORS = json.loads((Path(__file__).parent / "gguf_vectors.json").read_text(encoding="utf-8"))
