@@ -20,6 +20,7 @@ from torch import Tensor
 from gspo_lightning.core.distributed import from_first_rank, rank_and_world
 from gspo_lightning.core.signatures import WholeSignature
 from gspo_lightning.core.types import MicroBatch, MiniBatch
+from gspo_lightning.data.prompts.specials import check_stop_tokens
 from gspo_lightning.loop.critic import ValueModel
 from gspo_lightning.loop.metrics.sums import Level, MetricSums
 from gspo_lightning.loop.metrics.update_metrics import UpdateMetrics
@@ -227,6 +228,7 @@ class GSPOModule(PolicyModule):
             self.teacher = load_teacher(self.teacher_model, *parts, self.autocast_dtype(self.device))
         rows = probe(self.policy, probe_length(self.policy, self.data.longest, self.data.token_budget))
         check_ratio_noise(self.policy, rows.to(self.device), self.objective, self.forward_context)
+        check_stop_tokens(self.data.settings.stop_token_ids or (), self.policy.unsaid)
         if self.global_rank == 0:
             check_sampling(self.policy, self.data.settings.sampling(self.policy.eos_token_ids))
         self.verify_sources()

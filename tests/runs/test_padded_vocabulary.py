@@ -71,6 +71,14 @@ def test_a_run_never_samples_them_and_leaves_their_weights_alone(tmp_path: Path)
 
 
 @pytest.mark.thorough
+def test_a_stop_token_that_is_never_sampled_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = model_folder(tmp_path / "model")
+    options = [f"--model.name_or_path={folder}", *runs.UNTAUGHT, f"--data.stop_token_ids=[3,{TOKENS}]"]
+    runs.fit(tmp_path / "runs", *options, code=2)
+    assert f"data.stop_token_ids: holds {TOKENS}, which never stops a response" in capsys.readouterr().err
+
+
+@pytest.mark.thorough
 def test_a_run_that_began_without_the_mask_goes_on_without_it(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "model")
     options = [f"--model.name_or_path={folder}", *OPTIONS]

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.types import SamplingParams
+from gspo_lightning.data.prompts.specials import check_stop_tokens
 from gspo_lightning.policy.load.loading import load_policy
 from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.training.checks import check_sampling
@@ -24,6 +26,12 @@ def test_a_generation_config_that_is_not_neutral_is_said(caplog: pytest.LogCaptu
         check_sampling(policy, sampling)
     assert "generation_config (temperature 0.6, top_p 0.95) is not used" in caplog.text
     assert "at temperature 1;" in caplog.text
+
+
+def test_a_stop_token_that_is_never_sampled_is_refused() -> None:
+    check_stop_tokens([3, 4], unsaid=(5,))
+    with pytest.raises(UserError, match=r"data\.stop_token_ids: holds 5, which never stops a response"):
+        check_stop_tokens([3, 5], unsaid=(5,))
 
 
 def test_one_update_per_rollout_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

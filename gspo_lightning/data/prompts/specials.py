@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
@@ -115,6 +115,22 @@ def check_stop_strings(stops: Sequence[str], tokenizer: PreTrainedTokenizerBase)
                 f"{stop!r} never stops a response: {names} is a special token, which is left out of its text",
                 fix=f"use data.stop_token_ids: {found}"
                 + (" (or nothing: it ends every response)" if tokenizer.eos_token_id in found else ""),
+            )
+
+
+def check_stop_tokens(stops: Sequence[int], unsaid: Collection[int]) -> None:
+    """Refuse stop tokens that a policy never says.
+
+    Raises:
+        UserError: with the token.
+    """
+    for stop in stops:
+        if stop in unsaid:
+            raise UserError(
+                "data.stop_token_ids",
+                f"holds {stop}, which never stops a response: no token of the tokenizer has this id, or it stands for "
+                "a picture, so it is never sampled",
+                fix="leave it out; if the model writes it, add it to eos_token_id of its generation_config.json",
             )
 
 
