@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from gspo_lightning.loop.advantages.within_groups import GroupNormalised
 from gspo_lightning.loop.experience.settings import ExperienceSettings, SharedSettings
 from gspo_lightning.objectives import GSPO, Objective
 from gspo_lightning.policy.packing.deal import Deal
+
+log = logging.getLogger(__name__)
 
 _SAME = (
     "group_size", "max_response_tokens", "max_prompt_tokens", "temperature", "deal", "max_tokens_per_micro_batch",
@@ -173,9 +176,10 @@ def context_of(model: PreTrainedModel) -> int | None:
 
 
 def fitting(config: GSPOConfig, context: int | None) -> GSPOConfig:
-    """Return a config whose responses leave room for a query: half of a context that the default would fill.
+    """Return a config whose responses leave room for a query: half of a context that 512 tokens would fill.
 
-    A limit of the caller's own stays as it is.
+    512 is the default, and a caller who sets it cannot be told from one who does not: the change is logged. Any other
+    limit stays as it is.
 
     Args:
         config: of the trainer.
@@ -187,7 +191,9 @@ def fitting(config: GSPOConfig, context: int | None) -> GSPOConfig:
     default = SharedSettings.max_response_tokens
     if context is None or context > default or config.max_response_tokens != default:
         return config
-    return dataclasses.replace(config, max_response_tokens=max(1, context // 2))
+    half = max(1, context // 2)
+    log.info("max_response_tokens is %d: half of the model's context of %d, not %d", half, context, default)
+    return dataclasses.replace(config, max_response_tokens=half)
 
 
 def prompt_limit(config: GSPOConfig, context: int | None) -> tuple[int, str]:

@@ -18,6 +18,7 @@ from gspo_lightning.objectives import CISPO, DAPO, GSPO, DrGRPO
 from gspo_lightning.policy.tiny import build_tiny_model
 from gspo_lightning.rewards import ExactMatch, FunctionReward
 from gspo_lightning.rewards.signature import BUILT_IN
+from gspo_lightning.training.trainer_config import fitting
 from tests import ROOT
 from tests.training.test_trainer import QUERIES, SHORT, graded, same, weights
 
@@ -275,6 +276,18 @@ def test_a_trainer_goes_on_exactly_where_another_stopped(
             k: v for k, v in wanted.items() if not k.startswith(timed)
         }
     assert same(weights(resumed.policy.model), weights(model))
+
+
+def test_a_shorter_limit_of_a_small_context_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("INFO", logger="gspo_lightning"):
+        assert fitting(GSPOConfig(max_response_tokens=512), 512).max_response_tokens == 256
+        assert fitting(GSPOConfig(max_response_tokens=511), 512).max_response_tokens == 511
+        assert fitting(GSPOConfig(max_response_tokens=512), 1024).max_response_tokens == 512
+    assert [record.getMessage() for record in caplog.records] == [
+        "max_response_tokens is 256: half of the model's context of 512, not 512"
+    ]
 
 
 def test_the_state_of_another_objective_is_refused(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
