@@ -96,7 +96,8 @@ class Policy(nn.Module):
             unsaid = padding_of(tokenizer, size, self.eos_token_ids)
         self.unsaid = tuple(sorted({*(unsaid or ()), *placeholders_of(self.image_processor)}))
         """Tokens that are never sampled, ascending: their logits are suppressed."""
-        self._index: dict[torch.device, Tensor] = {}
+        self.unsaid_on: dict[torch.device, Tensor] = {}
+        """Those tokens on devices, copied once; clear it where :attr:`unsaid` changes."""
 
     def train(self, mode: bool = True) -> Policy:
         """Set train or eval mode like any module; held modules stay in eval mode."""
@@ -154,10 +155,10 @@ class Policy(nn.Module):
         return suppressed(logits, self._suppressed(logits.device)) if self.unsaid else logits
 
     def _suppressed(self, device: torch.device) -> Tensor:
-        if device not in self._index:  # made once: a recorded step may not copy from the host
+        if device not in self.unsaid_on:  # made once: a recorded step may not copy from the host
             with torch.inference_mode(False):  # a backward pass needs it, too
-                self._index[device] = torch.tensor(self.unsaid, device=device)
-        return self._index[device]
+                self.unsaid_on[device] = torch.tensor(self.unsaid, device=device)
+        return self.unsaid_on[device]
 
     def forward(
         self, batch: MicroBatch, temperature: float = 1.0, against: Distribution | None = None

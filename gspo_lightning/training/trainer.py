@@ -311,6 +311,7 @@ class GSPOTrainer:
         reference = None if self.reference is None else self.reference.state_dict()
         return {
             "model": self.policy.model.state_dict(),
+            "unsaid": list(self.policy.unsaid),
             "optimizer": self.optimizer.state_dict(),
             "deal": self.config.dealing,
             "iteration": self.iteration,
@@ -335,6 +336,8 @@ class GSPOTrainer:
             self.critic.load_state_dict(theirs)
         if self.reference is not None:
             self.reference.load_state_dict(state["reference"], self.policy)
+        references = [] if self.reference is None else [self.reference.policy]
+        trainer_config.restore_unsaid(state, self.policy, *references)
         self.optimizer.load_state_dict(state["optimizer"])
         self.iteration, self.version = int(state["iteration"]), int(state["version"])
         self.old_logprobs.noise = state["noise"]

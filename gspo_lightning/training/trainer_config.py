@@ -22,6 +22,8 @@ from gspo_lightning.loop.advantages.within_groups import GroupNormalised
 from gspo_lightning.loop.experience.settings import ExperienceSettings, SharedSettings
 from gspo_lightning.objectives import GSPO, Objective
 from gspo_lightning.policy.packing.deal import Deal
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.unsaid import placeholders_of
 
 log = logging.getLogger(__name__)
 
@@ -194,6 +196,19 @@ def fitting(config: GSPOConfig, context: int | None) -> GSPOConfig:
     half = max(1, context // 2)
     log.info("max_response_tokens is %d: half of the model's context of %d, not %d", half, context, default)
     return dataclasses.replace(config, max_response_tokens=half)
+
+
+def restore_unsaid(state: Mapping[str, Any], *policies: Policy) -> None:
+    """Let policies suppress the tokens that a saved one did, so that they sample from the same distribution.
+
+    Args:
+        state: of ``GSPOTrainer.state_dict()``; one without ``unsaid`` is older than the mask of padding, and
+            suppressed placeholders of pictures only.
+        policies: those that sample and train, or are compared with.
+    """
+    for policy in policies:
+        policy.unsaid = tuple(state.get("unsaid", placeholders_of(policy.image_processor)))
+        policy.unsaid_on.clear()
 
 
 def prompt_limit(config: GSPOConfig, context: int | None) -> tuple[int, str]:

@@ -278,6 +278,31 @@ def test_a_trainer_goes_on_exactly_where_another_stopped(
     assert same(weights(resumed.policy.model), weights(model))
 
 
+@pytest.mark.parametrize("older", [False, True])
+def test_a_state_keeps_which_tokens_are_never_sampled(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, older: bool
+) -> None:
+    """A state without them is of a version that sampled rows of the vocabulary without a token, too."""
+    rows = 2 * len(tokenizer)
+    padding = tuple(range(len(tokenizer), rows))
+    model.resize_token_embeddings(rows, mean_resizing=False)
+    trainer = GSPOTrainer(model, tokenizer, SHORT, GSPO(kl_coef=0.1))
+    assert trainer.policy.unsaid == padding
+    assert not trainer.policy.sayable(torch.ones(1, rows))[0, : len(tokenizer)].ne(1).any()
+    state = trainer.state_dict()
+    assert tuple(state["unsaid"]) == padding
+    if older:
+        del state["unsaid"]
+    else:
+        state["unsaid"] = [5, rows - 1]
+    trainer.load_state_dict(state)
+    assert trainer.reference is not None
+    for policy in (trainer.policy, trainer.reference.policy):
+        suppressed = policy.sayable(torch.ones(1, rows))[0].ne(1).nonzero().flatten().tolist()
+        assert suppressed == ([] if older else [5, rows - 1])
+        assert policy.unsaid == tuple(suppressed)
+
+
 def test_a_shorter_limit_of_a_small_context_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
