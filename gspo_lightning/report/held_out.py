@@ -54,22 +54,27 @@ class Change:
 
 
 def held_out_change(run: Run) -> Change | None:
-    """Return the change of the headline metric from the first to the last evaluation; None without two of them."""
+    """Return the change of the headline metric from the first to the last evaluation; None without two of them.
+
+    It is paired by prompt if the scores of these two evaluations are recorded: a resumed run may lack the first ones,
+    and a killed one the last.
+    """
     before, after = run.held_out()
     if before is None or after is None:
         return None
-    rows = [row for row in run.scores if _known(run, row)]
-    if len(rows) > 1 and (found := _paired(_known(run, rows[0]), _known(run, rows[-1]))) is not None:
-        return found
+    series = run.get(run.held_out_tag)
+    if series is not None and len(series) > 1:
+        first, last = (_scores(run, int(series.steps[i])) for i in (0, -1))
+        if (found := _paired(first, last)) is not None:
+            return found
     return _unpaired(run, before, after)
 
 
 def standard_error(run: Run, update: int) -> float | None:
     """Return the standard error of the headline metric in the evaluation after an update; None if it is not known."""
-    for row in run.scores:
-        values = list(_known(run, row).values())
-        if row["update"] == update and len(values) > 1:
-            return float(np.std(values) / math.sqrt(len(values)))
+    values = list(_scores(run, update).values())
+    if len(values) > 1:
+        return float(np.std(values) / math.sqrt(len(values)))
     series = run.get("val/accuracy_standard_error") if run.shown_by == "accuracy" else None
     if series is None or update not in series.steps:
         return None
@@ -114,6 +119,11 @@ def reward_change(run: Run) -> Change | None:
     return Change(change, change - half, change + half, int(prompts), "prompts an iteration")
 
 
+def _scores(run: Run, update: int) -> dict[int, float]:
+    """Return prompt -> score of the evaluation after an update; empty if it was not recorded."""
+    return next((found for row in run.scores if row["update"] == update and (found := _known(run, row))), {})
+
+
 def _known(run: Run, row: Mapping[str, Any]) -> dict[int, float]:
     """Return prompt -> score of an evaluation, for the headline metric; empty if the row is not whole."""
     ids, scores = row.get("id"), row.get("accuracy" if run.shown_by == "accuracy" else "reward")
@@ -146,7 +156,7 @@ def _scaled(values: Sequence[float], low: float, scale: float) -> list[float]:
 def _unpaired(run: Run, before: float, after: float) -> Change:
     """Return the change with the interval of independent evaluations, which is wider than that of paired ones."""
     series, change = run.get(run.held_out_tag), after - before
-    errors = [] if series is None else [standard_error(run, int(series.steps[i])) for i in (0, -1)]
+    errors = [] if series is None or len(series) < 2 else [standard_error(run, int(series.steps[i])) for i in (0, -1)]
     known = [error for error in errors if error is not None]
     if len(known) < 2:
         return Change(change, None, None, None, "unknown")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gspo_lightning.core.errors import is_finite
 from gspo_lightning.core.metric_table.health import Clip
-from gspo_lightning.core.tolerance import at_least, equal
+from gspo_lightning.core.tolerance import SINGLE, at_least, equal
 
 Shown = Literal["accuracy", "mean reward"]
 ACCURACY, REWARD = "val/accuracy", "val/reward"
@@ -211,14 +211,19 @@ class Run:
     def held_out(self) -> tuple[float | None, float | None]:
         """Return the headline metric before and after training, from the summary, else from the evaluations.
 
-        A single evaluation counts as the one before.
+        A single evaluation counts as the one before. The summary of a run that was resumed into a new folder begins
+        with an evaluation of the old one: what the folder holds is then compared.
         """
         series = self.get(self.held_out_tag)
         first = None if series is None else float(series.values[0])
         last = None if series is None or len(series) < 2 else float(series.values[-1])
         name = "accuracy" if self.shown_by == "accuracy" else "reward"
         before, after = (number(self.summary.get(f"{name}_{when}")) for when in ("before", "after"))
-        return first if before is None else before, last if after is None else after
+        if first is None or last is None or before is None:
+            return first if before is None else before, last if after is None else after
+        if not equal(before, first, max(abs(before), 1.0), SINGLE):  # event files hold 32 bits
+            return first, last
+        return before, last if after is None else after
 
     def accuracy(self) -> tuple[float | None, float | None]:
         """Return :meth:`held_out` if it is an accuracy; a pair of None otherwise."""

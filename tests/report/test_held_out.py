@@ -110,3 +110,50 @@ def test_the_interval_of_training_rewards_is_that_of_their_prompts() -> None:
     assert (change := reward_change(run)) is not None
     assert change.low == pytest.approx(0.2 - 1.96 * 0.1, abs=1e-4)
     assert headline(run) == "training reward 0.30 → 0.50: +0.20 [+0.00, +0.40], n = 32 prompts an iteration (2 updates)"
+
+
+def resumed(folder: Path, recorded_at: Sequence[int]) -> Run:
+    """400 prompts at 0.1, 0.5, 0.79 and 0.8 right after 0, 20, 40 and 60 updates; scores of some evaluations only."""
+    shares = {0: 0.1, 20: 0.5, 40: 0.79, 60: 0.8}
+    make_run(folder, scalars={"reward/mean": [0.1 + 0.7 * i / 60 for i in range(60)]}, evaluations=[*shares.values()])
+    file = AnswersFile(folder, SCORES)
+    for update in recorded_at:
+        right = round(400 * shares[update])
+        file.add(update, [{"id": list(range(400)), "accuracy": [1.0] * right + [0.0] * (400 - right)}])
+    return read_run(folder)
+
+
+@pytest.mark.parametrize("recorded_at", [(40, 60), (0, 20), (20, 40), ()])
+def test_only_the_first_and_the_last_evaluation_are_paired(recorded_at: Sequence[int], tmp_path: Path) -> None:
+    """A run resumed by a newer version lacks the first rows, a killed one the last: 0.7 +- 1.96 * 0.02 * sqrt(2)."""
+    run = resumed(tmp_path / "run", recorded_at)
+    assert (change := held_out_change(run)) is not None
+    assert change.value == pytest.approx(0.7)
+    if 0 in recorded_at:  # 0.1 of 400: sqrt(0.09 / 400) = 0.015 at the start
+        assert change.low == pytest.approx(0.7 - 1.96 * math.hypot(0.015, 0.02), abs=1e-3)
+    assert change.how == "from standard errors"
+    assert [verdict.topic for verdict in verdicts(run) if verdict.level == "bad"] == []
+
+
+def test_a_torn_last_line_of_scores_is_not_replaced_by_an_older_one(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    resumed(folder, (0, 20, 60))
+    lines = (folder / SCORES).read_text().splitlines(keepends=True)
+    (folder / SCORES).write_text("".join(lines[:-1]) + lines[-1][:100])
+    assert "0.10 → 0.80: +0.70 [+0.65, +0.75], from standard errors" in headline(read_run(folder))
+
+
+def test_a_run_resumed_into_a_new_folder_is_compared_with_its_own_first_evaluation(tmp_path: Path) -> None:
+    """Its summary begins at 0.05, with an evaluation of the old folder."""
+    folder = tmp_path / "run"
+    resumed(folder, (0, 60))
+    summary = {"accuracy_before": 0.05, "accuracy_after": 0.8, "updates": 60}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert headline(read_run(folder)).startswith("held-out accuracy 0.10 → 0.80: +0.70 [")
+    summary["accuracy_before"] = float(np.float32(0.1))  # event files hold 32 bits
+    (folder / "summary.json").write_text(json.dumps(summary))
+    run = read_run(folder)
+    assert run.held_out() == (summary["accuracy_before"], 0.8)
+    run.scalars["val/accuracy"] = Series(np.array([60]), np.array([0.8]))  # evaluated at the end only
+    assert (change := held_out_change(run)) is not None
+    assert (change.value, change.low) == (pytest.approx(0.7), None)
