@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gspo_lightning.core.metric_table.spec import threshold
 from gspo_lightning.report.ending import earned, end, healthy, reward_range, rose, start_band
 from gspo_lightning.report.held_out import fall, held_out_change
-from gspo_lightning.report.run import Run
+from gspo_lightning.report.run import Run, Series
 from gspo_lightning.report.verdict import Level, Verdict
 from gspo_lightning.report.words import count, known, plain, training_reward, two
 
@@ -40,13 +42,18 @@ def judge_learning(run: Run) -> Verdict | None:
 
 
 def judge_gamed(run: Run) -> Verdict | None:
-    """Return the verdict on a training reward that rises while held-out answers fall, or stay far behind."""
-    series, rise = run.get(run.held_out_tag), rose(run)
-    change = held_out_change(run)
-    if rise is None or series is None or change is None or change.high is None:
+    """Return the verdict on a training reward that rises while held-out answers fall, or stay far behind.
+
+    Both are compared from the first to the last evaluation: the reward of a run that goes on has risen since.
+    """
+    series, reward, change = run.get(run.held_out_tag), run.get("reward/mean"), held_out_change(run)
+    if series is None or reward is None or change is None or change.high is None:
+        return None
+    evaluated = _between(run, int(series.steps[0]), int(series.steps[-1]))
+    if (rise := rose(evaluated)) is None:
         return None
     before, after = float(series.values[0]), float(series.values[-1])
-    low, high = reward_range(run, run.scalars["reward/mean"])
+    low, high = reward_range(run, reward)
     scale = 1.0 if run.shown_by == "accuracy" else max(high - low, 1e-9)
     if (fallen := fall(run)) is not None:
         behind = f"the held-out {run.shown_by} fell from {plain(fallen[1])} to {plain(fallen[2])}"
@@ -54,13 +61,23 @@ def judge_gamed(run: Run) -> Verdict | None:
         behind = f"the held-out {run.shown_by} only went from {plain(before)} to {plain(after)}"
     else:
         return None
-    sentence = f"the training reward rose by {100 * rise:.0f} % of its range; {behind}.{_most_of_the_rise(run)}"
+    sentence = f"the training reward rose by {100 * rise:.0f} % of its range; {behind}.{_most_of_the_rise(evaluated)}"
     return Verdict("gamed reward", "bad", "held-out answers do not rise with it", sentence, "#rollouts?sort=reward")
+
+
+def _between(run: Run, first: int, last: int) -> Run:
+    """Return the run with the rewards of the updates after ``first``, up to ``last``."""
+    scalars = dict(run.scalars)
+    for tag, series in run.scalars.items():
+        if tag in ("reward/mean", "reward/std") or tag.startswith("reward/parts/"):
+            keep = (series.steps > first) & (series.steps <= last)
+            scalars[tag] = Series(series.steps[keep], series.values[keep])
+    return replace(run, scalars=scalars)
 
 
 def _most_of_the_rise(run: Run) -> str:
     tags = [tag for tag in run.scalars if tag.startswith("reward/parts/")]
-    rises = {tag: (end(run, tag) or 0.0) - float(run.scalars[tag].values[0]) for tag in tags}
+    rises = {tag: (end(run, tag) or 0.0) - float(run.scalars[tag].values[0]) for tag in tags if len(run.scalars[tag])}
     if len(rises) < 2:
         return ""
     return f" Most of the rise is {max(rises, key=lambda tag: rises[tag]).rsplit('/', 1)[-1]}."

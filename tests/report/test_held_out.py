@@ -12,6 +12,7 @@ import pytest
 
 from gspo_lightning.report.answers import SCORES, AnswersFile, read_answers
 from gspo_lightning.report.held_out import fall, held_out_change, reward_change
+from gspo_lightning.report.learning import judge_gamed
 from gspo_lightning.report.read import read_run
 from gspo_lightning.report.run import Run, Series
 from gspo_lightning.report.verdicts import verdicts
@@ -157,3 +158,27 @@ def test_a_run_resumed_into_a_new_folder_is_compared_with_its_own_first_evaluati
     run.scalars["val/accuracy"] = Series(np.array([60]), np.array([0.8]))  # evaluated at the end only
     assert (change := held_out_change(run)) is not None
     assert (change.value, change.low) == (pytest.approx(0.7), None)
+
+
+def steady(updates: int, evaluated_at: int, share: float, spread: float = 0.0) -> Run:
+    """A training reward that rises by 0.002 an update, four an iteration; ``share`` of it on held-out prompts."""
+    steps = np.arange(1, updates + 1)
+    means = 0.1 + 0.008 * ((steps - 1) // 4)
+    run = Run(Path("run"), config={"data": {"prompts_per_rollout": 32}})
+    run.scalars = {
+        "reward/mean": Series(steps, means), "data/iteration": Series(steps, (steps - 1.0) // 4),
+        "reward/std": Series(steps, np.full(updates, spread)),
+        "reward/min": Series(steps, np.zeros(updates)), "reward/max": Series(steps, np.ones(updates)),
+    }  # fmt: skip
+    ends = np.array([0.1, 0.1 + share * 0.002 * evaluated_at])
+    run.scalars["val/accuracy"] = Series(np.array([0, evaluated_at]), ends)
+    run.scalars["val/accuracy_standard_error"] = Series(np.array([0, evaluated_at]), np.array([0.013, 0.02]))
+    return run
+
+
+def test_rewards_after_the_last_evaluation_are_not_held_against_it() -> None:
+    """400 updates, of which the first 80 are evaluated: 0.1 -> 0.26 on both sides is honest, though 0.9 is reached."""
+    assert judge_gamed(steady(400, 80, share=1.0)) is None
+    found = judge_gamed(steady(400, 80, share=0.0))
+    assert found is not None
+    assert "rose by 13 % of its range" in found.sentence  # means of the first and last 4 of 20 iterations: 16 apart
