@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from gspo_lightning.core.metric_table.spec import threshold
-from gspo_lightning.report.ending import earned, end, healthy, reward_range, rose, start_band
-from gspo_lightning.report.held_out import fall, held_out_change
+from gspo_lightning.report.ending import earned, end, healthy, iterations, reward_range, rose, start_band
+from gspo_lightning.report.held_out import fall, held_out_change, reward_change
 from gspo_lightning.report.run import Run, Series
 from gspo_lightning.report.verdict import Level, Verdict
 from gspo_lightning.report.words import count, known, plain, training_reward, two
@@ -15,6 +17,9 @@ USUAL = 0.1
 """Relative change of length or entropy that is not called one: iterations differ by as much."""
 BEHIND = 0.5
 """Share of the training reward's rise below which the upper end of the held-out rise is far behind."""
+
+ENOUGH = 10
+"""Iterations below which a rise of the training reward is not compared with held-out answers."""
 
 
 def judge_learning(run: Run) -> Verdict | None:
@@ -50,8 +55,9 @@ def judge_gamed(run: Run) -> Verdict | None:
     if series is None or reward is None or change is None or change.high is None:
         return None
     evaluated = _between(run, int(series.steps[0]), int(series.steps[-1]))
-    if (rise := rose(evaluated)) is None:
-        return None
+    rise, pure = rose(evaluated), reward_change(evaluated)
+    if rise is None or pure is None or (pure.low is not None and pure.low <= 0) or _iterations(evaluated) < ENOUGH:
+        return None  # means of few prompts differ by as much
     before, after = float(series.values[0]), float(series.values[-1])
     low, high = reward_range(run, reward)
     scale = 1.0 if run.shown_by == "accuracy" else max(high - low, 1e-9)
@@ -63,6 +69,15 @@ def judge_gamed(run: Run) -> Verdict | None:
         return None
     sentence = f"the training reward rose by {100 * rise:.0f} % of its range; {behind}.{_most_of_the_rise(evaluated)}"
     return Verdict("gamed reward", "bad", "held-out answers do not rise with it", sentence, "#rollouts?sort=reward")
+
+
+def _iterations(run: Run) -> int:
+    """Return the number of iterations (of updates, if iterations were not logged) whose reward is known."""
+    reward = run.get("reward/mean")
+    if reward is None:
+        return 0
+    number = iterations(run, reward)
+    return len(np.unique(number[np.isfinite(number)])) or len(reward)
 
 
 def _between(run: Run, first: int, last: int) -> Run:

@@ -182,3 +182,18 @@ def test_rewards_after_the_last_evaluation_are_not_held_against_it() -> None:
     found = judge_gamed(steady(400, 80, share=0.0))
     assert found is not None
     assert "rose by 13 % of its range" in found.sentence  # means of the first and last 4 of 20 iterations: 16 apart
+
+
+def test_a_rise_that_chance_explains_is_not_gamed() -> None:
+    """0.1 -> 0.252 in 20 iterations of 32 prompts: 1.96 * spread * sqrt(2 / 32) is 0.098 for 0.2, and 0.196 for 0.4."""
+    assert judge_gamed(steady(80, 80, share=0.0, spread=0.2)) is not None
+    assert judge_gamed(steady(80, 80, share=0.0, spread=0.4)) is None
+
+
+@pytest.mark.parametrize(("count", "found"), [(2, False), (9, False), (10, True)])
+def test_two_iterations_are_no_trend(count: int, found: bool) -> None:
+    """Iterations at 0.2 and then at 0.4; held-out answers stay."""
+    run = steady(4 * count, 4 * count, share=0.0)
+    number = run.scalars["data/iteration"].values
+    run.scalars["reward/mean"] = Series(np.arange(1, 4 * count + 1), np.where(number < count // 2, 0.2, 0.4))
+    assert (judge_gamed(run) is not None) == found
