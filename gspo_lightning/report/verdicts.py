@@ -25,6 +25,8 @@ from gspo_lightning.report.words import count, plain
 
 ONE_SIDED = 0.8
 """Share of the sampler's gap that its mean must have for the gap to be one-sided: rounding goes both ways."""
+BOUNDS = ("clip/low", "clip/high", "clip/dual")
+"""Metrics of objectives that clip: others, as CISPO, log that they clip nothing."""
 JUDGED = (
     "reward/dead_groups", "reward/std", "response/truncated", "response/terminated", "clip/tokens", "policy/entropy",
     "optim/gradient_spike", "noise/sampler_logprob_gap", "noise/sampler_sequence_gap", "reward/missing",
@@ -114,6 +116,9 @@ def _clipping(run: Run) -> Verdict | None:
     link = "#rollouts?sort=log_s&clipped=1"
     if healthy(run, "clip/tokens"):
         return Verdict("clipping", "fine", "usual", f"{share}: {usual}", link)
+    if mean == 0 and not any(tag in run.scalars for tag in BOUNDS):
+        sentence = "no bound of the objective takes a gradient away"
+        return Verdict("clipping", "fine", "nothing to judge", sentence)
     if mean == 0:
         return Verdict("clipping", "look", "never", f"{share}: the range never acts; its scale may be another's", link)
     sentence = f"{share}: {usual}; the steps are too large, or the range has another objective's scale"

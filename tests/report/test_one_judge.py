@@ -20,11 +20,12 @@ from gspo_lightning.core.metric_table.spec import METRICS, RULES
 from gspo_lightning.report.ending import value_of
 from gspo_lightning.report.read import read_run
 from gspo_lightning.report.replay import replayed
+from gspo_lightning.report.verdicts import verdicts
 from tests import ROOT
 
 TABLES = ("docs/troubleshooting.md", "docs/first_real_run.md")
 PER_ITERATION, ITERATIONS = 4, 12
-CLIP = {"GSPO": (3e-4, 4e-4), "GRPO": (0.2, 0.2)}
+CLIP = {"GSPO": (3e-4, 4e-4), "GRPO": (0.2, 0.2), "CISPO": (1.0, 4.0)}
 MARKS = {"bad": "✖", "look": "!", "note": "i", "fine": "✓"}
 
 
@@ -77,7 +78,9 @@ CASES = {
     # beyond the seven: what both rules that were mended had merged, and what an alarm must confirm
     "GSPO clips 0.8, 0.6 over all": Case({"clip/tokens": saw(0.8)}, "clip/tokens", "clipping", "fine", "usual"),
     "GRPO clips 0.998": Case({"clip/tokens": saw(0.998)}, "clip/tokens", "clipping", "look", "heavy", (), "GRPO"),
-    "GSPO never clips": Case({"clip/tokens": flat(0.0)}, "clip/tokens", "clipping", "look", "never"),
+    "GSPO never clips": Case(
+        {"clip/tokens": flat(0.0), "clip/high": flat(0.0)}, "clip/tokens", "clipping", "look", "never",
+    ),
     "dead groups 0.95": Case(
         {"reward/dead_groups": flat(0.95), "reward/mean": flat(0.3), "reward/max": flat(1.0)},
         "reward/dead_groups", "collapse", "bad", "recognised", ("dead_group_flood",),
@@ -170,6 +173,13 @@ def test_five_ways_say_the_same(name: str, tmp_path: Path, capsys: pytest.Captur
 def test_with_one_mini_batch_per_iteration_nothing_is_said_of_clipping(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run", Case({"clip/tokens": flat(0.0)}, "", "", "", ""), per_iteration=1)
     listed = {v["topic"]: (v["level"], v["word"]) for v in page_of(folder, tmp_path / "p.html")["overview"]["verdicts"]}
+    assert listed["clipping"] == ("fine", "nothing to judge")
+
+
+def test_an_objective_that_bounds_weights_is_not_told_that_its_range_never_acts(tmp_path: Path) -> None:
+    """CISPO logs ``clip/tokens`` as 0, and neither bound."""
+    case = Case({"clip/tokens": flat(0.0)}, "", "", "", "", (), "CISPO")
+    listed = {v.topic: (v.level, v.word) for v in verdicts(read_run(run_folder(tmp_path / "run", case)))}
     assert listed["clipping"] == ("fine", "nothing to judge")
 
 
