@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from gspo_lightning.core.metric_table.spec import threshold
+from gspo_lightning.report.collapse.signatures import TAUGHT
 from gspo_lightning.report.ending import earned, end, healthy, iterations, reward_range, rose, start_band
 from gspo_lightning.report.held_out import fall, held_out_change, reward_change
 from gspo_lightning.report.run import Run, Series
@@ -109,6 +110,8 @@ def judge_dead_groups(run: Run) -> Verdict | None:
         return Verdict("dead groups", "fine", "few", sentence, link)
     if earned(run) >= threshold("dead_group_flood.solved"):
         return Verdict("dead groups", "note", "solved", f"{sentence}: most prompts are solved; give harder ones", link)
+    if TAUGHT in run.scalars:
+        return Verdict("dead groups", "note", "many", f"{sentence}: the teacher teaches without rewards", link)
     why = "they teach nothing: use easier prompts, larger groups or a finer reward"
     return Verdict("dead groups", "look", "many", f"{sentence}: {why}", link)
 
@@ -142,9 +145,11 @@ def judge_entropy(run: Run) -> Verdict | None:
         if earned(run) >= threshold("entropy_collapse.solved"):
             why = "the task is solved and the policy is sure"
             return Verdict("entropy", "note", "nearly none", f"{sentence}: {why}", link)
+        if TAUGHT in run.scalars:
+            return Verdict("entropy", "note", "nearly none", f"{sentence}: distillation asks for the teacher's", link)
         return Verdict("entropy", "look", "nearly none", f"{sentence}: little is left to explore", link)
     start, reward = start_band("policy/entropy"), known(run, "reward/mean")
-    flat = reward is not None and reward[1] <= reward[0]
+    flat = reward is not None and reward[1] <= reward[0] and TAUGHT not in run.scalars
     if start is not None and pair[0] > 0 and not start.holds(last / pair[0]) and flat:
         why = "while the reward does not rise: the policy is dissolving"
         return Verdict("entropy", "look", "rising", f"{sentence} {why}", link)

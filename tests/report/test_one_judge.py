@@ -183,6 +183,20 @@ def test_an_objective_that_bounds_weights_is_not_told_that_its_range_never_acts(
     assert listed["clipping"] == ("fine", "nothing to judge")
 
 
+def test_a_run_with_a_teacher_is_exempt_from_what_the_alarms_exempt_it_from(tmp_path: Path) -> None:
+    """Its rewards need not carry a signal, and its entropy is the teacher's."""
+    scalars = {"reward/dead_groups": flat(1.0), "reward/mean": flat(0.0), "kl/old_new_k3": flat(0.06)}
+    for name, entropy in (("low", flat(0.005)), ("rising", [0.1 + 0.1 * i for i in range(48)])):
+        for taught in (False, True):
+            teacher = {"distill/kl": flat(0.1)} if taught else {}
+            folder = run_folder(
+                tmp_path / f"{name} {taught}", Case({**scalars, "policy/entropy": entropy, **teacher}, "", "", "", "")
+            )
+            levels = {v.topic: v.level for v in verdicts(read_run(folder))}
+            worst = {levels.get(topic, "fine") for topic in ("dead groups", "entropy", "collapse", "other numbers")}
+            assert worst.isdisjoint({"bad", "look"}) == taught, levels
+
+
 def test_clipping_is_counted_after_the_first_mini_batch_whatever_is_logged(tmp_path: Path) -> None:
     """With every second update logged, places 0 and 2 are left: 0.6 is the fraction of the later ones, not 0.3."""
     folder = run_folder(tmp_path / "run", Case({"clip/tokens": saw(0.6)}, "", "", "", ""))
