@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from gspo_lightning.core.metric_table.spec import threshold
-from gspo_lightning.report.run import Run, number
+from gspo_lightning.report.run import Run, Series, number
 from gspo_lightning.report.statistics.intervals import NORMAL
 from gspo_lightning.report.statistics.paired import difference
 
 PAIRED, UNPAIRED = "paired by prompt", "from standard errors"
+LIMIT = ("data", "evaluation", "limit")
+"""Setting of the number of held-out prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +91,64 @@ def prompts(run: Run) -> int | None:
 def fall(run: Run) -> tuple[int, float, float] | None:
     """Return (update, best, last) if the last evaluation is below the best one by the alarm's number of errors.
 
-    It is the rule of the alarm ``held_out_fall``, for the last evaluation, and for a mean reward, too.
+    It is the rule of the alarm ``held_out_fall``, for the last evaluation, and for a mean reward, too. The error is
+    that of the paired difference, whose interval must exclude 0, if the scores of both evaluations are recorded.
     """
     series = run.get(run.held_out_tag)
     if series is None or len(series) < 2:
         return None
-    place = int(np.flatnonzero(series.values == series.values.max())[-1])
-    best, last = float(series.values[place]), float(series.values[-1])
-    errors = [standard_error(run, int(series.steps[i])) for i in (place, -1)]
-    known = [error for error in errors if error is not None]
-    if len(known) < 2 or best - last <= threshold("held_out_fall.errors") * math.hypot(*known):
+    place = _best(series)
+    at, best, last = int(series.steps[place]), float(series.values[place]), float(series.values[-1])
+    first, second = _scores(run, at), _scores(run, int(series.steps[-1]))
+    if (change := _paired(first, second)) is not None:
+        differences = [second[key] - first[key] for key in first.keys() & second.keys()]
+        error = float(np.std(differences)) / math.sqrt(len(differences))
+        fell = change.sign == -1 and -change.value > threshold("held_out_fall.errors") * error
+        return (at, best, last) if fell else None
+    ends = [_of_one(run, series, i) for i in (place, -1)]
+    known = [end for end in ends if end is not None]
+    if len(known) < 2:
         return None
-    return int(series.steps[place]), best, last
+    (high, error), (low, other) = known
+    return (at, best, last) if high - low > threshold("held_out_fall.errors") * math.hypot(error, other) else None
+
+
+def rise_to_the_best(run: Run) -> Change | None:
+    """Return the change of the headline metric from the first to the best evaluation; None without two of them."""
+    series = run.get(run.held_out_tag)
+    if series is None or (place := _best(series)) == 0:
+        return None
+    first, best = (_scores(run, int(series.steps[i])) for i in (0, place))
+    found = _paired(first, best)
+    if found is not None:
+        return found
+    return _of_independent(run, series, 0, place)
+
+
+def _best(series: Series) -> int:
+    """Return the place of the best evaluation, the later one of equals."""
+    return int(np.flatnonzero(series.values == series.values.max())[-1])
+
+
+def _of_one(run: Run, series: Series, place: int) -> tuple[float, float] | None:
+    """Return value and standard error of an evaluation; if all or no answers were right, those of four answers more.
+
+    An error of 0 would make any difference one that chance does not explain. Two right and two wrong answers more give
+    Agresti and Caffo's interval (2000), or nearly. Other evaluations tell the number of prompts: their error is
+    sqrt(p (1 - p) / n).
+    """
+    value, error = float(series.values[place]), standard_error(run, int(series.steps[place]))
+    if error is None:
+        return None
+    if error > 0 or run.shown_by != "accuracy":
+        return value, error
+    others = [(float(p), standard_error(run, int(step))) for step, p in zip(series.steps, series.values, strict=True)]
+    counts = [p * (1 - p) / e**2 for p, e in others if e and 0 < p < 1] or [number(run.setting(*LIMIT)) or 0.0]
+    n = float(np.median(counts))
+    if n < 1:
+        return value, error
+    p = (value * n + 2) / (n + 4)
+    return p, math.sqrt(p * (1 - p) / (n + 4))
 
 
 def reward_change(run: Run) -> Change | None:
@@ -155,10 +203,18 @@ def _scaled(values: Sequence[float], low: float, scale: float) -> list[float]:
 
 def _unpaired(run: Run, before: float, after: float) -> Change:
     """Return the change with the interval of independent evaluations, which is wider than that of paired ones."""
-    series, change = run.get(run.held_out_tag), after - before
-    errors = [] if series is None or len(series) < 2 else [standard_error(run, int(series.steps[i])) for i in (0, -1)]
-    known = [error for error in errors if error is not None]
+    series = run.get(run.held_out_tag)
+    if series is None or len(series) < 2:
+        return Change(after - before, None, None, None, "unknown")
+    return _of_independent(run, series, 0, -1)
+
+
+def _of_independent(run: Run, series: Series, first: int, last: int) -> Change:
+    change = float(series.values[last] - series.values[first])
+    ends = [_of_one(run, series, i) for i in (first, last)]
+    known = [end for end in ends if end is not None]
     if len(known) < 2:
         return Change(change, None, None, None, "unknown")
-    half = NORMAL * math.hypot(*known)
-    return Change(change, change - half, change + half, None, UNPAIRED)
+    (start, error), (end, other) = known
+    half = NORMAL * math.hypot(error, other)
+    return Change(change, end - start - half, end - start + half, None, UNPAIRED)

@@ -9,7 +9,7 @@ import numpy as np
 from gspo_lightning.core.metric_table.spec import threshold
 from gspo_lightning.report.collapse.signatures import TAUGHT
 from gspo_lightning.report.ending import earned, end, healthy, iterations, reward_range, rose, start_band
-from gspo_lightning.report.held_out import fall, held_out_change, reward_change
+from gspo_lightning.report.held_out import fall, held_out_change, reward_change, rise_to_the_best
 from gspo_lightning.report.run import Run, Series
 from gspo_lightning.report.verdict import Level, Verdict
 from gspo_lightning.report.words import count, known, plain, training_reward, two
@@ -42,7 +42,10 @@ def judge_learning(run: Run) -> Verdict | None:
     level, word = words[change.sign]
     if (fallen := fall(run)) is not None:
         peak, best, _ = fallen
-        level, word = "bad", "learned, then fell back" if change.sign == 1 or best > (before or 0.0) else "unlearned"
+        risen = rise_to_the_best(run)
+        learned = change.sign == 1 or (risen is not None and risen.sign == 1)
+        level = "bad"
+        word = "learned, then fell back" if learned else "unlearned" if change.sign == -1 else "fell back"
         sentence += f"; its best was {best:.2f} after {peak}"
     return Verdict("learning", level, word, sentence, "#answers")
 

@@ -197,3 +197,44 @@ def test_two_iterations_are_no_trend(count: int, found: bool) -> None:
     number = run.scalars["data/iteration"].values
     run.scalars["reward/mean"] = Series(np.arange(1, 4 * count + 1), np.where(number < count // 2, 0.2, 0.4))
     assert (judge_gamed(run) is not None) == found
+
+
+def evaluated(folder: Path, *scores: Sequence[float], recorded: bool = True) -> Run:
+    """A run with these scores of its prompts at its evaluations."""
+    make_run(folder, evaluations=[float(np.mean(row)) for row in scores])
+    run = read_run(folder)
+    steps, errors = run.scalars["val/accuracy"].steps, [float(np.std(row) / math.sqrt(len(row))) for row in scores]
+    run.scalars["val/accuracy_standard_error"] = Series(steps, np.array(errors))
+    if recorded:
+        ids = list(range(len(scores[0])))
+        run.scores = [
+            {"update": int(u), "id": ids, "accuracy": list(row)} for u, row in zip(steps, scores, strict=True)
+        ]
+    return run
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_two_prompts_that_turn_wrong_are_no_fall(recorded: bool, tmp_path: Path) -> None:
+    """All right, then all wrong: both standard errors are 0. Of 2 prompts it is chance, of 20 it is not."""
+    few = evaluated(tmp_path / "few", [1.0, 0.0], [1.0, 1.0], [0.0, 0.0], recorded=recorded)
+    assert fall(few) is None
+    assert word(few) != "learned, then fell back"
+    many = evaluated(tmp_path / "many", [1.0, 0.0] * 10, [1.0] * 20, [0.0] * 20, recorded=recorded)
+    assert fall(many) == (20, 1.0, 0.0)
+    assert word(many) == "learned, then fell back"
+
+
+def test_a_fall_is_paired_by_prompt(tmp_path: Path) -> None:
+    """12 of 400 prompts turn wrong and none right: 0.03 is 0.9 errors of independent means, and 3.5 of pairs."""
+    best = [1.0] * 200 + [0.0] * 200
+    last = [0.0] * 12 + best[12:]
+    assert fall(evaluated(tmp_path / "pairs", [0.0] * 400, best, last)) is not None
+    assert fall(evaluated(tmp_path / "means", [0.0] * 400, best, last, recorded=False)) is None
+
+
+def test_what_rose_by_chance_was_not_learned(tmp_path: Path) -> None:
+    """20 of 50 right, 22, and 15: the best is no better than the start, and the end is worse than the best."""
+    start = [1.0] * 20 + [0.0] * 30
+    best = [0.0] * 10 + [1.0] * 22 + [0.0] * 18
+    last = [0.0] * 22 + [1.0] * 10 + [0.0] * 18
+    assert word(evaluated(tmp_path / "run", start, best, last)) == "fell back"
