@@ -25,6 +25,8 @@ from gspo_lightning.report.words import count, plain
 
 ONE_SIDED = 0.8
 """Share of the sampler's gap that its mean must have for the gap to be one-sided: rounding goes both ways."""
+HISTORY, EARLIER = 64, 8
+"""Gradient norms whose median is the usual one, and the fewest of them."""
 BOUNDS = ("clip/low", "clip/high", "clip/dual")
 """Metrics of objectives that clip: others, as CISPO, log that they clip nothing."""
 JUDGED = (
@@ -73,8 +75,9 @@ def _finite(run: Run) -> Verdict | None:
 def _stability(run: Run) -> Verdict | None:
     """Return the verdict by the rule of the alarm ``gradient_spikes``: one spike alone occurs in healthy runs."""
     series = run.get("optim/gradient_norm")
-    if series is None or (median := float(np.median(series.values))) <= 0:
+    if series is None or not (series.values > 0).any():
         return None
+    median = float(np.median(series.values[series.values > 0]))
     largest, at = float(series.values.max()), int(series.steps[series.values.argmax()])
     spikes, rule = _spikes(run, series), RULES["gradient_spikes"]
     high = spikes > threshold("gradient_spikes.factor")
@@ -91,12 +94,17 @@ def _stability(run: Run) -> Verdict | None:
 
 
 def _spikes(run: Run, norms: Series) -> np.ndarray:
-    """Return gradient norms divided by their median, as they were measured, else by that of the 64 before."""
+    """Return gradient norms over their median, as measured, else over that of the 64 above 0 before; 1 at the start."""
     measured = run.get("optim/gradient_spike")
     if measured is not None:
         return measured.values
-    usual = [np.median(norms.values[max(0, i - 64) : i]) if i else norms.values[0] for i in range(len(norms))]
-    return np.array([norm / before if before > 0 else 1.0 for norm, before in zip(norms.values, usual, strict=True)])
+    spikes, before = np.ones(len(norms)), list[float]()
+    for i, norm in enumerate(norms.values.tolist()):
+        if len(before) >= EARLIER:
+            spikes[i] = norm / float(np.median(before[-HISTORY:]))
+        if norm > 0:  # an update with nothing to learn says nothing about what is usual
+            before.append(norm)
+    return spikes
 
 
 def _clipping(run: Run) -> Verdict | None:

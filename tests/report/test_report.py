@@ -237,6 +237,21 @@ def test_a_fall_from_the_best_names_it() -> None:
 
 
 @pytest.mark.parametrize(
+    ("norms", "word"),
+    [
+        ([0.01, 0.5, 0.4, 0.6, 0.5, 0.5, 0.4, 0.5], "steady"),  # the first groups were dead
+        ([1.0] * 7 + [15.0], "steady"),  # seven norms are too few to say what is usual
+        ([1.0] * 8 + [15.0], "restless"),
+        ([0.0, 1.0] * 4 + [0.0] * 20 + [1.0] * 8 + [15.0], "restless"),
+        ([1.0] * 8 + [0.0] * 40 + [1.2] * 8, "steady"),  # the median is that of norms above 0
+    ],
+)
+def test_spikes_of_an_older_run_are_over_enough_norms_above_0(norms: list[float], word: str) -> None:
+    run = run_of(**{"optim/gradient_norm": norms})
+    assert judged(run)["stability"].startswith(f"{word}:")
+
+
+@pytest.mark.parametrize(
     ("largest", "times", "word"),
     [(9.0, 1, "steady"), (15.0, 1, "restless"), (40.0, 2, "restless"), (15.0, 3, "spikes"), (150.0, 1, "spikes")],
 )
