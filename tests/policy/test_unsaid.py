@@ -23,7 +23,7 @@ class Bytes(PreTrainedTokenizer):
     def __len__(self) -> int:
         return 256
 
-    def _tokenize(self, text: str) -> list[str]:  # type: ignore[override]
+    def _tokenize(self, text: str) -> list[str]:
         return list(text)
 
     def _convert_token_to_id(self, token: str) -> int:
