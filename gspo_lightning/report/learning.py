@@ -44,7 +44,7 @@ def judge_learning(run: Run) -> Verdict | None:
         peak, best, _ = fallen
         risen = rise_to_the_best(run)
         learned = change.sign == 1 or (risen is not None and risen.sign == 1)
-        level = "bad"
+        level = "note" if "held_out_fall" in run.ignored else "bad"
         word = "learned, then fell back" if learned else "unlearned" if change.sign == -1 else "fell back"
         sentence += f"; its best was {best:.2f} after {peak}"
     return Verdict("learning", level, word, sentence, "#answers")

@@ -50,6 +50,7 @@ def _collapse(run: Run) -> Verdict | None:
     """Return the verdict on alarms: those that were raised, or would have been in a run that was not watched."""
     watched = bool(run.alarms) or "collapse/alarms" in run.scalars
     alarms = run.alarms if watched else [{**a.state_dict(), "action": "not watched"} for a in replayed(run)]
+    alarms = [alarm for alarm in alarms if watched or alarm["signature"] not in run.ignored]
     if not alarms:
         return Verdict("collapse", "fine", "none", "no signature of collapse was recognised") if watched else None
     back = run.get("collapse/rollbacks")
@@ -83,8 +84,8 @@ def _stability(run: Run) -> Verdict | None:
     high = spikes > threshold("gradient_spikes.factor")
     several = max((int(high[i : i + (rule.window or 1)].sum()) for i in range(len(high))), default=0)
     bad = several >= (rule.hits or 1) or spikes.max() > threshold("gradient_spikes.huge")
-    level: Level = "bad" if bad else "note" if high.any() else "fine"
-    word = {"bad": "spikes", "note": "restless", "fine": "steady"}[level]
+    word = "spikes" if bad else "restless" if high.any() else "steady"
+    level: Level = "fine" if word == "steady" else "bad" if bad and "gradient_spikes" not in run.ignored else "note"
     sentence = f"largest gradient norm {plain(largest)} = {largest / median:.1f} x the median {plain(median)}"
     sentence += f", at update {at}; {count(int(high.sum()), 'spike')} of {len(high)} updates"
     drift = run.get("kl/old_new_k3")

@@ -20,6 +20,7 @@ from gspo_lightning.core.metric_table.spec import METRICS, RULES
 from gspo_lightning.report.ending import value_of
 from gspo_lightning.report.read import read_run
 from gspo_lightning.report.replay import replayed
+from gspo_lightning.report.run import Series
 from gspo_lightning.report.verdicts import verdicts
 from tests import ROOT
 
@@ -195,6 +196,24 @@ def test_a_run_with_a_teacher_is_exempt_from_what_the_alarms_exempt_it_from(tmp_
             levels = {v.topic: v.level for v in verdicts(read_run(folder))}
             worst = {levels.get(topic, "fine") for topic in ("dead groups", "entropy", "collapse", "other numbers")}
             assert worst.isdisjoint({"bad", "look"}) == taught, levels
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_signature_that_the_config_ignores_is_not_bad(watched: bool, tmp_path: Path) -> None:
+    """Gradients of 15 medians, and held-out answers that fell from 0.9 to 0.5."""
+    scalars = {**CASES["gradients of 15 medians"].scalars, **({"collapse/alarms": flat(0.0)} if watched else {})}
+    folder = run_folder(tmp_path / "run", Case(scalars, "", "", "", ""))
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    for ignore, expected in (([], "bad"), (["gradient_spikes", "held_out_fall"], "note")):
+        collapse = {"class_path": "gspo_lightning.training.callbacks.Collapse", "init_args": {"ignore": ignore}}
+        config["trainer"] = {"callbacks": [{"class_path": "lightning.pytorch.callbacks.Timer"}, collapse]}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        run = read_run(folder)
+        run.scalars["val/accuracy"] = Series(np.array([0, 20, 40]), np.array([0.24, 0.9, 0.5]))
+        run.scalars["val/accuracy_standard_error"] = Series(np.array([0, 20, 40]), np.full(3, 0.02))
+        levels = {v.topic: v.level for v in verdicts(run)}
+        assert (levels["stability"], levels["learning"]) == (expected, expected)
+        assert levels.get("collapse", "fine") == ("fine" if watched or ignore else "bad")
 
 
 def test_clipping_is_counted_after_the_first_mini_batch_whatever_is_logged(tmp_path: Path) -> None:
