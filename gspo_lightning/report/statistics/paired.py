@@ -14,6 +14,8 @@ LEVEL = 0.05
 _EXACT = 16
 """Number of differences up to which all 2^n changes of sign are enumerated."""
 _DRAWS = 100_000
+_PIECE = 1_000_000
+"""Signs that are drawn at once, of 8 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,10 @@ def _p_of_signs(changed: np.ndarray) -> float:
         sums = (1 - 2 * codes) @ changed
         return float((np.abs(sums) >= seen - slack).mean())
     random, extreme = np.random.Generator(np.random.Philox(2707)), 0
-    for _ in range(10):  # in pieces: 1,000 problems would need 800 MB
-        signs = 1 - 2.0 * random.integers(0, 2, size=(_DRAWS // 10, len(changed)), dtype=np.int8)
+    rows = max(4, _PIECE // len(changed) // 4 * 4)  # four draws share 32 random bits: any such piece goes on with them
+    for start in range(0, _DRAWS, rows):
+        shape = (min(rows, _DRAWS - start), len(changed))
+        signs = 1 - 2.0 * random.integers(0, 2, size=shape, dtype=np.int8)
         extreme += int((np.abs(signs @ changed) >= seen - slack).sum())
     return (extreme + 1) / (_DRAWS + 1)  # the observed signs count as one of the draws
 
