@@ -85,7 +85,7 @@ def standard_error(run: Run, update: int) -> float | None:
 
 def prompts(run: Run) -> int | None:
     """Return the number of held-out prompts of the last evaluation whose score is known; None if not recorded."""
-    return len(_known(run, run.scores[-1])) or None if run.scores else None
+    return len(_scores_of_row(run, run.scores[-1])) or None if run.scores else None
 
 
 def fall(run: Run) -> tuple[int, float, float] | None:
@@ -98,18 +98,21 @@ def fall(run: Run) -> tuple[int, float, float] | None:
     if series is None or len(series) < 2:
         return None
     place = _best(series)
-    at, best, last = int(series.steps[place]), float(series.values[place]), float(series.values[-1])
-    first, second = _scores(run, at), _scores(run, int(series.steps[-1]))
+    at = int(series.steps[place])
+    best = float(series.values[place])
+    last = float(series.values[-1])
+    first = _scores(run, at)
+    second = _scores(run, int(series.steps[-1]))
     if (change := _paired(first, second)) is not None:
         differences = [second[key] - first[key] for key in first.keys() & second.keys()]
         error = float(np.std(differences)) / math.sqrt(len(differences))
         fell = change.sign == -1 and -change.value > threshold("held_out_fall.errors") * error
         return (at, best, last) if fell else None
-    ends = [_of_one(run, series, i) for i in (place, -1)]
-    known = [end for end in ends if end is not None]
-    if len(known) < 2:
+    estimates = [_of_one(run, series, i) for i in (place, -1)]
+    measured = [estimate for estimate in estimates if estimate is not None]
+    if len(measured) < 2:
         return None
-    (high, error), (low, other) = known
+    (high, error), (low, other) = measured
     return (at, best, last) if high - low > threshold("held_out_fall.errors") * math.hypot(error, other) else None
 
 
@@ -119,9 +122,9 @@ def rise_to_the_best(run: Run) -> Change | None:
     if series is None or (place := _best(series)) == 0:
         return None
     first, best = (_scores(run, int(series.steps[i])) for i in (0, place))
-    found = _paired(first, best)
-    if found is not None:
-        return found
+    change = _paired(first, best)
+    if change is not None:
+        return change
     return _of_independent(run, series, 0, place)
 
 
@@ -137,7 +140,8 @@ def _of_one(run: Run, series: Series, place: int) -> tuple[float, float] | None:
     Agresti and Caffo's interval (2000), or nearly. Other evaluations tell the number of prompts: their error is
     sqrt(p (1 - p) / n).
     """
-    value, error = float(series.values[place]), standard_error(run, int(series.steps[place]))
+    value = float(series.values[place])
+    error = standard_error(run, int(series.steps[place]))
     if error is None:
         return None
     if error > 0 or run.shown_by != "accuracy":
@@ -169,16 +173,20 @@ def reward_change(run: Run) -> Change | None:
 
 def _scores(run: Run, update: int) -> dict[int, float]:
     """Return prompt -> score of the evaluation after an update; empty if it was not recorded."""
-    return next((found for row in run.scores if row["update"] == update and (found := _known(run, row))), {})
+    for row in run.scores:
+        if row["update"] == update and (scores := _scores_of_row(run, row)):
+            return scores
+    return {}
 
 
-def _known(run: Run, row: Mapping[str, Any]) -> dict[int, float]:
+def _scores_of_row(run: Run, row: Mapping[str, Any]) -> dict[int, float]:
     """Return prompt -> score of an evaluation, for the headline metric; empty if the row is not whole."""
-    ids, scores = row.get("id"), row.get("accuracy" if run.shown_by == "accuracy" else "reward")
+    ids = row.get("id")
+    scores = row.get("accuracy" if run.shown_by == "accuracy" else "reward")
     if not isinstance(ids, list) or not isinstance(scores, list) or len(ids) != len(scores):
         return {}
-    found = {key: number(score) for key, score in zip(ids, scores, strict=True) if isinstance(key, int)}
-    return {key: score for key, score in found.items() if score is not None}
+    by_prompt = {key: number(score) for key, score in zip(ids, scores, strict=True) if isinstance(key, int)}
+    return {key: score for key, score in by_prompt.items() if score is not None}
 
 
 def _paired(first: Mapping[int, float], last: Mapping[int, float]) -> Change | None:
@@ -192,9 +200,9 @@ def _paired(first: Mapping[int, float], last: Mapping[int, float]) -> Change | N
 def _of_pairs(first: tuple[float, ...], last: tuple[float, ...]) -> Change:
     low = min(*first, *last, 0.0)
     scale = max(max(*first, *last) - low, 1.0)  # the test is for values in [0, 1]
-    found = difference(_scaled(first, low, scale), _scaled(last, low, scale))
-    ends = [None if end is None else end * scale for end in (found.low, found.high)]
-    return Change(found.value * scale, ends[0], ends[1], found.n, PAIRED)
+    scaled = difference(_scaled(first, low, scale), _scaled(last, low, scale))
+    ends = [None if end is None else end * scale for end in (scaled.low, scaled.high)]
+    return Change(scaled.value * scale, ends[0], ends[1], scaled.n, PAIRED)
 
 
 def _scaled(values: Sequence[float], low: float, scale: float) -> list[float]:
@@ -211,10 +219,10 @@ def _unpaired(run: Run, before: float, after: float) -> Change:
 
 def _of_independent(run: Run, series: Series, first: int, last: int) -> Change:
     change = float(series.values[last] - series.values[first])
-    ends = [_of_one(run, series, i) for i in (first, last)]
-    known = [end for end in ends if end is not None]
-    if len(known) < 2:
+    estimates = [_of_one(run, series, i) for i in (first, last)]
+    measured = [estimate for estimate in estimates if estimate is not None]
+    if len(measured) < 2:
         return Change(change, None, None, None, "unknown")
-    (start, error), (end, other) = known
+    (start, error), (end, other) = measured
     half = NORMAL * math.hypot(error, other)
     return Change(change, end - start - half, end - start + half, None, UNPAIRED)

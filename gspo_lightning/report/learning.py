@@ -55,7 +55,9 @@ def judge_gamed(run: Run) -> Verdict | None:
 
     Both are compared from the first to the last evaluation: the reward of a run that goes on has risen since.
     """
-    series, reward, change = run.get(run.held_out_tag), run.get("reward/mean"), held_out_change(run)
+    series = run.get(run.held_out_tag)
+    reward = run.get("reward/mean")
+    change = held_out_change(run)
     if series is None or reward is None or change is None or change.high is None:
         return None
     evaluated = _between(run, int(series.steps[0]), int(series.steps[-1]))

@@ -179,13 +179,14 @@ class Run:
     def ignored(self) -> frozenset[str]:
         """Collapse signatures that the run's config told the watch to ignore."""
         listed = self.setting("trainer", "callbacks")
-        found = set[str]()
+        signatures = set[str]()
         for entry in listed if isinstance(listed, list) else [listed]:
             if isinstance(entry, Mapping) and str(entry.get("class_path", "")).rsplit(".", 1)[-1] == "Collapse":
                 options = entry.get("init_args")
                 names = options.get("ignore") if isinstance(options, Mapping) else None
-                found |= {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
-        return frozenset(found)
+                if isinstance(names, list):
+                    signatures |= {name for name in names if isinstance(name, str)}
+        return frozenset(signatures)
 
     def first_and_last(self, tag: str) -> tuple[float, float] | None:
         """Return the mean over the first and over the last iteration (or update, if iterations were not logged).

@@ -232,7 +232,7 @@ def test_a_fall_is_paired_by_prompt(tmp_path: Path) -> None:
     assert fall(evaluated(tmp_path / "means", [0.0] * 400, best, last, recorded=False)) is None
 
 
-def test_what_rose_by_chance_was_not_learned(tmp_path: Path) -> None:
+def test_a_rise_by_chance_was_not_learned(tmp_path: Path) -> None:
     """20 of 50 right, 22, and 15: the best is no better than the start, and the end is worse than the best."""
     start = [1.0] * 20 + [0.0] * 30
     best = [0.0] * 10 + [1.0] * 22 + [0.0] * 18
