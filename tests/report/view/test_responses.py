@@ -114,7 +114,7 @@ def test_prompts_whose_wrapping_changes(tmp_path: Path, before: str, after: str)
         ("staleness", {"staleness/mean_age": [9.0] * 40}),
         ("rewards", {"reward/timeouts": [0.2] * 40}),
         ("clipping", {"clip/tokens": [0.95] * 40, "clip/sequences": [0.95] * 40}),
-        ("clipping", {"clip/tokens": [0.0] * 40}),
+        ("clipping", {"clip/tokens": [0.0] * 40, "clip/high": [0.0] * 40}),
     ],
 )
 def test_each_hint_has_its_number(tmp_path: Path, name: str, scalars: dict[str, list[float]]) -> None:
