@@ -514,7 +514,7 @@ def old(now: Path, **more: Any) -> Path:
 
 
 @pytest.mark.thorough
-def test_comparison_notes_hashes_that_older_results_lack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_comparison_tells_which_hashes_older_results_lack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new, rounded = graded(tmp_path / "new", PLAIN, GOLDS), graded(tmp_path / "rounded", ROUNDED, GOLDS)
     a, other = old(new), old(rounded)
     assert "note" not in comparison(a, new, capsys)  # one hash of all of it was there, and is the same
