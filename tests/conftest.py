@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    all_cases = not any("::" in argument for argument in config.args) and not config.getoption("lf")
+    all_cases = not any("::" in argument for argument in config.args) and not config.getoption("lf", False)
     if all_cases and (missing := missing_cases(items)):
         raise pytest.UsageError(f"cases that a marker `thorough` names are not there: {missing}")
     chosen, others = parted(items, config.option.parts)
