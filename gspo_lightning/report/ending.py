@@ -34,9 +34,14 @@ def last_values(run: Run, series: Series) -> NDArray[np.float64]:
 
 def iterations(run: Run, series: Series) -> NDArray[np.float64]:
     """Return the iteration of each value of a series [K], NaN where it was not logged."""
-    logged = run.get("data/iteration")
-    known = {} if logged is None else dict(zip(logged.steps.tolist(), logged.values.tolist(), strict=True))
-    return np.array([known.get(step, np.nan) for step in series.steps.tolist()])
+    return at_steps(run, "data/iteration", series)
+
+
+def at_steps(run: Run, tag: str, series: Series) -> NDArray[np.float64]:
+    """Return a metric's values [K] at the updates of a series, NaN where it was not logged."""
+    logged = run.get(tag)
+    by_step = {} if logged is None else dict(zip(logged.steps.tolist(), logged.values.tolist(), strict=True))
+    return np.array([by_step.get(step, np.nan) for step in series.steps.tolist()])
 
 
 def later(run: Run, tag: str) -> Series | None:
@@ -48,10 +53,8 @@ def later(run: Run, tag: str) -> Series | None:
     series = run.get(tag)
     if series is None:
         return None
-    place = run.get("data/mini_batch")
-    if place is not None:
-        known = dict(zip(place.steps.tolist(), place.values.tolist(), strict=True))
-        keep = np.array([known.get(step, 0.0) > 0 for step in series.steps.tolist()], dtype=bool)
+    if run.get("data/mini_batch") is not None:
+        keep = at_steps(run, "data/mini_batch", series) > 0  # NaN is not
     else:
         number = iterations(run, series)
         keep = np.concatenate([[False], number[1:] == number[:-1]])
@@ -68,10 +71,9 @@ def by_iteration(run: Run, tag: str) -> tuple[NDArray[Any], ...] | None:
     if series is None or tag.startswith("val/"):
         return None
     number = iterations(run, series)
-    series, number = (
-        Series(series.steps[np.isfinite(number)], series.values[np.isfinite(number)]),
-        number[np.isfinite(number)],
-    )
+    logged = np.isfinite(number)
+    series = Series(series.steps[logged], series.values[logged])
+    number = number[logged]
     if not len(series):
         return None
     starts = np.flatnonzero(np.concatenate([[True], number[1:] != number[:-1]]))

@@ -25,7 +25,7 @@ LEFT: dict[str, tuple[int, int]] = {
     "loop/update": (10, 7), "objectives": (1, 0), "policy": (19, 15), "policy/adapters": (8, 9),
     "policy/attention": (37, 46), "policy/kernels": (6, 3), "policy/load": (7, 9), "policy/model_checks": (10, 14),
     "policy/numerics": (4, 2), "policy/packing": (18, 10), "policy/parallel": (9, 8), "policy/routing": (4, 8),
-    "policy/strategies": (20, 12), "policy/vision": (27, 9), "report": (41, 53), "report/collapse": (1, 13),
+    "policy/strategies": (20, 12), "policy/vision": (27, 9), "report": (39, 52), "report/collapse": (1, 13),
     "report/statistics": (4, 17), "report/view": (23, 24), "resume": (25, 16), "rewards": (20, 11),
     "rewards/code": (20, 18), "rewards/gym": (4, 3), "rewards/instructions": (6, 5), "rewards/judge": (9, 10),
     "rewards/logic": (19, 13), "rewards/math": (49, 25), "rewards/sandbox": (48, 47), "rewards/workers": (20, 17),
