@@ -27,7 +27,7 @@ ONE_SIDED = 0.8
 """Share of the sampler's gap that its mean must have for the gap to be one-sided: rounding goes both ways."""
 HISTORY, EARLIER = 64, 8
 """Gradient norms whose median is the usual one, and the fewest of them."""
-BOUNDS = ("clip/low", "clip/high", "clip/dual")
+BOUNDS = ("clip/low", "clip/high", "objective/clip_fraction_dual")
 """Metrics of objectives that clip: others, as CISPO, log that they clip nothing."""
 JUDGED = (
     "reward/dead_groups", "reward/std", "response/truncated", "response/terminated", "clip/tokens", "policy/entropy",

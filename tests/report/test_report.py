@@ -15,12 +15,13 @@ from torch.utils.tensorboard import SummaryWriter
 
 from gspo_lightning.commands.report import main
 from gspo_lightning.core.errors import UserError
+from gspo_lightning.loop.metrics.update import update_scalars
 from gspo_lightning.report.figure import draw
 from gspo_lightning.report.page import write_report
 from gspo_lightning.report.read import read_run
 from gspo_lightning.report.run import Run, Series, labels
 from gspo_lightning.report.style import lines_of, smooth, window
-from gspo_lightning.report.verdicts import verdicts
+from gspo_lightning.report.verdicts import BOUNDS, verdicts
 from gspo_lightning.report.words import headline, table
 from tests.support.recorded_run import curves, write_run
 
@@ -269,7 +270,15 @@ def test_clip_verdict_knows_the_level_of_the_objective() -> None:
     assert judged(run_of(clip__tokens=many, clip__sequences=many))["clipping"].startswith("usual: 40%")
     assert judged(run_of(clip__tokens=many))["clipping"].startswith("heavy: 40%")
     assert judged(run_of(clip__tokens=few))["clipping"].startswith("usual: 0.1%")
-    assert judged(run_of(clip__tokens=[0.0] * 8))["clipping"].startswith("never: 0%")
+    never = [0.0] * 8
+    assert judged(run_of(clip__tokens=never, clip__low=never, clip__high=never))["clipping"].startswith("never: 0%")
+    assert judged(run_of(clip__tokens=never))["clipping"].startswith("nothing to judge: no bound of the objective")
+
+
+def test_bounds_of_the_clip_verdict_are_the_metrics_that_the_objectives_log() -> None:
+    """A dual clip counts as a bound; its metric has the objective's own name."""
+    sums = {f"clip_fraction_{side}": (1.0, 4.0) for side in ("low", "high", "dual")}
+    assert set(update_scalars(sums)) == set(BOUNDS)
 
 
 def test_dead_groups_are_success_when_the_reward_is_high_and_a_problem_when_it_is_low() -> None:

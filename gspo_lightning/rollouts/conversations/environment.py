@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import logging
 from collections.abc import Sequence
 
@@ -63,6 +62,7 @@ class EnvironmentRollouts(WrappingSource):
         self.max_turns, self.deadline_s, self.retries = max_turns, deadline_s, retries
         self.max_missing_rate = max_missing_rate
         self._host = Host(deadline_s, environment.max_concurrent)
+        self._unread: set[str] = set()
 
     @called_with(GenerationRequest)
     def generate(self, request: GenerationRequest) -> list[list[Rollout]]:
@@ -102,7 +102,7 @@ class EnvironmentRollouts(WrappingSource):
         shows = dialogue.knows_tools
         if shows and not dialogue.reads_calls:
             shows = False
-            _say_unread(request.policy.tokenizer.name_or_path)
+            self._say_unread(request.policy.tokenizer.name_or_path)
         conversations = ConversationRows(
             groups,
             self._host,
@@ -134,18 +134,18 @@ class EnvironmentRollouts(WrappingSource):
         self.environment.release()
         super().close()
 
+    def _say_unread(self, name: str) -> None:
+        """Log once, with the copies for evaluation, that calls in the format of a model's template are not read."""
+        if name not in self._unread:
+            self._unread.add(name)
+            log.warning(
+                "the chat template of %s shows tools, but calls in its format are not read back: tools are described "
+                "in a system message instead",
+                name,
+            )
+
     def _row(self, prompt: Prompt, sample: int, draws: Draws, token_budget: int) -> ConversationRow:
         seed = stream(draws.base, prompt.id, sample)
         return ConversationRow(
             Conversation(self.environment, prompt, seed, self.deadline_s), prompt, sample, token_budget
         )
-
-
-@functools.cache
-def _say_unread(name: str) -> None:
-    """Log once that a model's format of calls is not known."""
-    log.warning(
-        "the chat template of %s shows tools, but calls in its format are not read back: tools are described in a "
-        "system message instead",
-        name,
-    )
