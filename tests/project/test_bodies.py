@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import functools
 from collections.abc import Iterator
 
 import pytest
@@ -78,6 +79,7 @@ def is_swap(target: ast.Tuple, value: ast.Tuple) -> bool:
     return {ast.unparse(element) for element in target.elts} == {ast.unparse(element) for element in value.elts}
 
 
+@functools.cache
 def room_complaints() -> dict[str, tuple[list[str], list[str]]]:
     """Return for each room of the package the complaints about words and about tuples."""
     rooms: dict[str, tuple[list[str], list[str]]] = collections.defaultdict(lambda: ([], []))
