@@ -241,6 +241,7 @@ def test_a_comparison_has_both_sides_and_the_best_micro_batch_of_trl(subject: st
     assert ("generate" in found.ours.phases) == ("generate" in found.trl.phases) == (subject == "step")
 
 
+@pytest.mark.thorough
 def test_this_package_is_measured_alone_where_that_is_asked_for() -> None:
     found = run_step("toy", "toy", WORK, rounds=2, shape=SHAPE, with_trl=False)
     assert (found.trl, found.ratio, found.trl_tried) == (None, None, None)

@@ -108,6 +108,7 @@ def test_an_earlier_revision_is_checked_out_beside_and_removed(tmp_path: Path) -
     assert last(tmp_path) == "v1"
 
 
+@pytest.mark.thorough("2.0-1")
 @pytest.mark.parametrize(("seconds", "code"), [(1.0, 0), (2.0, 1)])
 def test_the_check_fails_above_its_bound_and_keeps_its_lines(
     seconds: float, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

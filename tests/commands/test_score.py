@@ -36,6 +36,7 @@ def run(files: tuple[Path, Path], *options: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in files[1].read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.thorough
 def test_a_verdict_per_line_in_the_same_order(files: tuple[Path, Path]) -> None:
     records = [
         {"id": 1, "prompt": "6*7", "completion": "\\boxed{42}", "answer": "42"},
@@ -61,6 +62,7 @@ def said_outside_thoughts(unfinished_thought: list[bool], completions: list[str]
     return [float(not thinking) for thinking, _ in zip(unfinished_thought, completions, strict=True)]
 
 
+@pytest.mark.thorough("FunctionReward")
 @pytest.mark.parametrize("reward", ["ExactMatch", "FunctionReward"])
 def test_an_open_thought_is_none_that_a_line_does_not_deny(reward: str, files: tuple[Path, Path]) -> None:
     write(
@@ -100,6 +102,7 @@ def test_more_lines_than_a_batch_and_blank_ones(files: tuple[Path, Path]) -> Non
     assert [line["reward"] for line in found] == [float(i % 3 == 1) for i in range(1500)]
 
 
+@pytest.mark.thorough
 def test_many_megabytes_have_a_status_each(files: tuple[Path, Path]) -> None:
     grid = {"House 1": {"Name": "Eric"}}
     texts = ["{" * 1_000_000, "x" * 1_000_000, "\x00" * 1_000_000, json.dumps({"solution": grid}), " " * 1_000_000]
@@ -212,6 +215,7 @@ def test_missing_files_are_named(files: tuple[Path, Path], tmp_path: Path) -> No
     assert run(files, "--reward", "ExactMatch") == []
 
 
+@pytest.mark.thorough
 def test_the_console_command_scores_without_torch(files: tuple[Path, Path], tmp_path: Path) -> None:
     plugin = tmp_path / "sees_torch.py"
     plugin.write_text(

@@ -84,6 +84,7 @@ def test_help_shows_what_works_without_a_clone(
     assert main([*command.split(), "--print_config"]) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", ["fit", "predict"])
 def test_short_help_is_one_page_of_settings_that_exist(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
@@ -115,6 +116,7 @@ def test_the_short_help_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=60, stdout=subprocess.DEVNULL).returncode == 0
 
 
+@pytest.mark.thorough
 def test_help_describes_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "--help_all"]) == 0
     shown = capsys.readouterr().out
@@ -123,6 +125,7 @@ def test_help_describes_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Nucleus sampling" in shown  # of a setting within a setting
 
 
+@pytest.mark.thorough
 def test_help_describes_a_class_that_may_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "--model.cold_start.help"]) == 0
     assert "Steps of linear warm-up." in capsys.readouterr().out

@@ -206,6 +206,7 @@ def test_health_error_of_a_server_is_escaped(status: int) -> None:
     assert not obeyed(said)
 
 
+@pytest.mark.thorough
 def test_a_run_with_tokens_of_chat_templates_ends_well(tmp_path: Path, capsys: Captured) -> None:
     prompts = [{"prompt": f"{i}+1:", "answer": f"[INST] {i} x = [a, b] \x1b[31m [/INST]"} for i in range(16)]
     file = tmp_path / "prompts.jsonl"
@@ -245,6 +246,7 @@ def test_report_escapes_foreign_text(nasty_run: Path, tmp_path: Path, capsys: Ca
     assert found.count(SEEN.replace("`", "'").replace("\\|", "\\¦")) >= 4
 
 
+@pytest.mark.thorough
 def test_report_of_several_runs_escapes_foreign_text(nasty_run: Path, tmp_path: Path, capsys: Captured) -> None:
     other = write_run(tmp_path / "other")
     write_report([nasty_run, other], tmp_path / "out")
@@ -326,6 +328,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
 }
 
 
+@pytest.mark.thorough("compare", "compare --rollouts")
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_picture_takes_no_text_for_a_formula(name: str, tmp_path: Path) -> None:
     figure = FIGURES[name]()

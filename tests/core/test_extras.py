@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import tomllib
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 
@@ -42,12 +41,12 @@ def test_a_source_folder_that_was_never_installed_names_its_extra(monkeypatch: p
     assert install_command("lora") == "pip install '.[lora]' in the source folder of no_such_package"
 
 
-@pytest.mark.parametrize(
-    "file", [file for file in TEXTS if file.is_file()], ids=lambda file: str(file.relative_to(ROOT))
-)
-def test_no_text_installs_this_package_from_an_index(file: Path) -> None:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        pytest.skip("a picture")
-    assert re.findall(r"pip install [^\n`]*gspo_lightning\[", text) == []
+def test_no_text_installs_this_package_from_an_index() -> None:
+    broken = []
+    for file in TEXTS:
+        if not file.is_file() or file.suffix in {".png", ".pyc"}:
+            continue
+        if re.search(r"pip install [^\n`]*gspo_lightning\[", file.read_text(encoding="utf-8")):
+            broken.append(str(file.relative_to(ROOT)))
+    assert len(TEXTS) > 700
+    assert broken == []

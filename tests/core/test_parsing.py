@@ -50,7 +50,13 @@ def test_aliases_that_stand_for_little_are_followed() -> None:
     assert len(load_yaml(long)["prompts"]) == 20_000
 
 
-@pytest.mark.thorough("compare --config-brackets", "fit --config-brackets", "plan --config-brackets")
+@pytest.mark.thorough(
+    "compare --config-brackets",
+    "evaluate --suite aime2024 --config-brackets",
+    "evaluate --suite-brackets",
+    "fit --config-brackets",
+    "plan --config-brackets",
+)
 @pytest.mark.parametrize("text", [text for text, _ in BAD.values()], ids=BAD)
 @pytest.mark.parametrize(
     "command",

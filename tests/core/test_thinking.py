@@ -164,7 +164,7 @@ REWARDS: list[tuple[Reward, str, dict[str, object]]] = [
 ]
 
 
-@pytest.mark.thorough("FunctionReward--", "MathVerifier--0")
+@pytest.mark.thorough("FunctionReward--", "MathVerifier--0", "MathVerifier--1")
 @pytest.mark.parametrize(
     ("reward", "text", "columns"), REWARDS, ids=lambda v: type(v).__name__ if isinstance(v, Reward) else ""
 )

@@ -119,6 +119,7 @@ def test_without_a_fault_there_is_no_difference(seeded: dict[str, Any]) -> None:
     assert seeded["sound"] == ""
 
 
+@pytest.mark.thorough
 def test_an_index_that_stays_on_the_cpu_is_an_error_with_its_line(seeded: dict[str, Any]) -> None:
     assert seeded["stays here"].startswith("Expected all tensors to be on the same device: ge got simulated and cpu")
     assert "policy/attention/padded_kv_cache.py:" in seeded["stays here"]

@@ -106,6 +106,7 @@ def test_locals_are_named_by_what_they_are_and_assignments_bind_one_thing() -> N
     assert not complaints, "\n" + "\n".join(complaints)
 
 
+@pytest.mark.thorough
 def test_rooms_that_are_left_exist() -> None:
     assert LEFT.keys() <= room_complaints().keys()
 

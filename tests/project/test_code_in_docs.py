@@ -69,7 +69,21 @@ def test_python_runs(page: Path, texts: list[tuple[str, str]], folder: Path, mon
             exec(compile(text, page.name, "exec"), names)
 
 
-@pytest.mark.thorough("rollouts")
+@pytest.mark.thorough(
+    "agents",
+    "cold_start",
+    "environments",
+    "extend",
+    "from_trl",
+    "hub",
+    "lightning",
+    "mixtures",
+    "reward_models",
+    "rewards",
+    "rollouts",
+    "running",
+    "vision",
+)
 @pytest.mark.parametrize(("page", "texts"), of("yaml"))
 def test_yaml_is_read(
     page: Path, texts: list[tuple[str, str]], folder: Path, capsys: pytest.CaptureFixture[str]
@@ -122,7 +136,18 @@ def parse(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert main(["fit", "--config=configs/quickstart.yaml", *parsed.value.rest, "--print_config"]) == 0, line
 
 
-@pytest.mark.thorough("cold_start", "distributed", "running")
+@pytest.mark.thorough(
+    "agents",
+    "cold_start",
+    "distillation",
+    "distributed",
+    "extend",
+    "hub",
+    "real_model",
+    "rollouts",
+    "running",
+    "vision",
+)
 @pytest.mark.parametrize(("page", "texts"), of("bash"))
 def test_commands_are_parsed(
     page: Path, texts: list[tuple[str, str]], folder: Path, monkeypatch: pytest.MonkeyPatch,

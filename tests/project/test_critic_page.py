@@ -42,6 +42,7 @@ def test_the_list_says_which_objectives_take_one_advantage_per_response() -> Non
     assert not said_to_take_one_per_response() & {"GSPOToken", "GRPO", "DAPO", "PPO", "CISPO", "DrGRPO", "REINFORCE"}
 
 
+@pytest.mark.thorough("REINFORCE", "SAPO", "Segment")
 @pytest.mark.parametrize("name", FAMILY)
 def test_an_objective_takes_advantages_per_token_or_is_refused(name: str) -> None:
     train = trainer(name)

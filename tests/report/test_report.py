@@ -64,6 +64,7 @@ def series(values: list[float], first: int = 1) -> Series:
 # the two files ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_one_run_is_reported_into_its_own_folder(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run_folder)]) == 0
     out = capsys.readouterr().out
@@ -82,6 +83,7 @@ def test_one_run_is_reported_into_its_own_folder(run_folder: Path, capsys: pytes
     assert not list(run_folder.glob(".*unfinished"))
 
 
+@pytest.mark.thorough
 def test_several_runs_go_side_by_side_into_the_parent_of_the_first(
     run_folder: Path, other_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,6 +94,7 @@ def test_several_runs_go_side_by_side_into_the_parent_of_the_first(
     assert "GRPO" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_output_names_another_folder_and_a_run_given_twice_is_one(run_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "a" / "b"
     assert main([str(run_folder), f"{run_folder}/../version_0", "--output", str(out)]) == 0
@@ -99,6 +102,7 @@ def test_output_names_another_folder_and_a_run_given_twice_is_one(run_folder: Pa
     assert "before → after" in (out / "report.md").read_text()
 
 
+@pytest.mark.thorough
 def test_library_call_returns_the_picture_and_leaves_matplotlib_alone(run_folder: Path, tmp_path: Path) -> None:
     before = dict(matplotlib.rcParams), matplotlib.get_backend(auto_select=False)
     assert write_report([run_folder], tmp_path) == tmp_path / "report.png"
@@ -173,6 +177,7 @@ def test_many_runs_are_drawn(run_folder: Path, other_folder: Path) -> None:
     assert max(a.get_position().y1 for a in figure.axes) < 0.86, "the legend has room"
 
 
+@pytest.mark.thorough
 def test_many_runs_that_differ_in_their_seed_alone_have_one_colour_and_a_dash_each(tmp_path: Path) -> None:
     kinds = [("GSPO", 1), ("GSPO", 2), ("GRPO", 1), ("GRPO", 2), ("GRPO", 3)]
     runs = [read_run(write_run(tmp_path / f"{name}{seed}", objective=name, seed=seed)) for name, seed in kinds]
@@ -375,6 +380,7 @@ def damage() -> Iterator[tuple[str, str]]:
     yield "config cut", "config"
 
 
+@pytest.mark.thorough("events cut in the middle of a record")
 @pytest.mark.parametrize("kind", [kind for _, kind in damage()], ids=[name for name, _ in damage()])
 def test_a_damaged_run_is_reported_as_far_as_it_goes(kind: str, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", iterations=3, finished=kind in ("summary", "config"))
@@ -391,7 +397,7 @@ def test_a_damaged_run_is_reported_as_far_as_it_goes(kind: str, tmp_path: Path) 
     assert "\n> " in (folder / "report.md").read_text()
 
 
-@pytest.mark.thorough("config.yaml")
+@pytest.mark.thorough("alarms.json", "config.yaml")
 @pytest.mark.parametrize("name", ["summary.json", "config.yaml", "alarms.json"])
 def test_a_file_that_is_nested_too_deeply_is_damaged(name: str, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", iterations=1)
@@ -433,6 +439,7 @@ def test_a_truncated_event_file_is_named_with_the_place(tmp_path: Path, capsys: 
     assert f"note: {name} is empty" in notes(folder, capsys)
 
 
+@pytest.mark.thorough
 def test_a_damaged_event_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path / "run")
     file = event_file(folder)
@@ -443,7 +450,7 @@ def test_a_damaged_event_file_is_named(tmp_path: Path, capsys: pytest.CaptureFix
     assert "is damaged" in told
 
 
-@pytest.mark.thorough("content0")
+@pytest.mark.thorough
 @pytest.mark.parametrize("content", [b"PK" * 500, b"x", struct.pack("<Q", 2) + b"\0" * 40])
 def test_a_foreign_event_file_is_no_run(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path / "run")

@@ -41,6 +41,7 @@ VALID = {("ranks", "null"), ("score", "null"), ("score", "0.5"), ("score", "9" *
 WRONG = [(field, text) for field in FIELDS for text in BEYOND if (field, text) not in VALID]
 
 
+@pytest.mark.thorough("step 1e400 5")
 @pytest.mark.parametrize(("field", "text"), WRONG, ids=[f"{field} {text[:6]} {len(text)}" for field, text in WRONG])
 def test_a_manifest_with_such_a_number_is_no_manifest(run: Path, field: str, text: str) -> None:
     checkpoint = (run / "checkpoints" / "last.ckpt").resolve()
@@ -72,6 +73,7 @@ def test_a_resume_names_the_file_and_the_field(run: Path, capsys: pytest.Capture
     assert "Traceback" not in said
 
 
+@pytest.mark.thorough("-3", "0", "null", "text1")
 @pytest.mark.parametrize("text", ["1e400", "1" + "0" * 400, "0", "-3", "null"])
 def test_a_token_budget_that_is_none_is_named_and_left_out(
     run: Path, text: str, caplog: pytest.LogCaptureFixture

@@ -94,6 +94,9 @@ def definition(
     return cache[family]
 
 
+@pytest.mark.thorough(
+    "grouped-gemma2", "grouped-qwen3", "grouped-qwen3 padded", "grouped-qwen3-moe", "grouped-qwen3-next"
+)
 @every_family
 @every_source
 def test_every_source_samples_what_the_definition_says(
@@ -172,6 +175,7 @@ def test_without_end_tokens_every_response_has_the_full_length(source: RolloutSo
     assert tokens(groups) == [one_by_one(policy, p, k, sampling) for p in prompts for k in range(3)]
 
 
+@pytest.mark.thorough("generate-small-batches", "server")
 @every_source
 def test_stop_strings_end_a_response_with_the_token_that_completes_them(
     source: RolloutSource, prompts: list[Prompt]
@@ -194,6 +198,7 @@ def test_stop_strings_end_a_response_with_the_token_that_completes_them(
             assert rollout.finish_reason is other.finish_reason
 
 
+@pytest.mark.thorough("generate-small-batches", "server")
 @every_source
 def test_a_stop_string_is_never_completed_by_the_prompt(
     source: RolloutSource, tokenizer: PreTrainedTokenizerFast
@@ -225,6 +230,7 @@ def test_the_models_own_generation_config_changes_nothing(source: RolloutSource,
     assert policy.model.generation_config is theirs  # and it is still there for the export
 
 
+@pytest.mark.thorough("server")
 @every_source
 def test_top_p_and_top_k_bound_what_is_sampled(source: RolloutSource, prompts: list[Prompt]) -> None:
     policy = build_policy("llama")
@@ -241,6 +247,7 @@ def test_a_response_of_one_token(source: RolloutSource, policy: Policy, prompts:
     assert source.generate(policy, [], group_size=2, sampling=SamplingParams(1), draws=DRAWS) == []
 
 
+@pytest.mark.thorough("server")
 @every_source
 def test_draws_follow_the_prompt_id_and_not_its_place(
     source: RolloutSource, policy: Policy, prompts: list[Prompt]
@@ -287,6 +294,7 @@ def test_progress_counts_responses(source: RolloutSource, policy: Policy, prompt
     assert all(a[0] < b[0] for a, b in itertools.pairwise(seen))
 
 
+@pytest.mark.thorough
 def test_the_sampler_samples_what_the_model_says(tokenizer: PreTrainedTokenizerFast) -> None:
     """Frequencies of the first two tokens against their exact joint probabilities (chi-square)."""
     policy = build_policy("qwen3", seed=2, sharpen=1.5)

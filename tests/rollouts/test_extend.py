@@ -47,6 +47,7 @@ def whole(source: RolloutSource, policy: Policy, prompts: list[Prompt], sampling
     return [rollout for group in groups for rollout in group]
 
 
+@pytest.mark.thorough("packed-generate-small-batches", "padded-generate-small-batches")
 @every_source
 def test_a_response_in_two_pieces_is_the_response_in_one(
     source: RolloutSource, policy: Policy, prompts: list[Prompt]
@@ -77,6 +78,7 @@ def test_every_response_has_its_own_room(source: RolloutSource, policy: Policy, 
         assert new.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
 
 
+@pytest.mark.thorough("packed-generate-small-batches", "padded-generate-small-batches")
 @every_source
 def test_a_stop_string_may_begin_before_the_cut(source: RolloutSource, policy: Policy, prompts: list[Prompt]) -> None:
     free = whole(source, policy, prompts, SamplingParams(14))
@@ -89,6 +91,7 @@ def test_a_stop_string_may_begin_before_the_cut(source: RolloutSource, policy: P
     assert found[0].finish_reason is FinishReason.STOP
 
 
+@pytest.mark.thorough("packed-source3", "padded-source3")
 @pytest.mark.parametrize("source", [s for name, s in SOURCES.items() if name != "generate"])
 def test_enough_cuts_the_others_and_they_can_go_on(
     source: RolloutSource, policy: Policy, prompts: list[Prompt]

@@ -71,6 +71,14 @@ def gap(policy: Policy, rollouts: Sequence[Rollout]) -> float:
     return max(float((row[: r.length] - r.logprobs).abs().max()) for row, r in zip(logprobs, rollouts, strict=True))
 
 
+@pytest.mark.thorough(
+    "tiny-qwen2.5-vl-server-packed",
+    "tiny-qwen2.5-vl-server-padded",
+    "tiny-qwen3-vl-moe-server-packed",
+    "tiny-qwen3-vl-moe-server-padded",
+    "tiny-qwen3-vl-server-packed",
+    "tiny-qwen3-vl-server-padded",
+)
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @every_pair
 def test_a_source_gives_the_log_probabilities_of_the_training_forward(name: str, kind: str, packed: bool) -> None:
@@ -175,6 +183,7 @@ def defined() -> dict[tuple[str, float], list[list[int]]]:
     return {}
 
 
+@pytest.mark.thorough("tiny-qwen2.5-vl-server-0.0", "tiny-qwen3-vl-moe-server-0.0", "tiny-qwen3-vl-server-0.0")
 @pytest.mark.parametrize("temperature", [0.0, 1.3])
 @every_pair
 def test_every_source_samples_what_the_definition_says(
@@ -204,6 +213,7 @@ def test_a_stop_string_ends_a_response_to_a_picture(kind: str) -> None:
     assert group[0].finish_reason is FinishReason.STOP
 
 
+@pytest.mark.thorough("tiny-qwen2.5-vl", "tiny-qwen3-vl", "tiny-qwen3-vl-moe")
 @every_model
 def test_all_sources_draw_the_same_tokens(name: str) -> None:
     policy = policy_of(name, True)

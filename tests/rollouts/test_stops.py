@@ -157,6 +157,7 @@ def test_stop_search_decodes_a_bounded_tail_per_token(monkeypatch: pytest.Monkey
     assert decoded[0] < 80 * len(ids)  # the whole text at every token would be 1000 times the number of tokens
 
 
+@pytest.mark.thorough("generate")
 @pytest.mark.parametrize("source", [GroupedSampler(), TransformersGenerate()], ids=["sampler", "generate"])
 def test_a_source_decodes_the_ends_of_long_responses_only(
     source: RolloutSource, policy: Policy, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch

@@ -65,6 +65,7 @@ def off(gap: float, monkeypatch: pytest.MonkeyPatch, kind: type = PaddedDecoder,
     monkeypatch.setattr(kind, "step", step)
 
 
+@pytest.mark.thorough("1.0-falcon_h1", "1.0-mamba2", "1e-09-falcon_h1", "1e-09-mamba2")
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe_text", "lfm2", "falcon_h1", "jamba", "mamba2"])
 @pytest.mark.parametrize("compact_at", [1e-9, 1.0])
 def test_states_are_those_of_their_rows(family: str, compact_at: float) -> None:
@@ -107,6 +108,7 @@ def test_a_cache_that_the_fast_decoder_does_not_know_is_left_to_the_padded_one()
     assert policy.packed
 
 
+@pytest.mark.thorough("generate-zamba2-Zamba2ForCausalLM", "sampler-zamba2-Zamba2ForCausalLM")
 @pytest.mark.parametrize(
     ("family", "name"),
     [
@@ -189,6 +191,7 @@ def test_a_window_that_takes_too_long_to_fill_is_said(
     assert "decoding beyond its 25 tokens is not verified" in caplog.text
 
 
+@pytest.mark.thorough("qwen3_moe", "qwen3_next")
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_next", "gemma2", "lfm2", "qwen3_moe"])
 def test_half_precision_does_not_rule_out_exact_decoders(family: str) -> None:
     policy = policy_of(family, torch.bfloat16)
@@ -197,6 +200,7 @@ def test_half_precision_does_not_rule_out_exact_decoders(family: str) -> None:
     assert verified(exact, context=lambda: torch.autocast("cpu", torch.bfloat16)) in ("shared", "padded")
 
 
+@pytest.mark.thorough
 def test_a_cache_that_is_ignored_shows_in_half_precision_too() -> None:
     for family in ("rwkv", "moshi"):
         with pytest.raises(UserError, match="nats on average"):
@@ -268,6 +272,7 @@ def rewards(query: str, response: str) -> float:
     return float(len(set(response)))
 
 
+@pytest.mark.thorough
 def test_the_trainer_of_a_notebook_refuses_and_falls_back_too() -> None:
     with pytest.raises(UserError, match="RwkvForCausalLM"):
         GSPOTrainer(tiny.build("rwkv"), character_tokenizer())

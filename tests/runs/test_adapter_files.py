@@ -88,6 +88,7 @@ def test_kl_is_measured_to_the_start_and_a_resume_is_exact(whole: Path, sft: Pat
     assert runs.scalars(resumed)["kl/policy_reference_k3"] == runs.scalars(whole)["kl/policy_reference_k3"]
 
 
+@pytest.mark.thorough
 def test_an_export_alone_is_the_policy_to_peft_and_the_merged_one_too(whole: Path, tmp_path: Path, sft: Path) -> None:
     alone = export(whole, tmp_path / "adapter", "--adapter")
     policy = load_policy(ModelSettings("tiny-qwen3", seed=1, lora=LoRA(start_from=str(sft))))
@@ -179,6 +180,12 @@ def refused(capsys: pytest.CaptureFixture[str], root: Path, *arguments: str) -> 
     return capsys.readouterr().err
 
 
+@pytest.mark.thorough(
+    "config0-use_dora: True",
+    "config1-bias: lora_only",
+    "config2-modules_to_save",
+    "config3-has changed the frozen weights",
+)
 @pytest.mark.parametrize(
     ("config", "hint"),
     [
@@ -216,6 +223,7 @@ def test_mistakes_name_the_setting(sft: Path, tmp_path: Path, capsys: pytest.Cap
     assert "leave out one of the two" in refused(capsys, tmp_path, f"{START}={sft}", cold)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", ["a layer more", "a layer less", "another width"])
 def test_adapters_of_another_model_are_refused(
     change: str, sft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -250,6 +258,7 @@ def test_a_resume_refuses_other_adapters_in_the_same_place(
     assert "model.lora.start_from: its content differs" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_tied_head_gets_no_adapter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs.fit(tmp_path, *TRAINED, "--model.lora={target_modules: [lm_head]}", TIED, code=2)
     assert "tied to the embedding" in capsys.readouterr().err

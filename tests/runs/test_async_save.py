@@ -130,6 +130,7 @@ class Uploads:
             self.seen.append(step)
 
 
+@pytest.mark.thorough
 def test_followers_hear_of_an_async_checkpoint_when_it_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +175,7 @@ def test_a_rank_is_killed_while_shards_are_written(moment: str, tmp_path: Path, 
     assert runs.scalars(run) == runs.scalars(whole)
 
 
+@pytest.mark.thorough
 def test_shards_that_cannot_be_copied_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["fit", f"--config={runs.QUICKSTART}", "--config=fsdp", *OPTIONS, "--trainer.accelerator=cpu"]
     argv += ["--trainer.devices=1", f"--trainer.default_root_dir={tmp_path}", keeping(async_save=True)]
@@ -181,6 +183,7 @@ def test_shards_that_cannot_be_copied_are_refused(tmp_path: Path, capsys: pytest
     assert "LastCheckpoint.async_save: is true, but shards of FSDPStrategy cannot be copied" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_ctrl_c_waits_for_an_async_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,6 +196,7 @@ def test_ctrl_c_waits_for_an_async_checkpoint(
     assert all(damage(path) is None for path in (run / "checkpoints").glob("step-*.ckpt"))
 
 
+@pytest.mark.thorough("False")
 @pytest.mark.parametrize("hangs", [False, True])
 def test_failing_run_completes_its_async_checkpoint_within_a_limit(
     hangs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -238,6 +242,7 @@ def test_full_disk_during_an_async_save_keeps_older_checkpoints(tmp_path: Path) 
     assert not [file for file in (run / "checkpoints").iterdir() if "unfinished" in file.name]
 
 
+@pytest.mark.thorough
 def test_without_room_for_a_copy_training_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -85,6 +85,7 @@ def plugin(folder: Path, body: str) -> Path:
     return file
 
 
+@pytest.mark.thorough("reward that raises", "reward that returns a NaN", "reward that returns a text")
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistake_is_named_before_anything_is_written(
     mistake: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -116,6 +117,7 @@ def test_mistake_is_named_before_anything_is_written(
     assert not root.exists() or not list(root.rglob("*"))
 
 
+@pytest.mark.thorough
 def test_an_optimizer_that_refuses_the_weights_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs.fit(tmp_path, *runs.UNTAUGHT, "--model.optimizer=Muon", code=2)
     said = capsys.readouterr().err
@@ -223,12 +225,14 @@ def test_traceback_on_request(tmp_path: Path) -> None:
         main(["fit", f"--config={runs.QUICKSTART}", "--data.group_size=1", "--traceback"])
 
 
+@pytest.mark.thorough
 def test_allow_unusual_clip_means_it(tmp_path: Path) -> None:
     unusual = ["--model.objective=GSPO", "--model.objective.clip_low=0.2", "--model.allow_unusual_clip=true"]
     run = runs.fit(tmp_path, *runs.UNTAUGHT, *unusual, "--trainer.max_epochs=1")
     assert "clip_low=0.2" in runs.summary(run)["objective_settings"]
 
 
+@pytest.mark.thorough
 def test_one_update_per_rollout_is_said_before_anything_is_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

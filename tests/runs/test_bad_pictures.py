@@ -55,6 +55,7 @@ def test_a_bad_picture_stops_the_run_before_it_starts(
     assert not list(tmp_path.glob("**/events.out*"))
 
 
+@pytest.mark.thorough
 def test_bad_pictures_are_dropped_one_line_each_and_none_reaches_a_rollout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_placeholder_in_a_text_stops_the_run(
     assert f"a text holds {token}, which stands for a picture" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_placeholder_in_a_demonstration_stops_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "shown.jsonl").write_text(json.dumps({"prompt": "1?", "completion": "#1<|image_pad|>"}) + "\n")
     taught = [f"--model.cold_start.demonstrations={tmp_path / 'shown.jsonl'}", "--model.cold_start.steps=1"]

@@ -69,11 +69,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.fit(tmp_path_factory.mktemp("whole"), *CONSTANT, f"--model.router_aux_loss_coef={COEF}")
 
 
+@pytest.mark.thorough
 def test_the_balance_of_a_run_is_that_of_transformers(whole: Path) -> None:
     assert runs.scalars(whole)["data/micro_batches"] == [(1, 1.0)]
     check_gradients(whole)
 
 
+@pytest.mark.thorough
 def test_the_balance_does_not_depend_on_the_token_budget(tmp_path: Path) -> None:
     chosen = ["--data.max_tokens_per_micro_batch=64", f"--model.router_aux_loss_coef={COEF}"]
     run = runs.fit(tmp_path, *CONSTANT, *chosen)
@@ -106,6 +108,7 @@ def test_two_ranks_balance_their_tokens_together(tmp_path: Path) -> None:
     check_gradients(fit_on_ranks(tmp_path / "two", *CONSTANT, coef, "--trainer.strategy=ddp"))
 
 
+@pytest.mark.thorough
 def test_a_replayed_update_is_balanced_too(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ((_, norm),) = runs.scalars(whole)["optim/gradient_norm"]
     original = GSPO.__call__

@@ -33,7 +33,7 @@ def tokens_that_differ(batches: list[MiniBatch], *, precision: str, exact: bool,
     return different, total
 
 
-@pytest.mark.thorough("off-bf16-mixed", "on-32-true", "on-bf16-mixed")
+@pytest.mark.thorough
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("exact", [True, False], ids=["on", "off"])
 def test_an_independent_forward_pass_has_the_bits_that_the_sampler_reported(
@@ -55,6 +55,7 @@ def test_an_independent_forward_pass_has_the_bits_that_the_sampler_reported(
     assert runs.largest_difference(runs.weights(run), runs.untrained()) > 1e-4
 
 
+@pytest.mark.thorough
 def test_a_sampler_that_is_off_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -133,6 +133,7 @@ def test_a_damaged_checkpoint_is_refused_by_path(
     assert "checksum" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_run_folder_stands_for_its_newest_checkpoint(
     tmp_path: Path, three_iterations: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

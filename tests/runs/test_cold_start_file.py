@@ -143,6 +143,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough("a bad record", "empty", "messages")
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_a_file_that_cannot_be_learnt_is_refused_before_anything_is_written(
     tmp_path: Path, demos: Path, change: tuple[Callable[[Path], object], str], capsys: pytest.CaptureFixture[str]
@@ -154,6 +155,7 @@ def test_a_file_that_cannot_be_learnt_is_refused_before_anything_is_written(
     assert not (tmp_path / "root").exists()
 
 
+@pytest.mark.thorough
 def test_too_long_demonstrations_are_counted_and_left_out(
     tmp_path: Path, demos: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -183,6 +185,7 @@ def test_files_and_commands_of_the_page(page_folder: Callable[[str], Path], monk
     assert [run.name for run in (folder / "project" / "quickstart").glob("version_*")] == ["version_0"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rewards", [{"graded": "Graded"}, {"correct": "ExactMatch"}], ids=["some", "none"])
 def test_the_way_out_is_named_once_where_nothing_is_earned(
     tmp_path: Path, rewards: dict[str, str], caplog: pytest.LogCaptureFixture

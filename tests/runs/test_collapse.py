@@ -213,6 +213,7 @@ def test_after_a_fall_in_the_last_evaluation_nothing_is_rolled_back(
     assert (alarm["signature"], alarm["update"], alarm["action"]) == ("held_out_fall", 8, "warned")
 
 
+@pytest.mark.thorough
 def test_a_skipped_nan_is_an_alarm_and_stop_leaves_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,6 +228,7 @@ def test_a_skipped_nan_is_an_alarm_and_stop_leaves_the_last_checkpoint(
     assert b"non_finite" in texts[-1].tensor_proto.string_val[0]
 
 
+@pytest.mark.thorough
 def test_a_rollback_waits_for_a_checkpoint_that_a_thread_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -238,6 +240,7 @@ def test_a_rollback_waits_for_a_checkpoint_that_a_thread_writes(
     assert "rolled back (1 of at most 2): weights and optimizer are those of step-00000004.ckpt" in said
 
 
+@pytest.mark.thorough
 def test_rollbacks_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,7 +118,7 @@ def test_reasoning_gym_on_a_model_with_a_chat_template_runs_one_step(tmp_path: P
     assert any(words in shown for words in ("Who ", "final answer", "Yes or No"))
 
 
-@pytest.mark.thorough("guess")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["guess", "calculator"])
 def test_environment_configs_run_one_step(name: str, tmp_path: Path) -> None:
     few = ["--data.train.size=64", "--data.val.size=16", "--model.cold_start.demonstrations.size=64"]
@@ -186,6 +186,7 @@ def test_parquet_and_hub_folder_train_like_jsonl(tmp_path: Path) -> None:
     assert runs.largest_difference(trained[0], trained[2]) == 0.0
 
 
+@pytest.mark.thorough("code", "logic", "math", "smollm2", "smollm2_gym")
 @pytest.mark.parametrize("name", ["quickstart", "math", "logic", "code", "smollm2", "smollm2_gym"])
 def test_printed_config_fed_back_is_the_same(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = resolved([f"--config={CONFIGS / name}.yaml"], capsys)

@@ -160,6 +160,7 @@ def test_a_server_teaches_like_the_same_model_here(tmp_path: Path, teacher: Path
     assert runs.largest_difference(runs.weights(here), runs.untrained()) > 1e-3
 
 
+@pytest.mark.thorough
 def test_a_teacher_that_is_the_policy_moves_nothing_in_the_first_update(tmp_path: Path) -> None:
     policy = load_policy(ModelSettings(seed=1))  # seed_everything of the quickstart
     policy.save_pretrained(tmp_path / "same")
@@ -168,6 +169,7 @@ def test_a_teacher_that_is_the_policy_moves_nothing_in_the_first_update(tmp_path
     assert runs.scalars(run)["optim/gradient_norm"][0][1] < 1e-4
 
 
+@pytest.mark.thorough
 def test_a_dump_is_replayed_with_what_the_teacher_said(
     tmp_path: Path, teacher: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,6 +79,7 @@ def test_a_resume_in_the_middle_of_an_iteration_goes_on_with_the_same_conversati
         assert [value for _, value in found[tag]] == pytest.approx(values, rel=1e-3, abs=1e-5), tag
 
 
+@pytest.mark.thorough
 def test_conversations_can_be_read(undisturbed: Path) -> None:
     samples = runs.events(undisturbed).Tensors("samples/text_summary")[0].tensor_proto.string_val[0].decode()
     assert re.search(r"⏎user: [<>?]", samples)

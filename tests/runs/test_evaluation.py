@@ -23,6 +23,7 @@ def test_avg_and_pass_at_k_are_logged(taught: Path) -> None:
     assert average < best <= min(1.0, 4 * average)
 
 
+@pytest.mark.thorough
 def test_evaluation_has_its_own_length(taught: Path) -> None:
     run = runs.fit(taught, "--data.evaluation.max_response_tokens=1", "--trainer.max_epochs=1")
     scalars = runs.scalars(run)
@@ -45,6 +46,7 @@ def test_final_accuracy_is_that_of_the_final_policy(taught: Path) -> None:
     assert runs.summary(run)["evaluated_at_update"] == 4
 
 
+@pytest.mark.thorough("False")
 @pytest.mark.parametrize("same", [True, False])
 def test_held_out_prompts_that_are_trained_on_are_said_once(
     same: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture

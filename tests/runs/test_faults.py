@@ -96,6 +96,7 @@ def test_out_of_memory_repeats_the_update_in_smaller_pieces(
     assert remembered["budget"] < 200
 
 
+@pytest.mark.thorough
 def test_a_resume_takes_the_smaller_budget(
     tmp_path: Path, small_machine: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,7 +179,7 @@ class _Flaky(GroupedSampler):
         return super().generate(*args, **kwargs)
 
 
-@pytest.mark.thorough("2-0")
+@pytest.mark.thorough
 @pytest.mark.parametrize(("failures", "code"), [(2, 0), (9, 1)])
 def test_a_rollout_source_that_fails_for_a_while(
     failures: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -121,12 +121,14 @@ def test_rollouts_ahead_of_training_are_one_iteration_old_and_do_not_depend_on_t
     assert not [t for t in threading.enumerate() if t.name.startswith("rollouts-")]
 
 
+@pytest.mark.thorough
 def test_by_choice_the_ratio_divides_by_the_weights_that_sampled(tmp_path: Path) -> None:
     options = [*UNTAUGHT, "--data.max_staleness=1", "--trainer.max_epochs=2", "--model.old_logprobs=source"]
     spread = dict(runs.scalars(runs.fit(tmp_path, *options))["ratio/log_sequence_std"])
     assert spread[3] > 1e-5  # the first update of the second iteration is two updates away from what sampled it
 
 
+@pytest.mark.thorough
 def test_a_source_that_fails_ahead_stops_the_run_with_its_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,6 +82,7 @@ def test_a_run_in_float16(tmp_path: Path) -> None:
     assert 1e-6 < noise["float16"] < noise["bfloat16"] / 2
 
 
+@pytest.mark.thorough("arguments0-words0", "arguments2-words2")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     {

@@ -42,7 +42,7 @@ ALONE = [*RECORDING, "--trainer.logger=false", "--data.record_tokens=0", "--trai
 ASYNC = [*RECORDING, '--trainer.callbacks+={"class_path": "LastCheckpoint", "init_args": {"async_save": true}}']
 
 
-@pytest.mark.thorough("in the last one")
+@pytest.mark.thorough("in the last one", "recording alone", "saving in a thread")
 @pytest.mark.parametrize(
     ("update", "how", "writes"),
     [(1, "deleted", RECORDING), (5, "moved", RECORDING), (2, "moved", ALONE), (2, "deleted", ASYNC)],

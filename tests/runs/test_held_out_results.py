@@ -60,6 +60,7 @@ def test_the_same_eight_prompts_are_answered_at_every_evaluation(graded: Path) -
     assert "| prompt | answer | update 0 | update 2 | update 4 | update 6 |" in page
 
 
+@pytest.mark.thorough
 def test_the_scores_of_all_prompts_are_kept_and_the_headline_has_their_interval(graded: Path) -> None:
     found = read_answers(graded, SCORES)
     assert [row["update"] for row in found] == [0, 2, 4, 6]
@@ -159,6 +160,7 @@ def test_a_negative_reward_is_shown_as_a_mean_reward(negative: Path, capsys: pyt
     assert "val/accuracy" not in found
 
 
+@pytest.mark.thorough
 def test_progress_and_summary_of_a_negative_reward_have_no_accuracy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,6 +172,7 @@ def test_progress_and_summary_of_a_negative_reward_have_no_accuracy(
     assert "accuracy" not in shown.out
 
 
+@pytest.mark.thorough
 def test_a_reward_that_is_named_as_the_accuracy_is_shown_as_one(tmp_path: Path) -> None:
     run = runs.fit(tmp_path, *NEGATIVE, *EVERY, "--data.evaluation.accuracy_reward=long", "--trainer.max_epochs=1")
     assert runs.summary(run)["accuracy_after"] == 0.0

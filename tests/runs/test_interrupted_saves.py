@@ -49,7 +49,7 @@ MOMENTS: dict[str, tuple[Any, str, int]] = {
 QUICK = ("in the middle", "its manifest")
 
 
-@pytest.mark.thorough("1-its manifest")
+@pytest.mark.thorough
 @pytest.mark.parametrize("moment", [m if m in QUICK else pytest.param(m, marks=pytest.mark.long) for m in MOMENTS])
 @pytest.mark.parametrize("presses", [1, 2])
 def test_a_save_that_is_interrupted(

@@ -72,6 +72,7 @@ def test_settings_without_a_meaning_for_training_may_differ(root: Path, options:
     assert taken(root, "validate") == ["version_0"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["fit", "validate", "predict"])
 def test_without_a_run_of_this_config_the_candidates_are_named(
     root: Path, name: str, capsys: pytest.CaptureFixture[str]
@@ -101,6 +102,7 @@ def test_another_command_line_of_the_same_files_is_read_with_a_word_and_not_trai
     )
 
 
+@pytest.mark.thorough
 def test_fit_goes_on_with_its_own_run_beside_newer_ones_of_others(root: Path) -> None:
     assert command(root, "fit", "--ckpt_path=last", "--trainer.max_epochs=2") == 0
     assert runs.summary(root / "quickstart" / "version_0")["updates"] == 4
@@ -134,6 +136,7 @@ def test_a_run_that_records_nothing_is_the_newest_run(root: Path) -> None:
     assert runs.summary(folder / "version_2")["updates"] == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [[], ["--allow_changed_config=true"]])
 @pytest.mark.parametrize("left", ["nothing", "config", "unfinished"])
 def test_readers_pass_over_a_run_that_was_stopped_before_its_first_checkpoint(
@@ -191,6 +194,7 @@ def test_another_model_is_refused_by_both_names(
     assert "Traceback" not in said
 
 
+@pytest.mark.thorough("validate")
 @pytest.mark.parametrize("name", ["fit", "validate"])
 def test_weights_that_do_not_fit_are_refused_even_if_another_config_is_allowed(
     root: Path, name: str, capsys: pytest.CaptureFixture[str]

@@ -20,6 +20,7 @@ def write(path: Path, **changed: object) -> Path:
     return path
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rollouts", ["GroupedSampler", "TransformersGenerate", "partial"])
 def test_no_response_is_longer_than_its_record_says(tmp_path: Path, rollouts: str) -> None:
     how = ["--data.prompts_in_flight=5"] if rollouts == "partial" else [f"--data.rollouts={rollouts}"]

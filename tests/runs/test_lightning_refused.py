@@ -129,6 +129,7 @@ def test_trainer_without_unsupported_options_is_accepted() -> None:
     check_trainer(cast(Any, data), "full", trainer_of([]))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -72,6 +72,7 @@ def test_an_average_is_that_of_the_weights_after_every_update(ema: Ema) -> None:
     assert runs.largest_difference({n: found[n] for n in seen[-1]}, seen[-1]) > 1e-4
 
 
+@pytest.mark.thorough
 def test_gradients_take_no_memory_while_responses_are_sampled(tmp_path: Path) -> None:
     Gradients.seen.clear()
     counts = '--trainer.callbacks=[{"class_path": "tests.runs.of_a_user.Gradients"}]'
@@ -132,6 +133,7 @@ def test_a_run_goes_on_without_its_average(plain: Path, tmp_path: Path) -> None:
     assert "current_model_state" not in runs.checkpoint(resumed)
 
 
+@pytest.mark.thorough
 def test_adapters_and_snapshots_are_not_mistaken_for_one_another(tmp_path: Path) -> None:
     options = [
         *BLIND, "--model.lora={r: 4}", "--model.old_policy=ResidentSnapshot", "--model.old_policy.refresh_every=2",
@@ -181,6 +183,7 @@ def test_a_plateau_of_evaluations_steps_with_them_and_takes_a_new_rate(tmp_path:
     assert runs.scalars(resumed)["optim/lr"][-1] == (10, pytest.approx(0.0004))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["reward/mean", "loss"])
 def test_early_stopping_can_watch_what_updates_measure(name: str, tmp_path: Path) -> None:
     never_better: dict[str, Any] = {"patience": 1, "mode": "max", "min_delta": 1e9}
@@ -189,6 +192,7 @@ def test_early_stopping_can_watch_what_updates_measure(name: str, tmp_path: Path
     assert [step for step, _ in runs.scalars(run)["loss"]] == [1, 2, 3, 4]  # best, not better: stop
 
 
+@pytest.mark.thorough
 def test_the_checkpoints_of_another_callback_stay(tmp_path: Path) -> None:
     every = callback("ModelCheckpoint", monitor="reward/mean", mode="max", save_top_k=-1, every_n_epochs=1)
     run = runs.fit(tmp_path, *BLIND, *every, "--trainer.max_epochs=4")

@@ -66,6 +66,7 @@ def test_every_form_of_the_old_policy_trains_the_same_adapters(form: str, tmp_pa
     assert runs.largest_difference(runs.weights(run), runs.weights(whole)) == 0.0
 
 
+@pytest.mark.thorough
 def test_export_is_an_ordinary_model_with_the_same_logits(tmp_path: Path, whole: Path) -> None:
     assert main(["export", str(whole / "checkpoints" / "last.ckpt"), str(tmp_path / "out")]) == 0
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "out")

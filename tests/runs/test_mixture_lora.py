@@ -60,6 +60,7 @@ def test_experts_and_routers_get_no_adapters_and_the_reference_is_the_base(whole
     assert kl[2] > 0.0
 
 
+@pytest.mark.thorough
 def test_exports_are_the_policy_to_transformers_and_to_peft(whole: Path, base: Path, tmp_path: Path) -> None:
     expected = logprobs(trained_model(whole, base))
     untrained = AutoModelForCausalLM.from_pretrained(base).eval()
@@ -98,6 +99,7 @@ def test_asking_for_them_is_refused_before_training(tmp_path: Path, capsys: pyte
     assert "use all-linear, or a list of: k_proj, o_proj, q_proj, v_proj" in message
 
 
+@pytest.mark.thorough
 def test_plan_counts_what_a_run_trains(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = [f"--config={runs.QUICKSTART}", "--config=moe", "--model.lora={r: 4, alpha: 8}", "--trainer.accelerator=cpu"]
     assert main(["plan", *argv]) == 0

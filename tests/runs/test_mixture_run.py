@@ -122,6 +122,7 @@ def test_clipped_tokens_of_the_sources_make_up_those_of_all(mixed: Path) -> None
     assert len(rows) == 4
 
 
+@pytest.mark.thorough
 def test_held_out_prompts_are_counted_by_source(mixed: Path) -> None:
     """10 and 6 prompts: what they have in common is their mean, weighted by how many there are."""
     curves = runs.scalars(mixed)
@@ -212,6 +213,7 @@ def test_partial_rollouts_take_sources_in_their_order_and_no_curriculum(
     assert "data.curriculum: cannot be combined with partial rollouts" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_column_of_one_file_chooses_rewards_and_sources_of_the_evaluation(tmp_path: Path) -> None:
     write_prompts(tmp_path / "a.jsonl", 3, 12, source="math")
     write_prompts(tmp_path / "b.jsonl", 4, 12, source="code")
@@ -224,6 +226,7 @@ def test_a_column_of_one_file_chooses_rewards_and_sources_of_the_evaluation(tmp_
     assert "source/math/reward" not in curves  # no mixture: nothing is drawn by source
 
 
+@pytest.mark.thorough
 def test_a_generated_set_can_be_a_source(tmp_path: Path) -> None:
     path = config(tmp_path)
     content = yaml.safe_load(path.read_text())
@@ -239,6 +242,10 @@ def test_a_generated_set_can_be_a_source(tmp_path: Path) -> None:
     assert "source/logic/reward" in curves
 
 
+@pytest.mark.thorough(
+    "change3-source 'nowhere': the prompt file 'nowhere.jsonl' does not exist",
+    "change8-no reward applies to a record with source = 'math'",
+)
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -92,6 +92,7 @@ def test_every_data_overlay_has_a_record_here() -> None:
     assert {p.stem for p in (CONFIGS / "data").glob("*.yaml")} == set(RECORDS)
 
 
+@pytest.mark.thorough("gsm8k")
 @pytest.mark.parametrize("name", RECORDS)
 def test_the_reward_of_a_data_set_pays_its_own_answers(name: str) -> None:
     data = read(CONFIGS / "data" / f"{name}.yaml")["data"]
@@ -115,7 +116,7 @@ def test_a_model_config_fits_where_it_says(name: str, capsys: pytest.CaptureFixt
     assert "fits:" in capsys.readouterr().out
 
 
-@pytest.mark.thorough("qwen3_30b_a3b")
+@pytest.mark.thorough("qwen3_30b_a3b", "qwen3_vl_4b")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_config_parses_with_every_data_overlay(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     for overlay in RECORDS if name == MODELS[0] else ["gsm8k", *(["geometry3k"] if name == SEEING else [])]:

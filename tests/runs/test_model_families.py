@@ -22,7 +22,7 @@ def saved(family: str, folder: Path) -> str:
     return f"--model.name_or_path={folder}"
 
 
-@pytest.mark.thorough("qwen3_next")
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["qwen3_next", pytest.param("qwen3_5_text", marks=pytest.mark.long), "minimax"])
 def test_a_model_with_states_is_trained_on_what_it_samples(
     family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -37,6 +37,7 @@ def test_a_model_with_states_is_trained_on_what_it_samples(
     assert by_generate is (family == "minimax")  # which has a cache of its own
 
 
+@pytest.mark.thorough("fit")
 @pytest.mark.parametrize("command", ["fit", "validate"])
 def test_a_model_that_is_sampled_otherwise_than_trained_is_refused(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -53,6 +53,7 @@ def files_of_300_kb() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
 
 
+@pytest.mark.thorough
 def test_a_disk_that_is_full_in_the_cold_start(tmp_path: Path) -> None:
     log = tmp_path / "log"
     steps = ["--model.cold_start.demonstrations.size=64", "--model.cold_start.steps=1", "--data.val=null"]
@@ -66,6 +67,7 @@ def test_a_disk_that_is_full_in_the_cold_start(tmp_path: Path) -> None:
     assert [file.suffix for file in (tmp_path / "cold_start").iterdir()] == [".lock"]
 
 
+@pytest.mark.thorough
 def test_a_disk_that_is_full_in_an_export(tmp_path: Path) -> None:
     run, log = runs.fit(tmp_path, *OPTIONS, "--trainer.max_epochs=1"), tmp_path / "log"
     export = ["export", str(run / "checkpoints" / "last.ckpt"), str(tmp_path / "out")]
@@ -125,6 +127,7 @@ def output_in_ascii() -> None:
         stream.reconfigure(encoding="ascii", errors="strict")
 
 
+@pytest.mark.thorough
 def test_output_that_takes_ascii_only(tmp_path: Path) -> None:
     """An answer that cannot be shown ends no run whose results are saved already."""
     prompts, log = tmp_path / "prompts.jsonl", tmp_path / "log"

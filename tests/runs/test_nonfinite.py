@@ -71,7 +71,7 @@ SOURCES: dict[str, Callable[[pytest.MonkeyPatch, float], None]] = {
 }  # fmt: skip
 
 
-@pytest.mark.thorough("gradient-nan")
+@pytest.mark.thorough
 @pytest.mark.parametrize(("source", "value"), [("loss", NAN), ("loss", INF), ("gradient", NAN), ("gradient", INF),
                                                ("log-probability", NAN), ("log-probability", INF)])  # fmt: skip
 def test_nonfinite_update_stops_the_run_and_leaves_a_good_checkpoint(
@@ -118,6 +118,7 @@ def test_a_skipped_mini_batch_changes_nothing_else(
     assert all(torch.isfinite(v).all() for v in runs.weights(resumed).values())
 
 
+@pytest.mark.thorough
 def test_skips_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     original = GSPO.__call__
 
@@ -132,6 +133,7 @@ def test_skips_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert len(list((run / "dumps").iterdir())) == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("value", ["nan", "inf"])
 def test_a_reward_that_is_not_finite_is_the_plugins_mistake(
     value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -170,6 +172,7 @@ def test_weights_that_overflow_in_an_update_are_not_saved(tmp_path: Path, capsys
     assert not list(run.glob("checkpoints/*.ckpt"))
 
 
+@pytest.mark.thorough
 def test_replay_finds_the_row_with_its_reward(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,6 +197,7 @@ def test_replay_finds_the_row_with_its_reward(
     assert "loss nan" in shown
 
 
+@pytest.mark.thorough
 def test_a_dump_holds_the_weights_before_the_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poison_loss(monkeypatch, NAN, update=1)
     dump = Dump.read(runs.fit(tmp_path, *OPTIONS, code=1) / "dumps" / "update-00000001.pt")

@@ -86,6 +86,7 @@ def test_a_second_fit_is_refused_and_readers_are_not(living: tuple[Path, Command
     assert sorted(p.name for p in (tmp_path / "quickstart").iterdir()) == ["version_0"]
 
 
+@pytest.mark.thorough
 def test_a_kill_leaves_nothing_stale_and_its_half_files_go(living: tuple[Path, Command], tmp_path: Path) -> None:
     run, command = living
     command.kill()

@@ -97,7 +97,7 @@ def compared(rank: int, kind: str) -> dict[tuple[str, str], tuple[float | str, b
     return found
 
 
-@pytest.mark.thorough("fsdp2")
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", REFUSED)
 def test_refused_optimizers_are_exactly_those_wrong_on_shards(kind: str) -> None:
     for found in two_ranks(compared, kind):
@@ -194,6 +194,7 @@ def test_a_run_is_refused_before_its_rollouts(name: str, options: list[str], mes
     assert "torch.optim.AdamW, or trainer.strategy: ddp" in log.read_text()
 
 
+@pytest.mark.thorough
 def test_an_optimizer_that_cannot_step_at_all_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--model.cold_start=null", "--model.optimizer=torch.optim.SparseAdam", "--model.optimizer.lr=1e-3"]
     runs.fit(tmp_path, *options, code=2)

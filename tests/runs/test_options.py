@@ -76,6 +76,7 @@ def test_masked_truncated_responses_leave_statistics_and_denominator(tmp_path: P
     assert masked["optim/gradient_norm"][0] != kept["optim/gradient_norm"][0]
 
 
+@pytest.mark.thorough
 def test_penalised_truncation_changes_advantages_not_rewards(tmp_path: Path, plain: Path) -> None:
     kept = runs.scalars(plain)
     penalised = runs.scalars(runs.fit(tmp_path / "penalise", *UNTAUGHT, "--data.truncated_responses=penalise"))
@@ -122,11 +123,13 @@ def test_groups_of_one_cannot_be_resampled(tmp_path: Path, capfd: pytest.Capture
     assert "data.resample_dead_groups: is 8, but data.group_size is 1: every group would be replaced" in said
 
 
+@pytest.mark.thorough
 def test_gradient_checkpointing_changes_memory_not_results(tmp_path: Path, plain: Path) -> None:
     saved = runs.fit(tmp_path / "saved", *UNTAUGHT, "--model.gradient_checkpointing=true")
     assert runs.largest_difference(runs.weights(plain), runs.weights(saved)) < 1e-6
 
 
+@pytest.mark.thorough
 def test_adapters_on_bfloat16_weights_keep_float32_log_probabilities(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +149,7 @@ BY_DEFAULT = {"DAPO", "Segment", "DrGRPO"}
 """A ratio a token, segments, and a denominator that is configured; every objective has its own unit tests."""
 
 
+@pytest.mark.thorough("DrGRPO", "Segment")
 @pytest.mark.parametrize(
     "objective",
     [

@@ -113,6 +113,7 @@ def test_weights_of_shards_reach_requests_in_flight(tmp_path: Path) -> None:
     assert 0 < sum(ages[2:]) < 0.97 * 2 * 4  # all would be two updates old without it
 
 
+@pytest.mark.thorough("options2-sample on servers (data.rollouts: VLLMServer)")
 @pytest.mark.parametrize(
     ("options", "says"),
     [

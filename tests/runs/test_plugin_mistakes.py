@@ -106,6 +106,15 @@ def run(folder: Path, template: str, body: str, flags: str, *more: str) -> tuple
     return code, f"{file}:LINE, in {name}."
 
 
+@pytest.mark.thorough(
+    "a callback",
+    "a reward",
+    "a source in disorder",
+    "a source of nothing",
+    "a source that forgets",
+    "a source that raises",
+    "an environment",
+)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_first_and_last_line_say_where_and_what(
     mistake: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

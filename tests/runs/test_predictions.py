@@ -35,6 +35,7 @@ def predict(root: Path, *more: str) -> list[str]:
     return [str(warning.message) for warning in found]
 
 
+@pytest.mark.thorough
 def test_predict_writes_into_the_run_and_prints_the_mean_reward(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,6 +55,7 @@ def test_predict_writes_into_the_run_and_prints_the_mean_reward(
         assert words not in shown.err
 
 
+@pytest.mark.thorough
 def test_second_predict_writes_another_folder(trained: Path) -> None:
     before = set(trained.glob("predict/*"))
     predict(trained.parents[1], f"--ckpt_path={trained / 'checkpoints' / 'last.ckpt'}")

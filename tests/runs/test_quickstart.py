@@ -71,6 +71,7 @@ def test_run_folder_holds_config_and_picture(quickstart: Path) -> None:
     assert (quickstart / "checkpoints" / "last.ckpt").is_file()
 
 
+@pytest.mark.thorough
 def test_event_file_holds_every_metric_of_the_table_at_every_update(quickstart: Path) -> None:
     reader = runs.events(quickstart)
     tags = reader.Tags()
@@ -109,6 +110,7 @@ def test_first_update_of_an_iteration_is_exactly_on_policy(quickstart: Path) -> 
     assert scalars["optim/gradient_norm"][0][1] > 0  # and still the first update moves the weights
 
 
+@pytest.mark.thorough
 def test_validate_reproduces_the_final_accuracy(quickstart: Path, capsys: pytest.CaptureFixture[str]) -> None:
     last = quickstart / "checkpoints" / "last.ckpt"
     root = quickstart.parents[1]
@@ -130,6 +132,7 @@ def test_exported_model_answers_the_same(quickstart: Path, tmp_path: Path) -> No
     assert tokenizer.decode(answer, skip_special_tokens=True) == example["after"]
 
 
+@pytest.mark.thorough
 def test_predict_writes_what_can_be_trained_on_again(quickstart: Path, tmp_path: Path) -> None:
     last = quickstart / "checkpoints" / "last.ckpt"
     argv = ["predict", f"--config={runs.QUICKSTART}", f"--trainer.default_root_dir={tmp_path}", f"--ckpt_path={last}"]

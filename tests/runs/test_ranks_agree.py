@@ -256,6 +256,7 @@ def _closed_at_different_times(rank: int) -> list[Any]:
     return found
 
 
+@pytest.mark.thorough
 def test_a_rank_that_stops_first_leaves_none_waiting_in_a_collective() -> None:
     expected = [[(1, 0), (1, 1)], [(2, 0), (2, 1)]]
     assert two_ranks(_closed_at_different_times) == [expected, expected]
@@ -337,6 +338,7 @@ def _handed_over(rank: int, url: str) -> tuple[int, bool]:
     return len(attempts), all_gather_objects(rank) == [0, 1]
 
 
+@pytest.mark.thorough
 def test_weights_that_one_rank_does_not_find_on_a_server_are_sent_again_by_all() -> None:
     with ToyServer() as toy:
         assert two_ranks(_handed_over, toy.url) == [(2, True), (2, True)]

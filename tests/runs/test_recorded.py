@@ -47,6 +47,7 @@ def test_a_replay_is_the_same_training_bit_by_bit(
     assert runs.scalars(again) == theirs
 
 
+@pytest.mark.thorough
 def test_another_objective_sees_the_same_data(recorded: Path, tmp_path: Path) -> None:
     other = replay(tmp_path, recorded, "--model.objective=GRPO")
     assert runs.largest_difference(runs.weights(other), runs.weights(recorded)) > 0

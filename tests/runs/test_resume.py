@@ -149,6 +149,7 @@ def test_a_checkpoint_may_change_the_form_of_the_old_policy(tmp_path: Path, undi
         assert runs.largest_difference(runs.weights(run), runs.weights(undisturbed)) == 0.0
 
 
+@pytest.mark.thorough
 def test_the_only_checkpoint_torn_is_a_clear_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = runs.fit(tmp_path, *OPTIONS, "--trainer.max_epochs=1")
     last = run / "checkpoints" / "last.ckpt"
@@ -158,6 +159,7 @@ def test_the_only_checkpoint_torn_is_a_clear_error(tmp_path: Path, capsys: pytes
     assert "step-00000002.ckpt: torn: 1,000 of" in error
 
 
+@pytest.mark.thorough
 def test_last_before_there_is_a_run_starts_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = runs.fit(tmp_path, *OPTIONS, "--trainer.max_epochs=1", "--ckpt_path=last")
     assert run.name == "version_0"

@@ -160,6 +160,7 @@ def test_a_plug_in_that_raises_on_one_rank_ends_both_with_its_message(tmp_path: 
     assert not [f for f in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path) in read(f)]  # nobody is left behind
 
 
+@pytest.mark.thorough
 def test_missing_rewards_are_counted_and_leave_the_mean(tmp_path: Path) -> None:
     options = [*plug_in(tmp_path / "plugin", SOMETIMES, "Sometimes"), "--data.val=null", "--trainer.max_epochs=1"]
     scalars = runs.scalars(runs.fit(tmp_path / "run", *options))
@@ -180,6 +181,7 @@ ONLY_CANNED = [
 ]
 
 
+@pytest.mark.thorough
 def test_a_reward_that_gives_nothing_is_refused_before_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,6 +202,7 @@ def test_an_iteration_without_any_reward_stops_the_run_and_counts_why(
     assert not (run / "checkpoints").exists()
 
 
+@pytest.mark.thorough
 def test_held_out_answers_without_any_score_stop_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs.fit(tmp_path / "run", *ONLY_CANNED, code=2)
     shown = capsys.readouterr().err

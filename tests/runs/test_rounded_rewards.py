@@ -37,12 +37,14 @@ def test_totals_that_differ_by_rounding_are_dead_groups(tmp_path: Path) -> None:
     assert runs.largest_difference(runs.weights(run), runs.untrained()) == 0.0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["LeaveOneOut", "MaxRL"])
 def test_other_advantages_see_no_difference_either(name: str, tmp_path: Path) -> None:
     run = runs.fit(tmp_path, *TENTHS, f"--data.advantages={name}")
     assert runs.largest_difference(runs.weights(run), runs.untrained()) == 0.0
 
 
+@pytest.mark.thorough("weighted_sum")
 @pytest.mark.parametrize("combine", ["weighted_sum", "normalised_separately"])
 def test_rewards_of_float32_differ_by_its_own_rounding(combine: str, tmp_path: Path) -> None:
     single = ['--data.rewards={"one": "SingleSum"}', "--data.reward_weights={}", f"--data.combine_rewards={combine}"]

@@ -67,6 +67,7 @@ def test_replay_with_a_resident_snapshot_trains_alike(tmp_path: Path) -> None:
     assert largest_difference(weights(cached), weights(free)) > 0
 
 
+@pytest.mark.thorough("arguments0-words0")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -94,6 +95,7 @@ def test_impossible_routing_settings_are_refused_in_one_message(
     assert all(word in message for word in words), message
 
 
+@pytest.mark.thorough
 def test_a_bare_off_in_yaml_means_off(tmp_path: Path) -> None:
     overlay = tmp_path / "off.yaml"
     overlay.write_text("model:\n  routing_replay: off\n")

@@ -101,6 +101,7 @@ def test_the_key_of_a_tool_server_is_in_no_file(tmp_path: Path) -> None:
     assert not holding(run)
 
 
+@pytest.mark.thorough("correct-horse-battery-staple-7316")
 @pytest.mark.parametrize("value", [KEY, "$GSPO_TEST_NOT_SET"])
 def test_a_key_by_its_value_and_one_that_is_not_set_are_refused(
     value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

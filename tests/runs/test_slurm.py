@@ -57,6 +57,7 @@ def in_a_job(patch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
             patch.setenv(name if name in SCRIPT else f"SLURM_{name}", value)
 
 
+@pytest.mark.thorough("a shell of salloc", "the second of them", "without tasks per node")
 @pytest.mark.parametrize("name", CASES)
 def test_slurm_tasks_that_do_not_match_devices_are_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -82,6 +83,7 @@ def test_an_evaluation_and_a_reward_model_too(
     assert MANY in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "variables",
     [

@@ -50,6 +50,7 @@ def by_hand(part: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
     return advantages * part.response_mask, segments
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("objective", [GIVEN, ["--model.objective=GSPOToken"]])
 def test_every_step_has_the_advantage_that_its_scores_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: list[str]

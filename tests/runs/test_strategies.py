@@ -145,6 +145,7 @@ def test_fsdp2_goes_on_with_another_number_of_ranks(made: dict[str, Path], tmp_p
     assert assert_resumes(CASES["fsdp2"], made["fsdp2"], tmp_path / "alone", ranks=1) < 1e-6
 
 
+@pytest.mark.thorough("fsdp")
 @pytest.mark.parametrize("name", CASES)
 def test_a_sharded_checkpoint_exports_to_identical_logits(name: str, made: dict[str, Path], tmp_path: Path) -> None:
     checkpoint = made[name] / "checkpoints" / "last.ckpt"

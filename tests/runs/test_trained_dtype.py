@@ -38,7 +38,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
-@pytest.mark.thorough("--trainer.precision=bf16-true-trainer.precision: is 'bf16-true'")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("option", "field"),
     [("--trainer.precision=bf16-true", "trainer.precision: is 'bf16-true'"), (BFLOAT16, "model.dtype: is 'bfloat16'")],
@@ -57,7 +57,7 @@ def test_a_run_and_its_plan_refuse_bfloat16_weights_in_the_same_words(
     assert main(["plan", f"--config={runs.QUICKSTART}", option, adapters, "--model.cold_start=null"]) == 0
 
 
-@pytest.mark.thorough("float16")
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_file_in_a_narrow_dtype_is_refused_before_the_first_rollout(
     dtype: str, saved: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -126,6 +126,7 @@ def test_adapters_on_bfloat16_weights_are_float32_and_so_is_their_optimizer(narr
     assert dict(runs.scalars(narrow)["ratio/log_sequence_std"])[1] == 0.0  # one code path
 
 
+@pytest.mark.thorough
 def test_peft_reads_adapters_of_bfloat16_weights(narrow: Path, saved: dict[str, Path], tmp_path: Path) -> None:
     policy = load_policy(ModelSettings(str(saved["float32"]), dtype="bfloat16", lora=LoRA(r=4, alpha=8)))
     state = {name.removeprefix("policy."): weight for name, weight in runs.weights(narrow).items()}

@@ -63,6 +63,7 @@ def of_a_checkpoint(command: str, file: Path, root: Path) -> list[str]:
     return [command, f"--config={runs.QUICKSTART}", *options, f"--ckpt_path={file}"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", COMMANDS)
 def test_settings_in_a_checkpoint_change_nothing(
     command: str, run: Path, repository: Path, marker: Path, tmp_path: Path
@@ -84,6 +85,7 @@ def test_export_trusts_no_checkpoint(
     assert marker.exists()
 
 
+@pytest.mark.thorough
 def test_replay_trusts_no_dump(
     repository: Path,
     marker: Path,
@@ -146,6 +148,7 @@ def shards(run: Path, folder: Path, evil: Path | None = None) -> Path:
     return folder
 
 
+@pytest.mark.thorough("fit-index")
 @pytest.mark.parametrize("place", ["index", "value"])
 @pytest.mark.parametrize("command", ["fit", "export"])
 def test_a_pickle_in_a_folder_of_shards_is_not_run(
@@ -176,6 +179,7 @@ def test_a_torn_folder_of_shards_is_refused(
     assert "cannot be read: it is " in refused(argv, marker, capsys)
 
 
+@pytest.mark.thorough("fit", "predict", "test", "validate")
 @pytest.mark.parametrize("command", [*COMMANDS, "export"])
 def test_a_damaged_checkpoint_is_what_its_manifest_says(
     command: str, run: Path, marker: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -209,6 +213,7 @@ def test_weights_of_a_model_are_no_pickle(
     assert "would run code" in refused([*argv, f"--trainer.default_root_dir={tmp_path}"], marker, capsys)
 
 
+@pytest.mark.thorough("config.json", "tokenizer_config.json")
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json", "chat_template.jinja", "kernel"])
 def test_files_beside_the_weights_run_no_code(
     file: str, run: Path, marker: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

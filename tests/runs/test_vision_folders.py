@@ -28,6 +28,7 @@ PROCESSORS: dict[str, Any] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "processor", "said"),
     [
@@ -72,6 +73,7 @@ TEACHER = ["--model.objective.init_args.distill_coef=1"]
 CRITIC = ["--model.critic=ValueModel", "--model.objective=GSPOToken", "--data.advantages=GAE"]
 
 
+@pytest.mark.thorough("tiny-gemma3-16-model.critic.name_or_path", "tiny-smolvlm-1-model.critic.name_or_path")
 @pytest.mark.parametrize("reader", ["model.teacher", "model.critic.name_or_path"])
 @pytest.mark.parametrize(("name", "theirs"), [("tiny-gemma3", 16), ("tiny-smolvlm", 1)])
 def test_another_reader_needs_the_same_tokens_of_a_picture(

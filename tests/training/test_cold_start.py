@@ -270,6 +270,7 @@ def _ensure(number: int, folder: str) -> None:
     (root / f"answer-{number}").write_text(QUICK.ensure(TINY, root).name_or_path)
 
 
+@pytest.mark.thorough
 def test_two_processes_at_once_train_once(tmp_path: Path) -> None:
     in_processes(_ensure, str(tmp_path))
     assert len(list(tmp_path.glob("trained-*"))) == 1

@@ -113,6 +113,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, cold: ColdStart, settings: ModelS
             cold.ensure(settings, root)
 
 
+@pytest.mark.thorough("True")
 @pytest.mark.parametrize("adapters", [False, True])
 def test_a_killed_one_continues_bit_for_bit(adapters: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cold = dataclasses.replace(QUICK, steps=9, batch_size=2, adapters=adapters)
@@ -134,6 +135,7 @@ def test_a_killed_one_continues_bit_for_bit(adapters: bool, tmp_path: Path, monk
     assert not list(tmp_path.glob("cold_start/*.progress"))
 
 
+@pytest.mark.thorough
 def test_progress_that_was_damaged_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

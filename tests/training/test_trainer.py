@@ -140,6 +140,7 @@ def test_response_and_token_counts(model: PreTrainedModel, tokenizer: PreTrained
     assert shown == [r.text for g in trainer.rollouts.groups for r in g[:2]]
 
 
+@pytest.mark.thorough
 def test_a_trivial_reward_is_learnt(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     """Prefer the character 7: one of 38 tokens at the start."""
     config = GSPOConfig(learning_rate=3e-3, group_size=16, max_response_tokens=8)
@@ -279,7 +280,7 @@ def test_on_policy_gradient_is_that_of_reinforce(model: PreTrainedModel, tokeniz
     assert max(float(p.grad.abs().max()) for p in reference.parameters()) > 0.01
 
 
-@pytest.mark.thorough("2")
+@pytest.mark.thorough
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_a_step_is_an_iteration_of_the_lightning_module(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int

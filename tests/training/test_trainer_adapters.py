@@ -48,6 +48,7 @@ def test_kl_is_measured_to_where_training_starts(scale: float) -> None:
     assert (trainer.reference.policy is trainer.policy) == (scale == 0.0)  # without a copy of anything
 
 
+@pytest.mark.thorough("0.0-new adapters", "0.0-trained before", "0.1-trained before")
 @pytest.mark.parametrize("scale", [0.0, 0.1], ids=["new adapters", "trained before"])
 @pytest.mark.parametrize("resumed_from", [0.0, 0.1])
 def test_a_resumed_trainer_keeps_the_reference(scale: float, resumed_from: float, tmp_path: Path) -> None:

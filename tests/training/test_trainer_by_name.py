@@ -33,6 +33,7 @@ def model() -> PreTrainedModel:
 # the words of gspo fit -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_settings_of_gspo_fit_train_as_the_config_with_these_values(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
@@ -187,6 +188,7 @@ def test_an_objective_is_a_name_a_class_or_an_instance(
     assert trainer.train_step(QUERIES, graded)["ratio/mean"] == 1.0
 
 
+@pytest.mark.thorough
 def test_the_objective_decides_what_is_learnt(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     config = dataclasses.replace(SHORT, epochs=2)
     trained = {}
@@ -255,6 +257,7 @@ def test_any_number_of_queries_can_be_evaluated(model: PreTrainedModel, tokenize
     assert trainer.evaluate(QUERIES[:3], lambda *_: 1.0)["val/accuracy"] == 1.0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("objective", [None, GSPO(kl_coef=0.1)])
 def test_a_trainer_goes_on_exactly_where_another_stopped(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, objective: GSPO | None

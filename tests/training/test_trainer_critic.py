@@ -31,6 +31,7 @@ def trainer_of(model: PreTrainedModel, **options: Any) -> GSPOTrainer:
     return GSPOTrainer(model, character_tokenizer(), CONFIG, "GRPO", GAE(), critic)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("share", [False, True])
 def test_a_saved_trainer_goes_on_bit_for_bit(model: PreTrainedModel, share: bool, tmp_path: Path) -> None:
     start = copy.deepcopy(model)
@@ -57,6 +58,7 @@ def test_the_policy_waits_for_the_critic(model: PreTrainedModel) -> None:
         assert same(before, weights(model)) is not moved
 
 
+@pytest.mark.thorough
 def test_a_schedule_of_the_caller_begins_with_the_policy(model: PreTrainedModel) -> None:
     """The critic waits for nobody: it learns at its own rate until then, and follows the schedule from there on."""
     trainer = trainer_of(model, warm_up=3)

@@ -35,7 +35,7 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
-@pytest.mark.thorough("True")
+@pytest.mark.thorough
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_teacher_alone_is_followed(exact: bool) -> None:
     own = teacher()
@@ -55,6 +55,7 @@ def test_a_reward_beside_it_changes_what_is_learned() -> None:
     assert any(not torch.equal(value, theirs[name]) for name, value in weights(alone.policy.model).items())
 
 
+@pytest.mark.thorough
 def test_a_folder_and_a_server_teach_like_the_model(tmp_path: Path) -> None:
     own = teacher()
     own.save_pretrained(tmp_path)
@@ -70,6 +71,7 @@ def test_a_folder_and_a_server_teach_like_the_model(tmp_path: Path) -> None:
     assert found[1:] == pytest.approx([found[0]] * 2, abs=1e-5)
 
 
+@pytest.mark.thorough
 def test_mistakes_are_named() -> None:
     with pytest.raises(UserError, match="teacher: is not set, but the objective's distill_coef is 1"):
         trainer(None)

@@ -104,6 +104,7 @@ def test_the_run_that_measures_is_the_run_that_was_recorded(recorded: Path, comp
         assert again[tag] == before[tag]
 
 
+@pytest.mark.thorough
 def test_page_and_picture_show_both_moments_and_who_moved_the_weights(compared: Path) -> None:
     text = (compared / "side_by_side.md").read_text()
     assert "First mini-batch of an iteration: every ratio is 1" in text
@@ -140,6 +141,7 @@ def test_averages_leave_the_first_mini_batch_out_and_say_where_other_weights_sam
     assert {"Direction beside A's", "Cosines, mini-batch 1", "Cosines, mini-batch 3"} <= set(titles)
 
 
+@pytest.mark.thorough("arguments5-words5")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -14,6 +14,7 @@ from tests.commands.data.files import data, write
 LONG = "A farmer has seventeen sheep, and all but nine of them run away. How many sheep does the farmer have left?"
 
 
+@pytest.mark.thorough
 def test_mathematics_is_read_by_the_verifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = [LONG, LONG, LONG.upper(), LONG.replace("nine", "five"), "What is 6*7?"]
     answers = ["9", r"\frac{1}{", "9", "5", "#### 42"]
@@ -45,6 +46,7 @@ def test_answers_that_nothing_can_be_compared_with_are_counted_by_kind(
     assert "the first is a.jsonl:2" in out
 
 
+@pytest.mark.thorough
 def test_tests_of_programs_are_counted_by_kind_and_language(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stdin = {"type": "stdin", "tests": [{"input": "1", "output": "1"}]}
     answers = [stdin, stdin, {**stdin, "language": "cpp"}, {"type": "sometimes", "tests": [1]}]

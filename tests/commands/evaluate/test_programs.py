@@ -72,6 +72,7 @@ def test_forty_problems(tmp_path: Path) -> None:
     every_kind(40, tmp_path)
 
 
+@pytest.mark.thorough
 def test_windows_and_faulty_problems(tmp_path: Path) -> None:
     """Problems 9 and 10 are of October and November 2024; abc311_c is on the set's list of errata."""
     rows = [livecodebench(Sum(number)) for number in (8, 9, 10)]

@@ -187,6 +187,7 @@ def test_wrong_votes_merge_by_the_comparison_that_grades(aime: Path, tmp_path: P
     assert evaluate(tmp_path / "out", *arguments)["aime2024"] == whole
 
 
+@pytest.mark.thorough
 def test_unequal_numbers_of_answers_are_said(aime: Path, tmp_path: Path) -> None:
     rows = [{"id": "60", "completion": box(25)}] * 3 + [{"id": "61", "completion": box(1)}] * 2
     found = evaluate(
@@ -198,6 +199,7 @@ def test_unequal_numbers_of_answers_are_said(aime: Path, tmp_path: Path) -> None
     assert any("2 to 3 answers" in note for note in notes)
 
 
+@pytest.mark.thorough
 def test_an_interrupted_evaluation_goes_on(sums: Path, tmp_path: Path) -> None:
     rows = [{"id": str(i), "sample": k, "completion": "#025"} for i in (60, 61, 62) for k in range(3)]
     arguments = (f"--suite={sums}", "--completions", write(tmp_path / "a.jsonl", rows))
@@ -382,6 +384,7 @@ def test_a_bad_line_is_named(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.thorough("arguments6-absent.jsonl cannot be read")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -81,6 +81,7 @@ def test_every_way_to_the_model_gives_what_validate_gave(taught: Path, last: Pat
     assert texts(tmp_path / "checkpoint") == texts(tmp_path / "folder") == texts(tmp_path / "config")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("precision", "dtype"),
     [("32", "float32"), ("bf16", "bfloat16"), ("bf16-mixed", "bfloat16"), ("bf16-true", "bfloat16")],
@@ -120,6 +121,7 @@ def test_prompts_are_shared_unless_embeddings_depend_on_the_longest_row(
     assert seen[-1] is not dynamic  # the probes before it try both
 
 
+@pytest.mark.thorough
 def test_conversations_with_an_environment_are_evaluated(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     suite = tmp_path / "guess.yaml"
     text = (

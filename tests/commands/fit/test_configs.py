@@ -74,6 +74,7 @@ def test_built_in_configs_and_overlays_are_those_of_the_files(capsys: pytest.Cap
     assert "class_path: gspo_lightning.policy.strategies.FSDP2Strategy" in named
 
 
+@pytest.mark.thorough
 def test_plan_takes_names_and_a_built_in_config_finds_its_plugin(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--config", "quickstart", "--config", "brevity"]) == 0
     assert "32 prompts x 8 responses" in capsys.readouterr().out

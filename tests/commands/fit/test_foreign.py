@@ -75,6 +75,7 @@ def exists(setting: str) -> bool:
 # the table -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_every_setting_that_the_table_names_exists() -> None:
     missing = {name: ours for name, word in words().items() for ours in word.ours if not exists(ours)}
     assert not missing
@@ -343,6 +344,7 @@ def test_the_pages_hold_the_table() -> None:
         assert with_tables(page) == page.read_text(), f"python -m tools.foreign rewrites {page.name}"
 
 
+@pytest.mark.thorough("from_trl.md")
 @pytest.mark.parametrize("page", ["from_trl.md", "from_verl.md"])
 def test_yaml_of_the_pages_parses_as_configs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

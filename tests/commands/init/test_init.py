@@ -61,6 +61,7 @@ def test_every_task_writes_a_project_whose_config_is_right(
 OTHERS = [*(f"--task={task}" for task in TASKS if task != "own"), "--model=tiny-qwen3"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["--task=own", *(pytest.param(kind, marks=pytest.mark.long) for kind in OTHERS)])
 def test_the_written_test_passes_with_plain_pytest(kind: str, tmp_path: Path) -> None:
     assert main(["init", str(tmp_path / "project"), kind]) == 0
@@ -80,6 +81,7 @@ def test_a_project_runs_from_another_folder(project: Path, tmp_path: Path, monke
     assert {file.name: file.read_bytes() for file in project.iterdir() if file.is_file()} == before
 
 
+@pytest.mark.thorough
 def test_a_project_for_a_model_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = load_policy(ModelSettings("tiny-qwen3", config_overrides={"max_position_embeddings": 512}))
     policy.save_pretrained(tmp_path / "model")

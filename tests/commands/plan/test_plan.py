@@ -79,6 +79,7 @@ def test_active_parameters_of_a_mixture() -> None:
     assert active / 1e9 == pytest.approx(3.35, abs=0.01)
 
 
+@pytest.mark.thorough
 def test_states_by_hand(job: Job) -> None:
     attention = 128 * 128 + 2 * 128 * 64 + 128 * 128 + 2 * 32  # query, key, value, output, norms of heads
     layer = attention + 3 * 128 * 256 + 2 * 128
@@ -157,6 +158,7 @@ def test_vllm_beside_training_is_counted(job: Job, capsys: pytest.CaptureFixture
     assert sharded["vLLM (weights, keys and values)"] == {SAMPLING: 2 * own}
 
 
+@pytest.mark.thorough("VLLMEngine-options0-phases0")
 @pytest.mark.parametrize(
     ("source", "options", "phases"),
     [
@@ -268,6 +270,7 @@ def test_eight_bit_state(job: Job) -> None:
     assert "optimizer state" not in paged.items
 
 
+@pytest.mark.thorough
 def test_sharding_divides_states_and_gathers_layers(job: Job) -> None:
     whole = memory_of(job, CPU).items
     shards = memory_of(dataclasses.replace(job, strategy="fsdp", world=4), CPU).items
@@ -284,6 +287,7 @@ def test_sharding_divides_states_and_gathers_layers(job: Job) -> None:
     assert layers["gathered weights"] == dict.fromkeys((SAMPLING, TRAINING), shards["gathered weights"][TRAINING])
 
 
+@pytest.mark.thorough
 def test_checkpointing_and_smaller_micro_batches_keep_less(job: Job) -> None:
     def activations(changed: Job) -> int:
         return memory_of(changed, CPU).items["activations"][TRAINING]
@@ -293,6 +297,7 @@ def test_checkpointing_and_smaller_micro_batches_keep_less(job: Job) -> None:
     assert activations(job.with_model(gradient_checkpointing=True)) < activations(job) / 4
 
 
+@pytest.mark.thorough
 def test_gradients_count_from_when_they_exist(job: Job) -> None:
     """None while responses are sampled; in the first micro-batch of an update they appear as activations go."""
     full = 4 * counts_of(job.model).total
@@ -361,6 +366,7 @@ def test_the_decoder_that_a_gpu_keeps_is_counted_in_every_phase(job: Job) -> Non
         assert "weights, decoding copy" not in memory_of(other, CARD).items
 
 
+@pytest.mark.thorough
 def test_cast_weights_are_counted_once_while_sampling(folder: Path, job: Job) -> None:
     """A rollout keeps one bfloat16 copy; the gathered weights of FSDP are that copy."""
     mixed = dataclasses.replace(job, packed=True, precision="bf16-mixed", max_prompt=1, max_rows=4)
@@ -374,6 +380,7 @@ def test_cast_weights_are_counted_once_while_sampling(folder: Path, job: Job) ->
     assert sharded["logits and temporaries"][SAMPLING] == logits
 
 
+@pytest.mark.thorough
 def test_a_teacher_is_counted_in_the_dtype_of_its_files(job: Job, folder: Path) -> None:
     total = counts_of(job.model).total
     for dtype, size in (("float32", 4), ("bfloat16", 2), ("auto", 2)):  # a config that says nothing: bfloat16 is usual
@@ -400,6 +407,7 @@ def test_the_pass_of_a_teacher_needs_room_of_its_own(job: Job) -> None:
     assert sharded.items["gathered weights"][TEACHER] == 4 * (2 * counts.largest_layer + counts.outside)
 
 
+@pytest.mark.thorough
 def test_the_teacher_of_a_config_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     distill = QUICKSTART.with_name("distill.yaml")
     assert main(["plan", f"--config={QUICKSTART}", f"--config={distill}", "--device=24GiB"]) == 0
@@ -471,6 +479,7 @@ def test_the_speed_of_this_cpu_is_measured_and_its_libraries_count(job: Job) -> 
     assert with_libraries.peak - without.peak == GIB // 2
 
 
+@pytest.mark.thorough
 def test_quickstart_fits(capsys: pytest.CaptureFixture[str]) -> None:
     two = ["--trainer.strategy=ddp", "--trainer.devices=2", f"--config={QUICKSTART.with_name('moe.yaml')}"]
     assert main(["plan", f"--config={QUICKSTART}", *two]) == 0
@@ -482,6 +491,7 @@ def test_quickstart_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert "active per token" in printed
 
 
+@pytest.mark.thorough
 def test_an_assumed_device_is_said_to_be_one(capsys: pytest.CaptureFixture[str]) -> None:
     planned = ["plan", f"--config={QUICKSTART}", "--trainer.accelerator=auto"]
     assert main(planned) == 0
@@ -570,6 +580,7 @@ def test_a_plan_asks_no_hub(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert "1.78B parameters" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_a_critic_is_counted(job: Job) -> None:
     """A copy without the output head of 4096 x 128; its gradients and activations while it is trained."""
     alone, beside = memory_of(job, CPU), memory_of(dataclasses.replace(job, critic=""), CPU)
@@ -600,6 +611,7 @@ def test_the_work_of_a_critic(job: Job) -> None:
     assert (shared.value_flops, shared.critic_flops) == (token * tokens, 3 * token * tokens)  # no backward pass
 
 
+@pytest.mark.thorough
 def test_the_plan_of_a_config_with_a_critic(capsys: pytest.CaptureFixture[str]) -> None:
     critic = ["--model.objective=GSPOToken", "--data.advantages=GAE", "--model.critic=ValueModel"]
     assert main(["plan", f"--config={QUICKSTART}", *critic]) == 0

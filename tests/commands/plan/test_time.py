@@ -220,6 +220,7 @@ def test_vllm_beside_training_has_room_in_its_share_only() -> None:
     assert beside[0] > decoding_seconds(job(), four, 4096, 100)[0]
 
 
+@pytest.mark.thorough
 def test_waves_are_as_large_as_memory_has_room_for_and_follow_each_other() -> None:
     """Llama in bfloat16, 16 groups of 4: room for 5 groups and a half, so waves of 20, 20, 20 and 4 rows."""
     sampled = job(source="GroupedSampler")

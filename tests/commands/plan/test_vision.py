@@ -119,6 +119,7 @@ def test_a_trained_tower_keeps_about_what_is_planned(name: str, checkpointing: b
         assert sum(kept.values()) == pytest.approx(planned, rel=0.3)
 
 
+@pytest.mark.thorough("frozen")
 @pytest.mark.parametrize("frozen", [None, []], ids=["frozen", "trained"])
 def test_the_tower_of_a_critic_and_of_a_teacher_is_counted(frozen: list[str] | None) -> None:
     """A critic's copy of the policy sees the same pictures: in its values, and in each of its epochs."""
@@ -144,6 +145,7 @@ def test_the_tower_of_a_critic_and_of_a_teacher_is_counted(frozen: list[str] | N
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "tokens", "pixels"), [("tiny-smolvlm", 20, 5120), ("tiny-gemma3", 4, 1024)])
 def test_towers_of_other_families_by_hand(
     name: str, tokens: int, pixels: int, capsys: pytest.CaptureFixture[str]
@@ -167,6 +169,7 @@ def test_towers_of_other_families_by_hand(
     assert ("a picture is always of 4 tokens, and drops its prompt" in out) == (name == "tiny-gemma3")
 
 
+@pytest.mark.thorough
 def test_memory_and_adapters() -> None:
     job = job_of()
     tower = tower_of(job)

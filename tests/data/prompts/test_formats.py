@@ -106,6 +106,7 @@ FILES = {
 }
 
 
+@pytest.mark.thorough("a table-val")
 @pytest.mark.parametrize(("case", "field"), [*((case, "train") for case in FILES), ("a table", "val")])
 def test_no_file_of_records_is_printed(
     case: str, field: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture

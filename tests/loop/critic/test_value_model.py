@@ -187,6 +187,7 @@ def test_a_value_within_the_range_is_not_clipped_by_rounding() -> None:
     assert torch.equal(loss, value_loss(values, old, returns, every, None)[0])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["packed", "adapters", "checkpointing", "tied"])
 def test_critic_learns_without_changing_the_policy(kind: str) -> None:
     policy = policy_of(KINDS[kind])

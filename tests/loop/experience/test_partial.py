@@ -45,6 +45,7 @@ def call(partial: PartialRollouts, policy: Policy, version: int = 0) -> list[lis
     return partial.generate(policy, group_size=GROUP, sampling=SAMPLING, draws=DRAWS, version=version)
 
 
+@pytest.mark.thorough
 def test_calls_return_complete_groups_that_are_what_they_would_have_been_whole(policies: list[Policy]) -> None:
     partial, found, carried = pool(), [], 0
     for _ in range(5):
@@ -63,6 +64,7 @@ def test_calls_return_complete_groups_that_are_what_they_would_have_been_whole(p
             assert a.finish_reason is not FinishReason.CUT
 
 
+@pytest.mark.thorough
 def test_a_token_keeps_version_and_log_probability_of_the_weights_that_sampled_it(policies: list[Policy]) -> None:
     partial, pieces = pool(), 0
     for version, policy in enumerate(policies):
@@ -183,6 +185,7 @@ def ending(piece: Rollout) -> Rollout:
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_responses_that_begin_with_different_weights_have_one_prompt() -> None:
     """A prompt is forwarded once for its group, so all of it is replayed with the experts of those that began first."""
     old, new = (model_families.build_policy("qwen3-moe", seed, 1.0) for seed in (0, 1))

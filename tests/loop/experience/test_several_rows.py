@@ -233,6 +233,7 @@ def test_a_ratio_per_turn_by_hand(weigh: RowWeights) -> None:
     assert float(out.loss) == pytest.approx(wanted, rel=1e-6)
 
 
+@pytest.mark.thorough("objective3-row")
 @pytest.mark.parametrize("weigh", ["row", "rollout"])
 @pytest.mark.parametrize("objective", [GSPO(kl_coef=0.1, positive_nll_coef=0.1), GRPO(), DAPO(), DrGRPO(9)])
 def test_gradients_do_not_depend_on_how_rows_are_cut(objective: Objective, weigh: RowWeights) -> None:
@@ -271,6 +272,7 @@ def on_rank(rank: int, folder: str) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.thorough
 def test_two_ranks_make_the_update_of_one(tmp_path: Path) -> None:
     """Mini-batches have the same rollouts, however many rows those have; ranks hold unequal numbers of rows."""
     policy, groups = policy_of(), several()

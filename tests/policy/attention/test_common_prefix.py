@@ -163,6 +163,7 @@ def test_a_micro_batch_pays_once_for_what_all_its_prompts_share() -> None:
     assert [len(part.input_ids) for part in cut_rows(batch, whole - 1, packed=True)] == [3, 3]
 
 
+@pytest.mark.thorough("llama-2", "qwen3-2", "qwen3-moe-2")
 @pytest.mark.parametrize("most", [2, 5, 100])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3-moe"])
 def test_the_sampler_draws_the_same_responses(family: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,7 @@ PICTURES = [(2, 9), (100, 64), (230, 110)]
 """Tokens of "many" that see each other: within a block of the kernel, and over its edges."""
 
 
+@pytest.mark.thorough("a long prompt-heads0")
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
 @pytest.mark.parametrize("case", CASES)
 def test_values_are_those_of_dense_attention(case: str, heads: tuple[int, int]) -> None:

@@ -329,6 +329,7 @@ def test_unknown_metadata_and_tensors_are_refused_by_name(tmp_path: Path, change
     assert raised.value.fix
 
 
+@pytest.mark.thorough
 def test_training_and_export_give_a_plain_folder(tmp_path: Path) -> None:
     write(llama(), tmp_path / "tiny.gguf", quantised=True)
     (tmp_path / "sums.jsonl").write_text(

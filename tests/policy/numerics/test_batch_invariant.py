@@ -98,14 +98,7 @@ def reported(rollouts: list[Rollout]) -> Tensor:
     return torch.cat([rollout.logprobs for rollout in rollouts if rollout.logprobs is not None])
 
 
-@pytest.mark.thorough(
-    "bf16-mixed-large vocabulary",
-    "bf16-mixed-llama",
-    "bf16-mixed-mistral",
-    "bf16-mixed-qwen2",
-    "float32-large vocabulary",
-    "float32-qwen3",
-)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS)
 def test_sampler_logprobs_equal_whole_rows_in_every_batch(name: str, context: Context) -> None:
@@ -237,6 +230,7 @@ def test_a_copy_has_the_mode_and_the_bits() -> None:
     assert torch.equal(whole_rows(copy, rollouts, nullcontext, size=3, packed=True), reported(rollouts))
 
 
+@pytest.mark.thorough
 def test_pages_fit_into_the_memory_that_rows_are_said_to_take() -> None:
     policy = policy_of("qwen3")
     decoder, widths, rows, steps = SharedDecoder(policy), [5, 70, 63], [2, 3, 4], 70
@@ -250,6 +244,7 @@ def test_pages_fit_into_the_memory_that_rows_are_said_to_take() -> None:
     assert said / 3 < decoder.cache.nbytes <= said
 
 
+@pytest.mark.thorough
 def test_kernels_that_depend_on_the_batch_are_noticed_before_the_first_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = policy_of("qwen3")
     rows = make_micro_batch(sampled(policy, nullcontext))

@@ -59,6 +59,7 @@ def test_layers_that_are_frozen_are_named_as_such() -> None:
     assert adapters(load_policy(ModelSettings("tiny-qwen3-vl", lora=LoRA(target_modules=["qkv"]), freeze=[])))
 
 
+@pytest.mark.thorough("tiny-gemma3-padded")
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("name", TINY)
 def test_rows_are_those_of_a_plain_forward_also_after_the_merge(name: str, packed: bool) -> None:
@@ -80,6 +81,7 @@ def test_rows_are_those_of_a_plain_forward_also_after_the_merge(name: str, packe
             torch.testing.assert_close(row[: rollout.length], alone(policy, rollout), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_sources_say_what_the_training_forward_says() -> None:
     policy = adapted("tiny-qwen3-vl", LoRA(r=2))
     choose_layout(policy, "packed", 128)

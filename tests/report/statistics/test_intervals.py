@@ -204,6 +204,7 @@ def coverage(name: str, runs: int, answers: int = 8, problems: int = 30) -> tupl
     return float(hits[0] / runs), float(hits[1] / runs)
 
 
+@pytest.mark.thorough("all alike", "mostly easy", "mostly hard", "solved or not", "spread evenly")
 @pytest.mark.parametrize("name", DIFFICULTIES)
 def test_intervals_cover_the_truth_in_95_percent_of_evaluations(name: str) -> None:
     """1,000 evaluations of 30 problems with 8 answers: the standard error of a coverage is .007."""

@@ -52,6 +52,7 @@ def test_no_difference_is_not_known_to_be_none() -> None:
     assert (found.low, found.high, found.verdict) == (-0.1, 0.1, "no difference seen")
 
 
+@pytest.mark.thorough
 def test_a_claim_of_no_difference_is_rare() -> None:
     """Two models alike, 30 problems with 8 answers each: false claims stay at the level (standard error .018)."""
     random, claims = np.random.Generator(np.random.Philox(3)), 0

@@ -88,7 +88,7 @@ def test_a_damaged_line_is_skipped_counted_and_named(name: str, plain: dict[str,
         assert int(said.split()[0]) >= len(ODD) + 3
 
 
-@pytest.mark.thorough("config.yaml-plain2")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "plain"), [("alarms.json", ALARM), ("summary.json", SUMMARY), ("config.yaml", {"model": {}, "data": {}})]
 )
@@ -185,6 +185,7 @@ def test_the_page_as_a_file_is_private_from_its_first_byte(
     assert sorted(os.listdir(tmp_path)) == ["page.html", "run"]
 
 
+@pytest.mark.thorough
 def test_an_index_that_cannot_be_written_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path / "run", [row(i, completion="x" * 20_000) for i in range(4000)])
     data = RunData(run)

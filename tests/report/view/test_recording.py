@@ -52,6 +52,7 @@ def test_the_recorded_rows_are_the_rows_of_the_updates(recorded: Path) -> None:
     assert sorted(by_update(recorded)) == [1, 2, 3, 4]
 
 
+@pytest.mark.thorough
 def test_every_row_says_why_it_clips(recorded: Path) -> None:
     rows = rows_of(recorded)
     for row in rows:

@@ -132,7 +132,30 @@ HONEST: dict[str, tuple[str, str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.thorough("a_coroutine", "an_object_that_gives_itself")
+@pytest.mark.thorough(
+    "a_callback",
+    "a_closure",
+    "a_coroutine",
+    "a_decorator",
+    "a_generator",
+    "a_loop",
+    "a_match",
+    "a_method_written_out",
+    "a_module_of_the_same_name",
+    "an_error",
+    "an_evalplus_loop",
+    "an_object",
+    "an_object_that_gives_itself",
+    "functions_that_pytest_collects",
+    "in_place",
+    "nodes_of_both_sides",
+    "objects_that_are_equal",
+    "pytests_fixtures",
+    "pytests_raises",
+    "unittest",
+    "variables",
+    "what_is_printed",
+)
 @pytest.mark.parametrize("name", HONEST)
 def test_a_script_pays_what_is_right_and_nothing_else(name: str) -> None:
     right, wrong, answer = HONEST[name]
@@ -193,7 +216,7 @@ CHEATS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.thorough("landlock-floods_the_test")
+@pytest.mark.thorough("landlock-floods_the_test", "landlock-never_answers")
 @pytest.mark.parametrize("name", CHEATS)
 def test_a_script_pays_no_cheat_and_none_makes_itself_missing(name: str, executor: CodeExecutor) -> None:
     program, answer = CHEATS[name]
@@ -252,6 +275,14 @@ def test_no_kind_of_stop_is_the_end(raised: str) -> None:
 ENDS = ("KeyboardInterrupt", "GeneratorExit", "SystemExit", "SystemExit(0)", "__import__('asyncio').CancelledError")
 
 
+@pytest.mark.thorough(
+    "AssertionError",
+    "GeneratorExit",
+    "KeyboardInterrupt",
+    "SystemExit",
+    "SystemExit(0)",
+    "__import__('asyncio').CancelledError",
+)
 @pytest.mark.parametrize("raised", [*ENDS, "__import__('unittest').SkipTest('later')", "AssertionError"])
 def test_no_exception_of_a_program_ends_a_script_early_for_money(raised: str) -> None:
     executor = CodeExecutor(timeout_s=1.0)
@@ -327,6 +358,7 @@ def test_a_script_knows_what_is_the_programs() -> None:
         script_of("try:\n    f()\nexcept Empty:\n    pass")
 
 
+@pytest.mark.thorough("landlock")
 @pytest.mark.parametrize("kind", [Kind.BUBBLEWRAP, Kind.LANDLOCK])
 def test_packages_are_there_if_they_are_asked_for(kind: Kind) -> None:
     try:

@@ -72,6 +72,7 @@ FIRST: dict[str, tuple[str, dict[str, Any]]] = {
 """Programs whose first answer is right, and stays."""
 
 
+@pytest.mark.thorough("landlock-of_objects")
 @pytest.mark.parametrize("name", FIRST)
 def test_an_answer_that_stays_pays_for_the_first_test_only(name: str, executor: CodeExecutor) -> None:
     program, answer = FIRST[name]
@@ -80,6 +81,7 @@ def test_an_answer_that_stays_pays_for_the_first_test_only(name: str, executor: 
     assert score.reward in (1 / 2, 1 / 3), score
 
 
+@pytest.mark.thorough("landlock-scripts")
 @pytest.mark.parametrize(
     "answer", [TRIPLE, TRIPLES, CHECK, LOOPED, MIXED], ids=["asserts", "calls", "check", "scripts", "mixed"]
 )
@@ -134,6 +136,7 @@ NAMED = "x = [3, 1, 2]\nassert f(x) == 3\nassert x == [3, 1, 2]"
 SORTS = "def f(xs):\n    xs.sort()\n    return xs[-1]"
 
 
+@pytest.mark.thorough("landlock")
 def test_statements_of_an_assert_are_one_program(executor: CodeExecutor) -> None:
     for program, pays in (("def f(xs):\n    return max(xs)", 1.0), (SORTS, 0.0)):
         score = executor.score(program, asserts(NAMED))
@@ -217,6 +220,7 @@ PARTLY: dict[str, tuple[str, dict[str, Any]]] = {
 """The first answer is right in each new process: none of these gets one for its second test."""
 
 
+@pytest.mark.thorough("landlock-says_nothing")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_programs_earn_nothing_in_a_shared_process(name: str, executor: CodeExecutor) -> None:
     program, answer = HOSTILE[name]
@@ -226,6 +230,7 @@ def test_hostile_programs_earn_nothing_in_a_shared_process(name: str, executor: 
     assert executor.score("def f(x):\n    return 3 * x", TRIPLES).reward == 1.0  # the next program is none the worse
 
 
+@pytest.mark.thorough("landlock-ends_its_process_between_scripts", "landlock-sleeps_to_be_tried_in_a_fresh_process")
 @pytest.mark.parametrize("name", PARTLY)
 def test_program_that_needs_a_fresh_process_per_test_is_paid_in_part(name: str, executor: CodeExecutor) -> None:
     program, answer = PARTLY[name]
@@ -256,6 +261,7 @@ def test_processes_of_an_earlier_test_count_for_the_later_one() -> None:
     assert (score.reward, score.detail) == (3 / 4, "timeout in test 2 of 4, 3 passed")
 
 
+@pytest.mark.thorough("landlock")
 def test_integers_of_many_digits_are_read_printed_and_returned(tmp_path: Path, executor: CodeExecutor) -> None:
     long = 10**6000 + 7
     for answer, program in (

@@ -256,6 +256,7 @@ def test_settings_that_cannot_work_are_refused(chosen: dict[str, Any], message: 
         IFVerifier(**chosen)
 
 
+@pytest.mark.thorough
 def test_recorded_completions_are_scored_by_the_columns_of_the_data_set(tmp_path: Path) -> None:
     record = {
         "id": "a", "prompt": "Say it.", "completion": "Aye", "instruction_id_list": ["punctuation:no_comma"],
@@ -286,6 +287,7 @@ def test_any_text_gets_a_share(text: str) -> None:
     assert 0 <= score.reward <= 1
 
 
+@pytest.mark.thorough
 def test_hostile_texts_are_judged_in_time() -> None:
     pieces = [
         "[",

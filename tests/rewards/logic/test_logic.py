@@ -87,6 +87,7 @@ def full_grids() -> set[str]:
     return found
 
 
+@pytest.mark.thorough
 def test_sudokus_have_one_solution() -> None:
     grids = full_grids()
     assert len(grids) == 288
@@ -378,6 +379,7 @@ def test_settings_that_cannot_work_are_refused(chosen: dict[str, Any], message: 
         LogicPuzzle(**chosen)
 
 
+@pytest.mark.thorough
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet="AbC knight,:isa\n(1)[]{}\"'=+-*/23457./|<answer>#\\\u00e9", max_size=60), st.booleans())
 def test_any_text_gets_a_reward(text: str, truncated: bool) -> None:
@@ -389,6 +391,7 @@ def test_any_text_gets_a_reward(text: str, truncated: bool) -> None:
             assert 0 <= score.reward <= 1
 
 
+@pytest.mark.thorough
 def test_hostile_answers_are_judged_in_time_and_never_executed() -> None:
     open_braces = '{"solution": ' * 5000
     texts = [

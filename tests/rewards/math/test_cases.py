@@ -68,6 +68,7 @@ def test_at_most_two_in_a_hundred_of_the_held_out_half_are_paid_wrongly(verifier
     assert len(found) <= 0.02 * len(cases)
 
 
+@pytest.mark.thorough
 def test_honest_sentences_and_formulas_are_paid(verifier: MathVerifier) -> None:
     cases = read(OWN / "honest.jsonl")
     assert len(wrong(verifier, cases)) <= 0.03 * len(cases)

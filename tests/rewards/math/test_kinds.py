@@ -372,6 +372,7 @@ def verifier() -> MathVerifier:
     return verifier
 
 
+@pytest.mark.thorough("formulas")
 @pytest.mark.parametrize("kind", KINDS)
 def test_kind_is_judged_as_it_says(verifier: MathVerifier, kind: str) -> None:
     wrong = [

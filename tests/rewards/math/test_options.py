@@ -129,6 +129,7 @@ def test_verbatim_copy_of_an_unparsable_answer_is_paid(answer: str) -> None:
     assert verifier.score(f"Not \\boxed{{{answer}}}.", answer).status is ScoreStatus.MISSING
 
 
+@pytest.mark.thorough
 def test_start_up_counts_records_that_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
     others = [({"answer": "7" if i % 3 else UNREADABLE, "id": f"r{i}"}, "?") for i in range(9)]
     with RewardRunner({"math": MathVerifier()}, num_workers=1) as runner, caplog.at_level(logging.WARNING):
@@ -140,6 +141,7 @@ def test_start_up_counts_records_that_cannot_be_read(caplog: pytest.LogCaptureFi
     assert said.endswith("; then r3, r6")
 
 
+@pytest.mark.thorough
 def test_score_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = [(r"\boxed{1}", "1"), (r"\boxed{1}", UNREADABLE), (r"\boxed{2}", UNREADABLE), (r"\boxed{2}", "1")]
     lines = [{"id": f"s{i}", "completion": text, "answer": answer} for i, (text, answer) in enumerate(records)]
@@ -242,6 +244,7 @@ def test_computer_algebra_error_makes_the_sample_missing_by_name(monkeypatch: py
     assert (score.reward, score.status, score.detail) == (None, "missing", detail)
 
 
+@pytest.mark.thorough
 def test_samples_are_judged_in_a_worker_with_their_prompt() -> None:
     samples = [Sample("a", "What is 17*23?", r"\boxed{17*23}", (), {"answer": "391", "answer_type": "number"})]
     with RewardRunner({"math": MathVerifier(evaluated=True, answer_type="column")}, num_workers=1) as runner:

@@ -143,6 +143,7 @@ plain = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @given(plain)
 def test_values_come_out_as_they_went_in(value: Any) -> None:
     found = decode(json.loads(encode(value)))
@@ -378,6 +379,7 @@ for kind in sys.argv[1:]:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")
 def test_an_ordinary_user_has_the_same_sandboxes() -> None:
     """With the system's interpreter, which such a user can read. ``unsafe`` shows that the peek is no empty try."""

@@ -54,6 +54,7 @@ def test_results_are_complete_and_in_order() -> None:
         assert runner.score([]) == []
 
 
+@pytest.mark.thorough("hang-timeout-0.0-CPU time")
 @pytest.mark.parametrize(
     ("text", "status", "reward", "detail"),
     [
@@ -125,6 +126,7 @@ def test_children_of_a_killed_reward_worker_are_killed(obeying: RewardRunner) ->
             assert stat.parent.name in mine
 
 
+@pytest.mark.thorough
 def test_a_batched_reward_is_taken_apart_to_find_the_culprit() -> None:
     texts = ["a", "hang", "bb", "hog", "ccc", "killed", "dddd"] + ["e"] * 9
     with RewardRunner({"r": bad._Batch()}, num_workers=1, deadline_s=0.4, memory_mb=300) as runner:
@@ -190,6 +192,7 @@ def test_a_reward_that_raises_on_the_probe_is_refused_with_its_cause() -> None:
             runner.check(set())
 
 
+@pytest.mark.thorough
 def test_workers_killed_at_random_change_no_reward(tmp_path: Path) -> None:
     texts = ["x" * (i % 5) for i in range(1000)]
     marks = tmp_path / "marks"
@@ -295,6 +298,7 @@ def test_too_many_lost_samples_stop_the_run() -> None:
         runner.score(samples(*["killed"] * 10, *["a"] * 6))
 
 
+@pytest.mark.thorough
 def test_workers_that_cannot_start_are_an_error_not_a_hang() -> None:
     with (
         RewardRunner({"r": bad._DiesAtStart()}, num_workers=1) as runner,
@@ -316,11 +320,13 @@ def test_workers_are_recycled_when_nothing_waits() -> None:
     assert set(first) != set(second)
 
 
+@pytest.mark.thorough
 def test_a_worker_that_leaks_is_replaced_before_its_memory_is_gone() -> None:
     with RewardRunner({"r": bad._Leaks()}, num_workers=1, memory_mb=300) as runner:
         assert rewards_of(runner.score(samples(*["a"] * 200))) == [1.0] * 200  # 4 MiB each
 
 
+@pytest.mark.thorough
 def test_nothing_is_left_after_close() -> None:
     before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     pids = []
@@ -392,6 +398,7 @@ def test_ranks_of_a_machine_share_its_cores(
     assert default_workers() == workers
 
 
+@pytest.mark.thorough
 def test_check_names_reward_parameter_and_columns() -> None:
     with RewardRunner({"hard": bad._NeedsColumn()}, num_workers=1) as runner:
         with pytest.raises(UserError, match=r"rewards\.hard: _NeedsColumn needs the column 'difficulty'.*answer"):

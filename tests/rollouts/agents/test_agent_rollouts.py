@@ -121,6 +121,7 @@ def test_log_probabilities_of_every_row_are_those_of_one_forward(
         assert torch.allclose(values[: row.size][own], row.own(row.of.logprobs)[own], atol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("play", [linear, branching])
 def test_tokens_depend_on_what_was_asked_and_not_on_when(policy: Policy, prompts: list[Prompt], play: Play) -> None:
     """One rollout at a time, and all at once: the same rows, in an order that may differ."""
@@ -322,6 +323,7 @@ def test_a_long_turn_does_not_make_short_ones_wait_and_keeps_its_tokens(policy: 
         assert torch.allclose(a.logprobs, b.logprobs, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_stop_texts_limits_and_turns(policy: Policy, prompts: list[Prompt]) -> None:
     async def play(chat: Chat, record: Mapping[str, Any]) -> None:
         await chat.ask(record["prompt"], max_tokens=12)
@@ -336,6 +338,7 @@ def test_stop_texts_limits_and_turns(policy: Policy, prompts: list[Prompt]) -> N
         assert not rollout.lost
 
 
+@pytest.mark.thorough
 def test_a_function_runs_in_a_process_without_torch(policy: Policy, prompts: list[Prompt]) -> None:
     with closing(AgentRollouts(PythonAgent(programs.two_turns, processes=2))) as source:
         source.open(64)
@@ -467,6 +470,7 @@ def test_a_service_is_an_agent(policy: Policy, prompts: list[Prompt], service: s
     assert rollouts[2].lost.startswith("agent")
 
 
+@pytest.mark.thorough
 def test_bad_agents_get_a_clear_answer_and_change_no_other_rollout(policy: Policy, prompts: list[Prompt]) -> None:
     keys: dict[str, Address] = {}
     answers: list[tuple[str, int]] = []

@@ -276,6 +276,7 @@ def worked(found: dict[str, str], kind: str) -> list[str]:
     return [name for name, said in found.items() if said == "it worked"]
 
 
+@pytest.mark.thorough("landlock-/tmp")
 @pytest.mark.parametrize("parent", ["/var/tmp", *COVERED])
 def test_a_hostile_agent_reaches_nothing_but_the_gateway(place: Place, targets: dict[str, Any]) -> None:
     place.run(HOSTILE, targets)
@@ -402,7 +403,11 @@ asyncio.run(work())
         shutil.rmtree(folder)
 
 
-@pytest.mark.thorough("landlock-while True: pass-options1-more than 1 s of CPU time")
+@pytest.mark.thorough(
+    "landlock-for _ in range(100): sys.stdout.write('x' * (1 << 20))-options0-printed more than 8 MiB",
+    "landlock-while True: pass-options1-more than 1 s of CPU time",
+    "landlock-while True:\\n    if os.fork() == 0: time.sleep(30)-options3-Error|processes",
+)
 @pytest.mark.parametrize(
     ("text", "options", "complaint"),
     [
@@ -440,6 +445,7 @@ def test_only_the_last_line_is_a_reward(place: Place, text: str, reward: Outcome
     assert place.run(text) == reward
 
 
+@pytest.mark.thorough("landlock")
 def test_rollouts_of_a_command_are_trained_on(place: Place) -> None:
     """Through the gateway itself."""
     agent = place.agent("""

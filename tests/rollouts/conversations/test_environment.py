@@ -104,6 +104,7 @@ def expected() -> dict[int, tuple[list[int], list[bool]]]:
     return {}
 
 
+@pytest.mark.thorough("sampler")
 @pytest.mark.parametrize(
     ("source", "layout"),
     [
@@ -153,6 +154,7 @@ def check_books(rollouts: list[Rollout], policy: Policy) -> None:
         assert float(difference[part.response_mask].max()) < 1e-5
 
 
+@pytest.mark.thorough
 def test_a_server_speaks_for_the_policy(policy: Policy, prompts: list[Prompt]) -> None:
     with ToyServer() as toy, closing(EnvironmentRollouts(Echo(), VLLMServer([toy.url], exact_seeds=True))) as source:
         source.open(40)
@@ -213,6 +215,7 @@ def test_a_source_that_cannot_go_on_cannot_talk() -> None:
             EnvironmentRollouts(Echo(), source)
 
 
+@pytest.mark.thorough
 def test_a_conversation_does_not_depend_on_who_else_talks(policy: Policy, prompts: list[Prompt]) -> None:
     together = talk(policy, prompts, Echo())
     keys = [(r.prompt.id, r.sample) for r in together]
@@ -273,6 +276,7 @@ class NotingTurns(GroupedSampler):
         return pieces
 
 
+@pytest.mark.thorough
 def test_a_long_turn_is_cut_for_the_others_and_keeps_its_tokens(policy: Policy, prompts: list[Prompt]) -> None:
     source, rare = NotingTurns(changes=True), SamplingParams(60, stop_token_ids=(1, 5))
     together = talk(policy, prompts, Echo(), rare, source=source)

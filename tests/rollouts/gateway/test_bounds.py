@@ -39,6 +39,7 @@ async def refused_bodies(client: Client) -> None:
         await client.post("responses", {"input": "6", "previous_response_id": "x" * 8 * LARGE}, 400)
 
 
+@pytest.mark.thorough
 def test_bodies_of_refused_requests_do_not_stay_in_memory() -> None:
     """Twelve of 8 MiB; the collector of cycles is off, since it may not run for long."""
 
@@ -308,6 +309,7 @@ class Instant(Script):
         return Piece((49, 51, Bytes.END), (-1.0, -1.0, -1.0))
 
 
+@pytest.mark.thorough
 def test_nothing_above_64_kib_is_handled_on_the_loop_between_two_turns_of_another_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

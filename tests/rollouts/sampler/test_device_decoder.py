@@ -79,7 +79,16 @@ def assert_same(one: list[Any], other: list[Any]) -> None:
         assert logprobs == pytest.approx(other_logprobs, abs=1e-4)
 
 
-@pytest.mark.thorough("adapters-5-ordinary steps", "adapters-5-recorded", "qwen3-5-recorded")
+@pytest.mark.thorough(
+    "adapters-32-ordinary steps",
+    "adapters-32-recorded",
+    "adapters-5-ordinary steps",
+    "adapters-5-recorded",
+    "qwen3-32-ordinary steps",
+    "qwen3-32-recorded",
+    "qwen3-5-ordinary steps",
+    "qwen3-5-recorded",
+)
 @pytest.mark.parametrize("graphs", [False, True], ids=["ordinary steps", "recorded"])
 @pytest.mark.parametrize("max_rows", [5, 32])
 @pytest.mark.parametrize("case", ["qwen3", "llama with biases", "adapters"])
@@ -144,6 +153,7 @@ def test_a_resumed_run_draws_the_same_bits(accelerator: None) -> None:
     assert sampled(resumed, iteration=2) == sampled(policy, iteration=2)
 
 
+@pytest.mark.thorough
 def test_log_probabilities_do_not_depend_on_idle_rows(recorded_steps: None) -> None:
     """A bucket of 8 rows for 5: what idle rows hold reaches nobody."""
     policy = policy_of()
@@ -178,6 +188,7 @@ def failing(times: int, error: type[Exception]) -> type[Recorded]:
     return Failing
 
 
+@pytest.mark.thorough
 def test_an_empty_recording_is_found_by_its_second_replay(
     recorded_steps: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -209,6 +220,7 @@ def test_one_failed_graph_capture_disables_only_its_own_rollout(
     assert policy.decoding.failed_graphs == 1
 
 
+@pytest.mark.thorough
 def test_memory_that_runs_out_in_a_step_costs_no_token(
     accelerator: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -226,6 +238,7 @@ def test_memory_that_runs_out_in_a_step_costs_no_token(
     assert "is out of memory" in caplog.text
 
 
+@pytest.mark.thorough
 def test_inexact_device_decoder_is_dropped_with_one_warning(
     accelerator: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -281,6 +294,7 @@ def free_for_others() -> bool:
     return bool(found)
 
 
+@pytest.mark.thorough
 def test_training_and_graph_capture_exclude_each_other(recorded_steps: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(recording.CAPTURES, "cpu", Guarded)
     policy = policy_of()
@@ -293,6 +307,7 @@ def test_training_and_graph_capture_exclude_each_other(recorded_steps: None, mon
     assert free_for_others()
 
 
+@pytest.mark.thorough
 def test_an_update_that_is_out_of_memory_frees_the_decoder_before_it_halves_the_budget(recorded_steps: None) -> None:
     policy, limit = policy_of(), MemoryLimit(100)
     sampled(policy)
@@ -437,6 +452,7 @@ def test_a_cache_is_emptied_only_while_nobody_records(monkeypatch: pytest.Monkey
     assert alone == [True, True]
 
 
+@pytest.mark.thorough
 def test_recorded_steps_keep_no_logits_but_those_that_were_compared(recorded_steps: None) -> None:
     policy = policy_of()
     sampled(policy)
@@ -513,6 +529,7 @@ def test_there_are_never_two_copies_of_the_weights_for_one_rollout(
     assert most == [1, 1, 1]
 
 
+@pytest.mark.thorough
 def test_a_copy_of_the_weights_that_does_not_fit_is_done_without(
     accelerator: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -284,6 +284,7 @@ def test_fast_decoder_is_not_used_with_hooked_or_changed_modules(
     assert "decoding" not in caplog.text  # nothing is wrong
 
 
+@pytest.mark.thorough
 def test_adapters_are_added_to_the_copies_as_they_are_now() -> None:
     policy = build(FAMILIES["llama with biases"]())
     add_adapters(policy.model, LoRA(r=2), seed=0)

@@ -92,6 +92,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough("qwen3 padded-steps of many rows0", "qwen3-next-compaction0")
 @pytest.mark.parametrize(("family", "where"), CASES)
 def test_rows_go_on_from_their_tokens(
     family: str, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -113,6 +114,7 @@ def test_rows_go_on_from_their_tokens(
         assert not caplog.records  # remembered
 
 
+@pytest.mark.thorough
 def test_the_limit_recovers_by_an_eighth_with_every_call_that_it_has_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """24 rows with a prompt each: at first 8 are too many for a step, from the third call on no number is."""
     policy, sampling = build("llama"), SamplingParams(8, stop_token_ids=())
@@ -176,7 +178,7 @@ def test_partial_responses_go_on_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_equal(GroupedSampler().extend(policy, beginnings, sampling=SAMPLING, draws=DRAWS), wanted)
 
 
-@pytest.mark.thorough(" padded")
+@pytest.mark.thorough
 @pytest.mark.parametrize("layout", ["", " padded"])
 def test_routes_are_those_of_an_undisturbed_run(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = build(f"qwen3-moe{layout}")
@@ -218,6 +220,7 @@ def test_groups_are_handed_out_once_and_whole(monkeypatch: pytest.MonkeyPatch) -
 # free memory ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough("1-qwen3 padded")
 @pytest.mark.parametrize("family", ["llama", "qwen3 padded"])
 @pytest.mark.parametrize("rows", [1, 3, 10])
 def test_waves_are_chosen_from_free_memory_and_change_nothing(

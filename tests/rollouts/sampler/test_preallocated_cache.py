@@ -51,6 +51,7 @@ def decoded(policy: Policy) -> tuple[list[Tensor], set[str]]:
     return logits, {type(layer).__name__ for layer in decoder.cache.layers}
 
 
+@pytest.mark.thorough("glm_moe_dsa", "qwen3_next")
 @pytest.mark.parametrize("family", [pytest.param(f, marks=() if f in QUICK else pytest.mark.long) for f in FAMILIES])
 def test_every_step_is_that_of_transformers_cache(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Policy(tiny.build(family), character_tokenizer()).eval()

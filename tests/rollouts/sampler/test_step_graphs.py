@@ -70,6 +70,7 @@ def build_without(monkeypatch: pytest.MonkeyPatch, family: str) -> Any:
     return policy
 
 
+@pytest.mark.thorough("qwen3-modules-several parts")
 @pytest.mark.parametrize("apart", [False, True], ids=["one part", "several parts"])
 @pytest.mark.parametrize("modules", [False, True], ids=["fast", "modules"])
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama with biases"])
@@ -96,6 +97,7 @@ def test_a_replayed_step_gives_the_logits_of_an_ordinary_one(
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough("5")
 @pytest.mark.parametrize("max_rows", [5, 32])
 def test_responses_are_the_same(max_rows: int) -> None:
     prompts = [Prompt(i, "", [3 + i, 5, 7][: 1 + i % 3]) for i in range(6)]

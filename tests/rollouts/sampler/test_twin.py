@@ -56,6 +56,7 @@ def copies(twin: DecoderTwin) -> list[Tensor]:
     return [view.clone() for view, _ in twin._pairs]
 
 
+@pytest.mark.thorough("llama with gelu", "mistral", "qwen2", "qwen3", "qwen3, head of its own")
 @pytest.mark.parametrize("family", DENSE)
 def test_decoder_twin_logits_equal_full_forwards(family: str) -> None:
     policy = build(FAMILIES[family]())
@@ -63,6 +64,7 @@ def test_decoder_twin_logits_equal_full_forwards(family: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_adapters_are_merged_in_float32_and_follow_the_policy() -> None:
     policy = build(FAMILIES["qwen3"]())
     add_adapters(policy.model, LoRA(r=2), seed=0)

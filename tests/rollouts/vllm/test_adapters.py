@@ -59,6 +59,7 @@ def logprobs(policy: Policy, rollout: Rollout) -> torch.Tensor:
     return table[:-1].gather(1, ids[1:, None])[len(rollout.prompt.token_ids) - 1 :, 0]
 
 
+@pytest.mark.thorough
 def test_servers_get_adapters_alone_after_one_copy_of_the_frozen_weights(
     toy: ToyServer, adapted: Policy, prompts: list[Prompt]
 ) -> None:
@@ -80,6 +81,7 @@ def test_servers_get_adapters_alone_after_one_copy_of_the_frozen_weights(
         assert sorted(p.name.split("-")[0] for p in root.iterdir()) == ["adapters", "weights"]
 
 
+@pytest.mark.thorough
 def test_a_server_that_forgot_gets_the_frozen_weights_again(
     toy: ToyServer, adapted: Policy, prompts: list[Prompt]
 ) -> None:
@@ -105,6 +107,7 @@ def test_other_frozen_weights_are_sent_again(toy: ToyServer, adapted: Policy, pr
         assert gap(source, adapted, prompts, 1) < 1e-4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("refusal", ["no such route", "too large"])
 def test_a_server_without_adapters_gets_merged_weights_and_one_line_says_how_to_change_that(
     toy: ToyServer, adapted: Policy, prompts: list[Prompt], caplog: pytest.LogCaptureFixture, refusal: str

@@ -114,6 +114,7 @@ def gap(policy: Policy, found: list[tuple[Rollout, torch.Tensor]]) -> float:
     return worst
 
 
+@pytest.mark.thorough
 def test_every_token_says_which_weights_sampled_it(
     toy: ToyServer, policy: Policy, newer: Policy, prompts: list[Prompt]
 ) -> None:
@@ -154,6 +155,7 @@ def test_a_rollout_that_was_submitted_earlier_does_not_bring_older_weights_back(
         assert toy.loads == 3
 
 
+@pytest.mark.thorough
 def test_weights_that_do_not_arrive_leave_the_rollout_what_it_has(
     toy: ToyServer, policy: Policy, newer: Policy, prompts: list[Prompt], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -219,6 +221,7 @@ def test_weights_for_which_there_is_no_room_leave_the_rollout_what_it_has(
             source.sync_weights(newer, 7)
 
 
+@pytest.mark.thorough
 def test_newer_weights_that_are_others_on_the_server_stop_the_run(
     toy: ToyServer, policy: Policy, newer: Policy, prompts: list[Prompt]
 ) -> None:

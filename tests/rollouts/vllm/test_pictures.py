@@ -195,6 +195,7 @@ def test_a_server_that_shows_another_picture_is_found_out_at_once(toy: ToyServer
             source.sync_weights(policy, 1)
 
 
+@pytest.mark.thorough
 def test_a_response_goes_on_after_its_picture_and_one_that_is_cut_keeps_its_tokens(
     toy: ToyServer, policy: Policy
 ) -> None:
@@ -222,6 +223,7 @@ def test_options_of_a_processor_are_json_on_a_command_line() -> None:
     assert line[line.index("--mm-processor-kwargs") + 1] == '{"max_pixels": 20480}'
 
 
+@pytest.mark.thorough
 def test_a_run_learns_from_pictures_through_a_server(toy: ToyServer, tmp_path: Path) -> None:
     """A whole run: the noise that it measures is that of the same model."""
     run = runs.fit(

@@ -100,19 +100,7 @@ FAULTS: dict[str, tuple[Fault, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.thorough(
-    "another JSON",
-    "another prompt",
-    "another vocabulary",
-    "closed connection",
-    "cut early",
-    "no log-probabilities",
-    "one log-probability too few",
-    "past the end",
-    "probabilities",
-    "text only",
-    "too long",
-)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_asked_again_and_one_that_stays_is_a_clear_stop(
     toy: ToyServer, policy: Policy, prompts: list[Prompt], name: str
@@ -139,6 +127,7 @@ def test_a_fault_is_asked_again_and_one_that_stays_is_a_clear_stop(
         assert ids(ask(source, policy, prompts)) == wanted  # and it is used again when it is well
 
 
+@pytest.mark.thorough
 def test_requests_of_a_dead_server_go_to_another_one(policy: Policy, prompts: list[Prompt]) -> None:
     with ExitStack() as stack:
         one, other = (stack.enter_context(ToyServer()) for _ in range(2))
@@ -312,6 +301,7 @@ def test_experts_of_another_model_are_a_fault(
             ask(source, mixture, prompts)
 
 
+@pytest.mark.thorough
 def test_servers_have_the_new_weights_and_no_others(toy: ToyServer, policy: Policy, prompts: list[Prompt]) -> None:
     with closing(VLLMServer([toy.url], **FAST)) as source:
         source.sync_weights(policy, 0)

@@ -102,6 +102,7 @@ def test_results_picture_card_and_metrics_agree_with_the_exported_model(learnt: 
     assert (learnt / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.thorough
 def test_the_exported_model_is_scored_and_trained_with_unchanged(learnt: Path, tmp_path: Path) -> None:
     lines = [{"id": i, "prompt": "1+1:", "completion": text} for i, text in enumerate(("AAA", "BBB"))]
     source = runs.write(tmp_path / "in.jsonl", lines)
@@ -182,6 +183,7 @@ def test_a_checkpoint_from_between_two_steps_resumes_bit_for_bit(pairs: Path, tm
     assert runs.newest(tmp_path) == run
 
 
+@pytest.mark.thorough
 def test_long_and_identical_pairs_are_dropped_and_counted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     long, same = {"prompt": "1+1:", "chosen": "A" * 40, "rejected": "B"}, {"chosen": "A", "rejected": "A"}
     records = [*runs.planted(40), long, same]
@@ -239,6 +241,7 @@ def as_messages(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.thorough
 def test_messages_go_through_the_chat_template_in_training_and_as_a_reward(
     chat_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -316,6 +319,7 @@ def test_few_prompts_need_held_out_pairs(tmp_path: Path, capfd: pytest.CaptureFi
     assert "data.val: is not set, and 5 prompts are too few to hold out one in 10" in capfd.readouterr().err
 
 
+@pytest.mark.thorough
 def test_other_pairs_cannot_be_resumed_with(pairs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     train = Path(shutil.copy(pairs / "train.jsonl", tmp_path))
     options = [f"--data.val={pairs / 'val.jsonl'}", *SHORT]

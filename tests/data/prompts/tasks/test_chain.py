@@ -101,6 +101,7 @@ def test_records_never_change() -> None:
     assert task.records()[0] == {"prompt": "4+4*9+7:", "answer": "9", "steps": "4+4=8;8*9=2;2+7=9;"}
 
 
+@pytest.mark.thorough("128")
 @pytest.mark.parametrize("operands", [7, 12, 13, 34, 128])
 def test_long_chains_use_every_digit_and_operator_in_every_place(operands: int) -> None:
     prompts = [str(r["prompt"]) for r in ChainTask("train", 2000, operands=operands).records()]

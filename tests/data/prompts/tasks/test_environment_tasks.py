@@ -35,6 +35,7 @@ def replies(completion: object, game: GuessNumber, answer: str) -> tuple[list[st
     return said, paid
 
 
+@pytest.mark.thorough
 def test_guessing_is_demonstrated_as_the_environment_answers() -> None:
     task = GuessTask("cold_start", step=10)
     paid: Counter[tuple[bool, bool]] = Counter()

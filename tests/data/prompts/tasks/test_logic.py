@@ -41,6 +41,7 @@ def test_splits_share_no_puzzle_however_it_is_worded() -> None:
             assert split == other or not puzzles & others
 
 
+@pytest.mark.thorough("zebra")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_splits_and_seeds_differ(family: str) -> None:
     sets = {s: {r["answer"] + r["prompt"] for r in LogicTask(family, s, 40).records()} for s in SPLITS}  # type: ignore[arg-type]
