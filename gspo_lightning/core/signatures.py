@@ -39,20 +39,42 @@ class WholeSignature:
         self.settings = settings
         self.computed = computed
 
+    def __set_name__(self, owner: type[Any], name: str) -> None:
+        self.owner = owner
+
     def __get__(self, instance: object, owner: type[Any]) -> inspect.Signature:
-        parameters = list(inspect.signature(owner.__init__).parameters.values())[1:]
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            return inspect.Signature(parameters)  # a subclass with a constructor of its own
-        explicit = [parameter for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
-        names = {*self.computed, *(parameter.name for parameter in explicit)}
-        for field in dataclasses.fields(self.settings):
+        parameters, takes_settings = self._explicit(owner)
+        names = {*self.computed, *parameters}
+        for field in dataclasses.fields(self.settings) if takes_settings else ():
             if field.name not in names:
-                explicit.append(
-                    inspect.Parameter(
-                        field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type
-                    )
+                parameters[field.name] = inspect.Parameter(
+                    field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type
                 )
-        return inspect.Signature(explicit)
+        return inspect.Signature(list(parameters.values()))
+
+    def _explicit(self, owner: type[Any]) -> tuple[dict[str, inspect.Parameter], bool]:
+        """Return the parameters that constructors name, and whether more keywords reach the settings.
+
+        A subclass's ``**kwargs`` go to the next constructor, whose own parameters are then taken by keyword, too; those
+        of the class with the settings go to these.
+        """
+        explicit: dict[str, inspect.Parameter] = {}
+        inherited = False
+        for cls in owner.__mro__:
+            if "__init__" not in vars(cls):
+                continue
+            declared = list(inspect.signature(vars(cls)["__init__"]).parameters.values())[1:]
+            for parameter in declared:
+                if parameter.kind is parameter.VAR_KEYWORD or (inherited and parameter.kind is parameter.VAR_POSITIONAL):
+                    continue
+                if inherited:
+                    parameter = parameter.replace(kind=parameter.KEYWORD_ONLY)
+                explicit.setdefault(parameter.name, parameter)
+            passes_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in declared)
+            if cls is self.owner or not passes_on:
+                return explicit, passes_on
+            inherited = True
+        return explicit, False
 
 
 def settings_class(cls: type[Any]) -> type[Any] | None:

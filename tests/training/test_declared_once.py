@@ -92,6 +92,43 @@ def test_signatures_show_every_setting() -> None:
     assert list(inspect.signature(Plain).parameters) == list(module)
 
 
+def test_a_subclass_that_passes_keywords_on_shows_those_of_every_constructor_they_reach() -> None:
+    module = inspect.signature(GSPOModule).parameters
+
+    class Extra(GSPOModule):
+        def __init__(self, extra: int, objective: str = "mine", **options: Any) -> None:
+            super().__init__(**options)
+
+    class Twice(Extra):
+        def __init__(self, *, more: int = 2, **options: Any) -> None:
+            super().__init__(1, **options)
+
+    class Closed(GSPOModule):
+        def __init__(self, name: str = "x") -> None:
+            super().__init__(name)
+
+    class Reopened(Closed):
+        def __init__(self, more: int = 2, **options: Any) -> None:
+            super().__init__(**options)
+
+    class Forwarding(GSPOModule):
+        def __init__(self, *args: Any, extra: int = 1, **options: Any) -> None:
+            super().__init__(*args, **options)
+
+    extra = inspect.signature(Extra).parameters
+    assert list(extra) == ["extra", "objective", *(name for name in module if name != "objective")]
+    assert (extra["objective"].default, extra["old_logprobs"].default, extra["layout"].default) == (
+        "mine", "auto", "auto",
+    )  # fmt: skip
+    assert extra["extra"].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    assert extra["name_or_path"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert list(inspect.signature(Twice).parameters) == ["more", *extra]
+    assert list(inspect.signature(Reopened).parameters) == ["more", "name"]
+    assert list(inspect.signature(Forwarding).parameters) == ["args", "extra", *module]
+    made = Twice(more=3, name_or_path="tiny-qwen3", seed=5, metrics="off")
+    assert made.settings.seed == 5
+
+
 def test_settings_reach_the_module_and_an_unknown_one_is_refused() -> None:
     data = PromptDataModule(ChainTask("train", size=8), group_size=4, prompts_per_rollout=8, stop_strings=["x"])
     assert (data.settings.group_size, data.settings.sampling([7]).stop_strings) == (4, ("x",))
