@@ -16,13 +16,13 @@ models. Every denominator here counts the whole mini-batch (``count``). DAPO is 
 
 from gspo_lightning.objectives.aggregate import Aggregation
 from gspo_lightning.objectives.cispo import CISPO
-from gspo_lightning.objectives.clip import RatioClip
 from gspo_lightning.objectives.dapo import DAPO
 from gspo_lightning.objectives.dppo import DPPOTV
 from gspo_lightning.objectives.dr_grpo import DrGRPO
 from gspo_lightning.objectives.gmpo import GMPO
 from gspo_lightning.objectives.grpo import GRPO
-from gspo_lightning.objectives.gspo import GSPO, GSPOToken
+from gspo_lightning.objectives.gspo import GSPO, RatioClip
+from gspo_lightning.objectives.gspo_token import GSPOToken
 from gspo_lightning.objectives.inputs import LossInputs, Rows
 from gspo_lightning.objectives.luspo import LUSPO
 from gspo_lightning.objectives.measure import Term

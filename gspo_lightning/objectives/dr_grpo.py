@@ -7,8 +7,8 @@ from torch import Tensor
 
 from gspo_lightning.core.errors import check_number
 from gspo_lightning.objectives.aggregate import Aggregation
-from gspo_lightning.objectives.clip import RatioClip
 from gspo_lightning.objectives.grpo import TOKEN_RANGE
+from gspo_lightning.objectives.gspo import RatioClip
 from gspo_lightning.objectives.inputs import Rows
 
 

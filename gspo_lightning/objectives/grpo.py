@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from gspo_lightning.objectives.clip import RatioClip
+from gspo_lightning.objectives.gspo import RatioClip
 from gspo_lightning.objectives.inputs import Rows
 
 TOKEN_RANGE = "usual is clip_low=0.2, clip_high=0.2 to 0.28 (arXiv 1707.06347, 2503.14476)"

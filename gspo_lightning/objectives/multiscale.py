@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from gspo_lightning.core.errors import check_number
-from gspo_lightning.objectives.clip import RatioClip
+from gspo_lightning.objectives.gspo import RatioClip
 from gspo_lightning.objectives.inputs import Rows
 
 

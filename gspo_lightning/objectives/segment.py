@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.core.errors import UserError, check_choice, check_number
-from gspo_lightning.objectives.clip import SEQUENCE_SCALE, RatioClip
+from gspo_lightning.objectives.clip import SEQUENCE_SCALE
+from gspo_lightning.objectives.gspo import RatioClip
 from gspo_lightning.objectives.inputs import Rows
 
 SegmentBy = Literal["length", "turn", "given"]
