@@ -35,6 +35,7 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.strategies import FSDP2Strategy
 from gspo_lightning.policy.strategies.sharding import gathered
 from gspo_lightning.rollouts import GroupedSampler
+from gspo_lightning.rollouts.sampler.admission_queue import Prefill
 from gspo_lightning.rollouts.sampler.decoding import SharedDecoder
 from gspo_lightning.rollouts.verify import verify_decoding
 from gspo_lightning.rollouts.vllm.transfer import fixed_segments
@@ -139,7 +140,7 @@ def _profile(bench: Bench, policy: Policy, rows: int, prompt: list[int]) -> dict
         decoder = SharedDecoder(policy)
         if name == "eager":
             decoder.graphs = None
-        decoder.add([prompt] * (rows // 8), [8] * (rows // 8))
+        decoder.add(Prefill([prompt] * (rows // 8), [8] * (rows // 8)))
         positions = (torch.full((rows,), len(prompt) + i, device=bench.device) for i in itertools.count())
 
         def steps(number: int, decoder: SharedDecoder = decoder, positions: Iterator[Tensor] = positions) -> Tensor:

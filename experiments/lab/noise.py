@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from typing_extensions import override
 
-from gspo_lightning.core.pictures import Media
 from gspo_lightning.core.randomness import stream, uniforms
 from gspo_lightning.core.types import Prompt, Rollout
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import GroupedSampler
+from gspo_lightning.rollouts.sampler.admission_queue import Prefill
 from gspo_lightning.rollouts.sampler.decoding import Decoder
 
 __all__ = ["EngineSampler", "NoisySampler", "RoundedSampler", "engine_logits"]
@@ -121,14 +121,8 @@ class _EngineDecoder(Decoder):
         self.exact, self.may_grow, self.errors = exact, exact.may_grow, (nats, bias, base)
 
     @override
-    def add(
-        self,
-        contexts: Sequence[Sequence[int]],
-        rows: Sequence[int],
-        media: Sequence[Media] = (),
-        room: Sequence[int] = (),
-    ) -> Tensor:
-        return engine_logits(self.exact.add(contexts, rows, media, room), *self.errors)
+    def add(self, prefill: Prefill) -> Tensor:
+        return engine_logits(self.exact.add(prefill), *self.errors)
 
     @override
     def keep(self, rows: Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.vision.image_processor import Features
 from gspo_lightning.rollouts.drawing import Draws, sample_tokens
 from gspo_lightning.rollouts.ending import cut, finish, has_ended
-from gspo_lightning.rollouts.source import Enough, GenerationRequest, ResponsePrefix, RolloutSource
+from gspo_lightning.rollouts.source import ContinuationRequest, GenerationRequest, ResponsePrefix, RolloutSource
 
 
 class TransformersGenerate(RolloutSource):
@@ -51,45 +52,37 @@ class TransformersGenerate(RolloutSource):
         done: list[Rollout] = []
         with in_compute_dtype(request.policy) as cast:
             for start in range(0, len(rows), self.batch_size):
-                done += self._batch(
-                    cast, rows[start : start + self.batch_size], request.sampling, request.draws, request.version
-                )
+                done += self._batch(cast, request.begin(rows[start : start + self.batch_size]))
                 if request.progress is not None:
                     request.progress(len(done), len(rows))
         return [done[i * request.group_size : (i + 1) * request.group_size] for i in range(len(request.prompts))]
 
+    @called_with(ContinuationRequest)
     @torch.no_grad()
-    def extend(
-        self,
-        policy: Policy,
-        beginnings: Sequence[ResponsePrefix],
-        *,
-        sampling: SamplingParams,
-        draws: Draws,
-        version: int = 0,
-        enough: Enough | None = None,
-    ) -> list[Rollout]:
+    def extend(self, request: ContinuationRequest) -> list[Rollout]:
         """Continue responses; ``enough`` is checked between batches."""
+        rows = request.beginnings
         done: list[Rollout] = []
-        with in_compute_dtype(policy) as cast:
-            for start in range(0, len(beginnings), self.batch_size):
-                if enough is not None and enough(range(len(done))):
+        with in_compute_dtype(request.policy) as cast:
+            for start in range(0, len(rows), self.batch_size):
+                if request.enough is not None and request.enough(range(len(done))):
                     break
-                done += self._batch(cast, beginnings[start : start + self.batch_size], sampling, draws, version)
-        return done + [cut(row, version) for row in beginnings[len(done) :]]
+                done += self._batch(cast, replace(request, beginnings=rows[start : start + self.batch_size]))
+        return done + [cut(row, request.version) for row in rows[len(done) :]]
 
     @override
     def local(self) -> TransformersGenerate:
         return self
 
     @staticmethod
-    def _batch(
-        policy: Policy, rows: Sequence[ResponsePrefix], sampling: SamplingParams, draws: Draws, version: int
-    ) -> list[Rollout]:
+    def _batch(policy: Policy, request: ContinuationRequest) -> list[Rollout]:
+        """Complete all responses of a request with a policy in the compute dtype."""
+        rows = request.beginnings
         width = max(len(row.context) for row in rows)
         ids = torch.tensor([[0] * (width - len(row.context)) + list(row.context) for row in rows])
         mask = torch.tensor([[0] * (width - len(row.context)) + [1] * len(row.context) for row in rows])
-        chooser, stopper = _Choose(policy, rows, sampling, draws, width), _Stop(policy, sampling, width, rows)
+        chooser = _Choose(policy, rows, request.sampling, request.draws, width)
+        stopper = _Stop(policy, request.sampling, width, rows)
         config = GenerationConfig(
             max_new_tokens=max(row.token_budget for row in rows),
             do_sample=False,
@@ -110,7 +103,7 @@ class TransformersGenerate(RolloutSource):
         return [
             finish(
                 row.prompt, row.sample, out[i, : counts[i]], logprobs[i, : counts[i]],
-                reason=reasons[i], version=version, policy=policy,
+                reason=reasons[i], version=request.version, policy=policy,
             )
             for i, row in enumerate(rows)
         ]  # fmt: skip

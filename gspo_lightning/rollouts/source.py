@@ -19,6 +19,8 @@ Progress = Callable[[int, int], None]
 OnGroup = Callable[[Sequence[Rollout]], None]
 Enough = Callable[[Collection[int]], bool]
 """Stop condition: called now and then with the indices of finished responses; True cuts all others where they are."""
+LARGEST_LOGPROB = 1e-3
+"""Nats: how far above 0 rounding may put a log-probability from a server or a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,25 @@ class ResponsePrefix:
     def groups(cls, prompts: Sequence[Prompt], group_size: int, token_budget: int) -> list[ResponsePrefix]:
         """Return ``group_size`` new responses to each prompt, prompt by prompt."""
         return [cls(p, k, p.token_ids, 0, p.token_budget(token_budget)) for p in prompts for k in range(group_size)]
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuationRequest:
+    """Request for the rest of partial responses."""
+
+    policy: Policy
+    """Weights to sample from, in eval mode, gathered on this rank."""
+    beginnings: Sequence[ResponsePrefix]
+    """N responses; their ``token_budget`` limits them, not ``sampling.max_response_tokens``."""
+    _: KW_ONLY
+    sampling: SamplingParams
+    """Temperature and stops."""
+    draws: Draws
+    """Randomness of this call."""
+    version: int = 0
+    """Optimizer steps behind the weights, recorded as ``policy_version``."""
+    enough: Enough | None = None
+    """May end the call before all responses are complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +94,12 @@ class GenerationRequest:
     def prefixes(self) -> list[ResponsePrefix]:
         """Responses to begin, prompt by prompt."""
         return ResponsePrefix.groups(self.prompts, self.group_size, self.sampling.max_response_tokens)
+
+    def begin(self, beginnings: Sequence[ResponsePrefix]) -> ContinuationRequest:
+        """Return a request for these responses with the weights, sampling and draws of this one."""
+        return ContinuationRequest(
+            self.policy, beginnings, sampling=self.sampling, draws=self.draws, version=self.version
+        )
 
 
 class Generator(Protocol):
@@ -158,32 +185,20 @@ class RolloutSource(ABC):
         """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let ``generate(self, request)`` be called with the fields of the request."""
+        """Let ``generate(self, request)`` and ``extend(self, request)`` be called with the fields of the request."""
         super().__init_subclass__(**kwargs)
         accept_fields(cls, "generate", GenerationRequest)
+        accept_fields(cls, "extend", ContinuationRequest)
 
-    def extend(
-        self,
-        policy: Policy,
-        beginnings: Sequence[ResponsePrefix],
-        *,
-        sampling: SamplingParams,
-        draws: Draws,
-        version: int = 0,
-        enough: Enough | None = None,
-    ) -> list[Rollout]:
+    @called_with(ContinuationRequest)
+    def extend(self, request: ContinuationRequest) -> list[Rollout]:
         """Continue partial responses.
+
+        It is called with the fields of :class:`ContinuationRequest`: ``source.extend(policy, beginnings,
+        sampling=sampling, draws=draws)``. A source of your own may take the fields as arguments, too.
 
         The draw of a token depends on the prompt, the sample and ``drawn`` only: a response sampled in two pieces
         equals the response sampled in one.
-
-        Args:
-            policy: the weights to sample from, in eval mode, gathered on this rank.
-            beginnings: N responses; their ``token_budget`` limits them, not ``sampling.max_response_tokens``.
-            sampling: temperature and stops.
-            draws: the randomness of this call.
-            version: recorded as ``policy_version``.
-            enough: may end the call before all responses are complete.
 
         Returns:
             One rollout per beginning, in order, with the *new* tokens only. A response cut by ``enough`` has the finish

@@ -14,7 +14,7 @@ import pytest
 from gspo_lightning.core.types import Prompt, SamplingParams
 from gspo_lightning.policy.routing import Routing
 from gspo_lightning.rollouts.source import ResponsePrefix
-from gspo_lightning.rollouts.vllm.protocol import parse, request
+from gspo_lightning.rollouts.vllm.protocol import parse, request_body
 from tests.real_vllm import served
 
 pytestmark = served.VLLM
@@ -50,7 +50,7 @@ def reply(asked: dict[str, Any], experts: list[np.ndarray | None]) -> Any:
 
 def asked() -> dict[str, Any]:
     row = ResponsePrefix(Prompt(0, "", tuple(PROMPT)), 0, tuple(PROMPT), 0, 4)
-    return request("policy", row, 2, SamplingParams(4, stop_token_ids=(1,)), None)
+    return request_body("policy", row, 2, SamplingParams(4, stop_token_ids=(1,)), None)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32])

@@ -24,7 +24,7 @@ from gspo_lightning.rollouts.serving.pool import Server
 from gspo_lightning.rollouts.serving.weights import in_checkpoint_format
 from gspo_lightning.rollouts.vllm import transfer
 from gspo_lightning.rollouts.vllm.in_process import InProcessEngine
-from gspo_lightning.rollouts.vllm.probe import Probe
+from gspo_lightning.rollouts.vllm.probe import WeightProbe
 from gspo_lightning.rollouts.vllm.transfer import Calls, CheckpointWeights, Sender
 from gspo_lightning.rollouts.vllm.weight_transport import options_for
 from tests.real_vllm import served, test_pictures
@@ -199,7 +199,7 @@ def gap(engine: InProcessEngine, policy: Policy) -> float:
     engine._llm.reset_prefix_cache()
     if policy.image_processor is not None:
         engine._llm.llm_engine.reset_encoder_cache()
-    probe = Probe(policy, None, "float32")
+    probe = WeightProbe(policy, None, "float32")
     ((_, piece),) = engine.run([probe.request], [probe.row.prompt.media])
     return probe.check(["vLLM"], [piece.answer])
 

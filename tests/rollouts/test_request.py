@@ -1,4 +1,4 @@
-"""``generate`` of a rollout source: one request, or its fields as arguments; plug-ins may be written either way."""
+"""``generate`` and ``extend`` of a source: one request, or its fields as arguments, as plug-ins are written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ from gspo_lightning.rollouts import (
     VLLMServer,
 )
 from gspo_lightning.rollouts.drawing import Draws
-from gspo_lightning.rollouts.source import GenerationRequest, Progress, RolloutSource
+from gspo_lightning.rollouts.source import (
+    ContinuationRequest,
+    GenerationRequest,
+    Progress,
+    ResponsePrefix,
+    RolloutSource,
+)
 
 BUILT_IN = (
     AgentRollouts, EnvironmentRollouts, GroupedSampler, Recorded, TransformersGenerate, VLLMEngine, VLLMServer,
@@ -138,6 +144,75 @@ def test_every_built_in_source_takes_the_fields_of_the_request() -> None:
     names = [field.name for field in dataclasses.fields(GenerationRequest)]
     for source in (RolloutSource, *BUILT_IN):
         assert list(inspect.signature(source.generate).parameters) == ["self", *names], source
+
+
+class ExtendsWithFields(RolloutSource):
+    """As a plug-in was written before there was a request to continue."""
+
+    def generate(self, *_: Any, **__: Any) -> list[list[Rollout]]:
+        raise NotImplementedError
+
+    def extend(  # type: ignore[override]  # one argument is annotated otherwise: enough is left out
+        self,
+        policy: Policy,
+        beginnings: Sequence[ResponsePrefix],
+        *,
+        sampling: SamplingParams,
+        draws: Draws,
+        version: int = 0,
+        **_: Any,
+    ) -> list[Rollout]:
+        return GroupedSampler().extend(policy, beginnings, sampling=sampling, draws=draws, version=version)
+
+
+class ExtendsWithRequest(GroupedSampler):
+    def extend(self, request: ContinuationRequest) -> list[Rollout]:  # type: ignore[override]
+        self.asked = request
+        return super().extend(request)  # type: ignore[call-arg, arg-type]  # annotated with the fields
+
+
+class ExtendsPassing(GroupedSampler):
+    def extend(self, policy: Policy, beginnings: Sequence[ResponsePrefix], **options: Any) -> list[Rollout]:
+        return super().extend(policy, beginnings, **options)
+
+
+class ExtendingMixin:
+    def extend(self, request: ContinuationRequest) -> list[Rollout]:
+        assert len(request.beginnings) == 2
+        pieces: list[Rollout] = super().extend(request)  # type: ignore[misc]
+        return pieces
+
+
+class ExtendsMixed(ExtendingMixin, GroupedSampler):  # type: ignore[misc]
+    pass
+
+
+def extended(source: RolloutSource, policy: Policy) -> list[Any]:
+    beginnings = [ResponsePrefix(Prompt(k, "", (3, 4)), 1, (3, 4, 5), drawn=1, token_budget=3) for k in range(2)]
+    pieces = source.extend(policy, beginnings, sampling=SAMPLING, draws=DRAWS, version=9)
+    return [(r.prompt.id, r.sample, r.policy_version, r.token_ids.tolist()) for r in pieces]
+
+
+@pytest.mark.parametrize("source", [ExtendsWithFields, ExtendsWithRequest, ExtendsPassing, ExtendsMixed])
+def test_a_source_may_extend_by_a_request_or_its_fields(source: type[RolloutSource], policy: Policy) -> None:
+    wanted = extended(GroupedSampler(), policy)
+    assert [row[:3] for row in wanted] == [(0, 1, 9), (1, 1, 9)]
+    assert extended(source(), policy) == wanted
+
+
+def test_a_request_to_continue_holds_what_the_call_said(policy: Policy) -> None:
+    source = ExtendsWithRequest()
+    extended(source, policy)
+    request = source.asked
+    assert (request.policy is policy, request.version, request.enough, len(request.beginnings)) == (True, 9, None, 2)
+    with pytest.raises(TypeError, match="draws"):
+        source.extend(policy, [], sampling=SAMPLING)  # type: ignore[call-arg]
+
+
+def test_every_source_that_extends_takes_the_fields_of_the_request() -> None:
+    names = [field.name for field in dataclasses.fields(ContinuationRequest)]
+    for source in (RolloutSource, GroupedSampler, TransformersGenerate, VLLMEngine, VLLMServer):
+        assert list(inspect.signature(source.extend).parameters) == ["self", *names], source
 
 
 def test_a_forgotten_argument_is_named(policy: Policy) -> None:

@@ -15,7 +15,7 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.rollouts import Draws, GroupedSampler, RolloutSource, TransformersGenerate
 from gspo_lightning.rollouts.ending import has_ended, texts_ended
-from gspo_lightning.rollouts.sampler.decoding_rows import ResponseBuffer, Rows
+from gspo_lightning.rollouts.sampler.decoding_rows import DecodingRows, ResponseBuffer
 from gspo_lightning.rollouts.source import ResponsePrefix
 
 TEXT = """The sum of 17 and 25 is 42. So the answer is: 42.</answer>\n\nQuestion: don't stop , please . Straße, Größe
@@ -181,7 +181,7 @@ def test_the_newest_tokens_of_rows() -> None:
     prompt = Prompt(0, "p", (5, 6))
     beginnings = [ResponsePrefix(prompt, k, (5, 6), 0, 6, written=tuple(range(90, 90 + k))) for k in range(3)]
     buffer, device = ResponseBuffer(beginnings, torch.device("cpu")), torch.device("cpu")
-    rows = Rows.of(beginnings, range(len(beginnings)), [0] * len(beginnings), device)
+    rows = DecodingRows.of(beginnings, range(len(beginnings)), [0] * len(beginnings), device)
     for step in range(4):
         buffer.note(rows, torch.tensor([10, 20, 30]) + step, torch.zeros(3))
     rows = rows[torch.tensor([2, 0, 1])]

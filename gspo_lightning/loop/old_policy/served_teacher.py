@@ -18,12 +18,12 @@ from gspo_lightning.core.errors import InfrastructureError, UserError, is_finite
 from gspo_lightning.core.types import MicroBatch, MiniBatch
 from gspo_lightning.loop.old_policy.teacher import Teacher
 from gspo_lightning.policy.vision.image_processor import image_processor_of
-from gspo_lightning.rollouts.contract import LARGEST_LOGPROB
 from gspo_lightning.rollouts.serving.answers import BadReplyError, shown
 from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.loop import LoopThread
 from gspo_lightning.rollouts.serving.request_monitor import RequestMonitor
+from gspo_lightning.rollouts.source import LARGEST_LOGPROB
 
 log = logging.getLogger(__name__)
 

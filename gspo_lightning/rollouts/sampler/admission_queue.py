@@ -1,4 +1,4 @@
-"""Admission queue of rows: as many join as fit into memory at their full length."""
+"""Admission queue of rows: as many join a decoder as fit into memory at their full length."""
 
 from __future__ import annotations
 
@@ -26,6 +26,30 @@ class Block:
     context: tuple[int, ...]
     media: Media
     step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Contexts that join a decoder, each read once for all its rows."""
+
+    contexts: Sequence[Sequence[int]]
+    """Token ids of P contexts."""
+    rows: Sequence[int]
+    """[P]: number of new rows of each context."""
+    media: Sequence[Media] = ()
+    """[P]: pictures of each context; empty: no context has any."""
+    room: Sequence[int] = ()
+    """[sum(rows)]: tokens that each row may get; a decoder whose rows grow does not ask."""
+
+    @classmethod
+    def of(cls, blocks: Sequence[Block], beginnings: Sequence[ResponsePrefix]) -> Prefill:
+        """Return the contexts of blocks, whose rows may get what is left of their token budgets."""
+        return cls(
+            contexts=[block.context for block in blocks],
+            rows=[len(block.slots) for block in blocks],
+            media=[block.media for block in blocks],
+            room=[beginnings[slot].token_budget - block.step for block in blocks for slot in block.slots],
+        )
 
 
 class AdmissionQueue:

@@ -16,9 +16,9 @@ from gspo_lightning.policy.attention import closed_up
 from gspo_lightning.policy.logprobs import logprobs_from_logits
 from gspo_lightning.rollouts.drawing import Draws, sample_tokens
 from gspo_lightning.rollouts.ending import has_ended
-from gspo_lightning.rollouts.sampler.admission_queue import Block
+from gspo_lightning.rollouts.sampler.admission_queue import Block, Prefill
 from gspo_lightning.rollouts.sampler.decoding import Decoder
-from gspo_lightning.rollouts.sampler.decoding_rows import ResponseBuffer, Rows
+from gspo_lightning.rollouts.sampler.decoding_rows import DecodingRows, ResponseBuffer
 from gspo_lightning.rollouts.sampler.routes import RecordingDecoder
 
 LAG = 2
@@ -85,7 +85,7 @@ class AsyncHostCopy:
 
 
 class DecodeBatch:
-    """Rows in a decoder. Drawn tokens are in the buffer even if an error ends the batch.
+    """DecodingRows in a decoder. Drawn tokens are in the buffer even if an error ends the batch.
 
     Args:
         decoder: an empty decoder.
@@ -101,7 +101,7 @@ class DecodeBatch:
         self.decoder, self.buffer, self.policy = decoder, buffer, decoder.policy
         self.sampling, self.compact_at = sampling, compact_at
         device = self.policy.device
-        self.rows, self.slots = Rows.of([], [], [], device), torch.zeros(0, dtype=torch.int64)
+        self.rows, self.slots = DecodingRows.of([], [], [], device), torch.zeros(0, dtype=torch.int64)
         self._chosen, self._uniform, self._living = torch.empty(0), _Ahead(draws), AsyncHostCopy(device)
         self._logits, self._joining = torch.empty(0), list[Block]()
 
@@ -127,12 +127,9 @@ class DecodeBatch:
         steps = [block.step for block in blocks for _ in block.slots]
         if isinstance(self.decoder, RecordingDecoder):
             self.decoder.joining = blocks
-        fresh = self.decoder.add(
-            [block.context for block in blocks], [len(b.slots) for b in blocks], [block.media for block in blocks],
-            [self.buffer.beginnings[slot].token_budget - block.step for block in blocks for slot in block.slots],
-        )  # fmt: skip
+        fresh = self.decoder.add(Prefill.of(blocks, self.buffer.beginnings))
         logits = torch.cat([self._logits, fresh]) if len(self) else fresh
-        rows = self.rows + Rows.of(self.buffer.beginnings, slots, steps, self.policy.device)
+        rows = self.rows + DecodingRows.of(self.buffer.beginnings, slots, steps, self.policy.device)
         self._logits, self.rows, self.slots = logits, rows, torch.cat([self.slots, torch.tensor(slots)])
         self._joining.clear()
         self._uniform.forget()
@@ -184,7 +181,7 @@ class _Ahead:
         self.block: list[Tensor] = []
 
     @torch.inference_mode()
-    def next(self, rows: Rows) -> Tensor:
+    def next(self, rows: DecodingRows) -> Tensor:
         """Return the numbers for the next token of these rows."""
         if not self.block:
             positions = (rows.drawn + rows.step).unsqueeze(1) + torch.arange(AHEAD, device=rows.step.device)

@@ -17,13 +17,14 @@ from transformers import DynamicCache
 from typing_extensions import override
 
 from gspo_lightning.core.errors import first_line
-from gspo_lightning.core.pictures import Media, blocks_of
+from gspo_lightning.core.pictures import blocks_of
 from gspo_lightning.policy.attention import GroupCache, PagedCache, with_plan
 from gspo_lightning.policy.attention.kv_cache_size import kv_cache_size
 from gspo_lightning.policy.kernels.rounding import FLOOR, OPERATIONS, distribution_gap, nudged
 from gspo_lightning.policy.numerics.autocast_weights import compute_dtype
 from gspo_lightning.policy.packing.rows import common_prefix
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.rollouts.sampler.admission_queue import Prefill
 from gspo_lightning.rollouts.sampler.fast_decoder import DirectDecoderLayers, FastDecoderLayers, fast_decoder_layers
 from gspo_lightning.rollouts.sampler.memory import Growth
 from gspo_lightning.rollouts.sampler.preallocated_cache import preallocated_cache
@@ -52,18 +53,8 @@ class Decoder(ABC):
         self.policy = policy
 
     @abstractmethod
-    def add(
-        self,
-        contexts: Sequence[Sequence[int]],
-        rows: Sequence[int],
-        media: Sequence[Media] = (),
-        room: Sequence[int] = (),
-    ) -> Tensor:
-        """Prefill P contexts, each once for ``rows`` [P] new rows; return their next-token logits [sum(rows), V].
-
-        ``media`` are the pictures of each context; none by default. ``room`` [sum(rows)] are the tokens that each row
-        may get; a decoder whose rows grow does not ask.
-        """
+    def add(self, prefill: Prefill) -> Tensor:
+        """Read contexts; return the next-token logits of their rows, [sum(rows), V]."""
 
     @abstractmethod
     def keep(self, rows: Tensor) -> None:
@@ -109,17 +100,14 @@ class SharedDecoder(Decoder):
             self.growth = "graph pages"
 
     @override
-    def add(
-        self,
-        contexts: Sequence[Sequence[int]],
-        rows: Sequence[int],
-        media: Sequence[Media] = (),
-        room: Sequence[int] = (),
-    ) -> Tensor:
+    def add(self, prefill: Prefill) -> Tensor:
         with self._inference():
-            return self._add(contexts, rows, media)
+            return self._add(prefill)
 
-    def _add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int], media: Sequence[Media]) -> Tensor:
+    def _add(self, prefill: Prefill) -> Tensor:
+        contexts = prefill.contexts
+        rows = prefill.rows
+        media = prefill.media
         widths = [len(ids) for ids in contexts]
         device = self.policy.device
         prefix = common_prefix(contexts) if self.policy.shares_prefix and not any(media) else 0
@@ -229,7 +217,7 @@ def two_steps(policy: Policy, decoder: Decoder) -> list[Tensor]:
     """Return log-probabilities [3, V] after each of two steps of three rows, with different tokens."""
     vocabulary = policy.model.config.get_text_config().vocab_size
     contexts = [[t % vocabulary for t in ids] for ids in ([3, 11, 5, 7, 2], [13, 4, 6])]
-    decoder.add(contexts, [2, 1], room=[4, 4, 4])
+    decoder.add(Prefill(contexts, [2, 1], room=[4, 4, 4]))
     positions, found = torch.tensor([5, 5, 3]).to(policy.device), []
     for step, ids in enumerate(([8, 9, 10], [12, 8, 3])):
         tokens = (torch.tensor(ids) % vocabulary).to(policy.device)
@@ -274,14 +262,11 @@ class PaddedDecoder(Decoder):
         self._recurrent = "cache_params" in known
         """True if the whole cache is recurrent state (Mamba), which is passed by another name and takes no mask."""
 
-    def add(
-        self,
-        contexts: Sequence[Sequence[int]],
-        rows: Sequence[int],
-        media: Sequence[Media] = (),
-        room: Sequence[int] = (),
-    ) -> Tensor:
+    def add(self, prefill: Prefill) -> Tensor:
         """Add rows, which replace all earlier ones."""
+        contexts = prefill.contexts
+        rows = prefill.rows
+        media = prefill.media
         device = self.policy.device
         width = max(len(context) for context in contexts)
         ids = torch.zeros(len(contexts), width, dtype=torch.int64)

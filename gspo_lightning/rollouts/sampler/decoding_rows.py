@@ -16,7 +16,7 @@ from gspo_lightning.rollouts.source import ResponsePrefix
 
 
 @dataclass(slots=True)
-class Rows:
+class DecodingRows:
     """State of the rows in the batch; every field is a tensor [rows]."""
 
     slot: Tensor  # number of the beginning
@@ -32,7 +32,7 @@ class Rows:
     @classmethod
     def of(
         cls, beginnings: Sequence[ResponsePrefix], slots: Sequence[int], steps: Sequence[int], device: torch.device
-    ) -> Rows:
+    ) -> DecodingRows:
         """Return one row per beginning, with ``steps`` tokens in the buffer already."""
         known = [
             (slot, b.prompt.id, b.sample, b.drawn, b.token_budget, len(b.context) + step + shift(b.prompt.media), step)
@@ -47,11 +47,11 @@ class Rows:
     def _fields(self) -> tuple[Tensor, ...]:
         return tuple(getattr(self, field.name) for field in fields(self))
 
-    def __getitem__(self, keep: Tensor) -> Rows:
-        return Rows(*(x[keep] for x in self._fields()))
+    def __getitem__(self, keep: Tensor) -> DecodingRows:
+        return DecodingRows(*(x[keep] for x in self._fields()))
 
-    def __add__(self, other: Rows) -> Rows:
-        return Rows(*(torch.cat(pair) for pair in zip(self._fields(), other._fields(), strict=True)))
+    def __add__(self, other: DecodingRows) -> DecodingRows:
+        return DecodingRows(*(torch.cat(pair) for pair in zip(self._fields(), other._fields(), strict=True)))
 
     def __len__(self) -> int:
         return len(self.slot)
@@ -71,23 +71,23 @@ class ResponseBuffer:
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
         self.ended, self.stopped = (torch.zeros(rows, dtype=torch.bool, device=device) for _ in range(2))
 
-    def note(self, rows: Rows, tokens: Tensor, logprobs: Tensor) -> None:
+    def note(self, rows: DecodingRows, tokens: Tensor, logprobs: Tensor) -> None:
         """Append one token [rows] to every living row; what the other rows drew is never read."""
         self.tokens[rows.slot, rows.step] = tokens
         self.logprobs[rows.slot, rows.step] = logprobs
         rows.step = rows.step + rows.alive
 
     @staticmethod
-    def end(rows: Rows, stopped: Tensor) -> None:
+    def end(rows: DecodingRows, stopped: Tensor) -> None:
         """Mark rows as finished that the policy has ended (bool [rows]) or that have no room left."""
         rows.stopped = rows.stopped | (stopped & rows.alive)
         rows.alive = rows.alive & ~(stopped | (rows.step >= rows.token_budget))
 
-    def record(self, rows: Rows) -> None:
+    def record(self, rows: DecodingRows) -> None:
         """Record the length and end of these rows; needed before they leave the batch."""
         self.lengths[rows.slot], self.ended[rows.slot], self.stopped[rows.slot] = rows.step, ~rows.alive, rows.stopped
 
-    def newest(self, rows: Rows, which: Sequence[int], count: int | None) -> list[list[int]]:
+    def newest(self, rows: DecodingRows, which: Sequence[int], count: int | None) -> list[list[int]]:
         """Return the last ``count`` tokens (None: all) of the messages of some rows, by their places in the batch."""
         places = torch.tensor(which, dtype=torch.int64, device=rows.slot.device)
         slots, steps = rows.slot[places], rows.step[places]

@@ -11,14 +11,14 @@ from typing_extensions import override
 from gspo_lightning.core.types import SamplingParams
 from gspo_lightning.rollouts.drawing import Draws, sample_tokens
 from gspo_lightning.rollouts.ending import has_ended
-from gspo_lightning.rollouts.sampler.admission_queue import Block
+from gspo_lightning.rollouts.sampler.admission_queue import Block, Prefill
 from gspo_lightning.rollouts.sampler.decode_batch import DecodeBatch
-from gspo_lightning.rollouts.sampler.decoding_rows import ResponseBuffer, Rows
+from gspo_lightning.rollouts.sampler.decoding_rows import DecodingRows, ResponseBuffer
 from gspo_lightning.rollouts.sampler.device_decoder import WINDOW, DeviceDecoder
 
 
 class DeviceBatch(DecodeBatch):
-    """Rows in a :class:`DeviceDecoder`, whose steps draw the tokens and end the rows; without stop strings.
+    """DecodingRows in a :class:`DeviceDecoder`, whose steps draw the tokens and end the rows; without stop strings.
 
     The host collects what was drawn when rows join or leave, and every :data:`WINDOW` steps. Draws depend on the
     prompt, the sample and the position only, so tokens are those of any other batch.
@@ -55,12 +55,9 @@ class DeviceBatch(DecodeBatch):
         self._joining = list(blocks)
         slots = [slot for block in blocks for slot in block.slots]
         steps = [block.step for block in blocks for _ in block.slots]
-        logits = self.decoder.add(
-            [block.context for block in blocks], [len(block.slots) for block in blocks], (),
-            [self.buffer.beginnings[slot].token_budget - step for slot, step in zip(slots, steps, strict=True)],
-        )  # fmt: skip
+        logits = self.decoder.add(Prefill.of(blocks, self.buffer.beginnings))
         with torch.inference_mode():
-            new = Rows.of(self.buffer.beginnings, slots, steps, self.policy.device)
+            new = DecodingRows.of(self.buffer.beginnings, slots, steps, self.policy.device)
             chosen = self._first(new, logits)
             self._chosen = torch.cat([self._chosen, chosen]) if len(self) else chosen
             self.rows = self.rows + new
@@ -68,7 +65,7 @@ class DeviceBatch(DecodeBatch):
         self._joining.clear()
         self._living.forget()
 
-    def _first(self, rows: Rows, logits: Tensor) -> Tensor:
+    def _first(self, rows: DecodingRows, logits: Tensor) -> Tensor:
         """Draw the first token of rows that join."""
         uniform = self._draws.uniform(rows.prompt_id, rows.sample, rows.drawn + rows.step)
         chosen, logprobs = sample_tokens(logits, uniform, self.sampling)

@@ -18,7 +18,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from gspo_lightning.core.errors import first_line
-from gspo_lightning.core.pictures import Media
 from gspo_lightning.core.types import SamplingParams
 from gspo_lightning.policy.attention.span_cache import SpanCache
 from gspo_lightning.policy.attention.spans import Attend, attend_by_flash, why_no_flash
@@ -31,6 +30,7 @@ from gspo_lightning.policy.packing.rows import common_prefix
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.drawing import sample_tokens
 from gspo_lightning.rollouts.ending import has_ended
+from gspo_lightning.rollouts.sampler.admission_queue import Prefill
 from gspo_lightning.rollouts.sampler.decoding import Decoder, SharedDecoder, for_rows, gap_of_steps, rounding, two_steps
 from gspo_lightning.rollouts.sampler.fast_decoder import DecoderTwin, Pieces, can_compile, compiled_pieces
 from gspo_lightning.rollouts.sampler.recording import CAPTURES, Capture, bucket, memory_for, record
@@ -152,13 +152,8 @@ class DeviceDecoder(Decoder):
     # Decoder -----------------------------------------------------------------------------------------------------
 
     @override
-    def add(
-        self,
-        contexts: Sequence[Sequence[int]],
-        rows: Sequence[int],
-        media: Sequence[Media] = (),
-        room: Sequence[int] = (),
-    ) -> Tensor:
+    def add(self, prefill: Prefill) -> Tensor:
+        contexts = prefill.contexts
         widths = [len(ids) for ids in contexts]
         prefix = common_prefix(contexts) if self.policy.shares_prefix else 0
         parts = [contexts[0][:prefix], *(ids[prefix:] for ids in contexts)]
@@ -167,9 +162,9 @@ class DeviceDecoder(Decoder):
         last = prefix + torch.tensor([width - prefix for width in widths]).cumsum(0) - 1
         with torch.inference_mode(), without_autocast(self.device):
             ids, positions, last = (x.to(self.device, non_blocking=True) for x in (packed, torch.cat(steps), last))
-            self.cache.enter(widths, rows, room or [WINDOW] * sum(rows), prefix)
+            self.cache.enter(widths, prefill.rows, prefill.room or [WINDOW] * sum(prefill.rows), prefix)
             hidden = self.twin.hidden(ids, positions, self.cache, prefill=True)
-            logits = for_rows(self._finished(hidden[last]), rows)
+            logits = for_rows(self._finished(hidden[last]), prefill.rows)
             self.cache.write()
         return logits
 

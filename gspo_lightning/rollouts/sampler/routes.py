@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from gspo_lightning.core.pictures import Media
 from gspo_lightning.core.types import Rollout
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import Routing, index_dtype, record_routers, routed
-from gspo_lightning.rollouts.sampler.admission_queue import Block
+from gspo_lightning.rollouts.sampler.admission_queue import Block, Prefill
 from gspo_lightning.rollouts.sampler.decoding import Decoder, SharedDecoder
 
 
@@ -74,21 +73,16 @@ class RecordingDecoder(Decoder):
         """Blocks of the next :meth:`add`."""
 
     @override
-    def add(
-        self,
-        contexts: Sequence[Sequence[int]],
-        rows: Sequence[int],
-        media: Sequence[Media] = (),
-        room: Sequence[int] = (),
-    ) -> Tensor:
+    def add(self, prefill: Prefill) -> Tensor:
         with record_routers(self.policy.routing) as recording, routed():
-            logits = self.inner.add(contexts, rows, media, room)
+            logits = self.inner.add(prefill)
         assert recording is not None
-        chosen, widths = recording.stacked(), [len(ids) for ids in contexts]
+        chosen = recording.stacked()
+        widths = [len(ids) for ids in prefill.contexts]
         if chosen.shape[0] == sum(widths):  # packed
             self.book.note(self.joining, chosen.split(widths))
         else:  # left-padded
-            padded = chosen.view(len(contexts), -1, *chosen.shape[1:])
+            padded = chosen.view(len(widths), -1, *chosen.shape[1:])
             ends = [row[row.shape[0] - width :] for row, width in zip(padded, widths, strict=True)]
             self.book.note(self.joining, ends)
         return logits

@@ -33,7 +33,7 @@ from gspo_lightning.rollouts.sampler.device_batch import DeviceBatch
 from gspo_lightning.rollouts.sampler.device_decoder import KEPT_ROWS, DeviceDecoder, device_decoder
 from gspo_lightning.rollouts.sampler.memory import Costs, budget
 from gspo_lightning.rollouts.sampler.routes import RecordingDecoder, RouteBook
-from gspo_lightning.rollouts.source import Enough, GenerationRequest, ResponsePrefix, RolloutSource
+from gspo_lightning.rollouts.source import ContinuationRequest, GenerationRequest, ResponsePrefix, RolloutSource
 
 log = logging.getLogger(__name__)
 
@@ -112,23 +112,19 @@ class GroupedSampler(RolloutSource):
             self._decode(cast, buffer, [group_size] * len(request.prompts), sampling, request.draws, left, book, device)
         return [groups[p] for p in range(len(request.prompts))]
 
-    def extend(
-        self,
-        policy: Policy,
-        beginnings: Sequence[ResponsePrefix],
-        *,
-        sampling: SamplingParams,
-        draws: Draws,
-        version: int = 0,
-        enough: Enough | None = None,
-    ) -> list[Rollout]:
+    @called_with(ContinuationRequest)
+    def extend(self, request: ContinuationRequest) -> list[Rollout]:
         """Continue responses; neighbours with the same context and pictures share its keys and values.
 
         Experts are recorded for Routing Replay R3 only.
         """
+        policy = request.policy
+        beginnings = request.beginnings
+        sampling = request.sampling
+        enough = request.enough
         if policy.decoding.way == "generate":
             return self._slow(len(beginnings)).extend(
-                policy, beginnings, sampling=sampling, draws=draws, version=version, enough=enough
+                policy, beginnings, sampling=sampling, draws=request.draws, version=request.version, enough=enough
             )
         buffer = ResponseBuffer(beginnings, policy.device)
         blocks = [len(list(same)) for _, same in groupby(beginnings, key=lambda row: (row.context, row.prompt.media))]
@@ -143,8 +139,8 @@ class GroupedSampler(RolloutSource):
             return enough is not None and enough([i for i in range(entered) if i not in busy])
 
         with self._weights(policy, beginnings, blocks, sampling, book) as (cast, device):
-            self._decode(cast, buffer, blocks, sampling, draws, left, book, device)
-        pieces = buffer.rollouts(range(len(beginnings)), version, policy)
+            self._decode(cast, buffer, blocks, sampling, request.draws, left, book, device)
+        pieces = buffer.rollouts(range(len(beginnings)), request.version, policy)
         if book is not None:
             book.fill(dict(enumerate(pieces)))
         return pieces

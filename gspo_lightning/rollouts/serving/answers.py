@@ -11,7 +11,7 @@ from torch import Tensor
 from gspo_lightning.core.errors import is_finite
 from gspo_lightning.core.types import SamplingParams
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.rollouts.contract import LARGEST_LOGPROB
+from gspo_lightning.rollouts.source import LARGEST_LOGPROB
 
 
 class BadReplyError(Exception):

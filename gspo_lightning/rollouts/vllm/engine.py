@@ -21,12 +21,12 @@ from gspo_lightning.policy.vision.qwen import QWEN
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.ending import finish
 from gspo_lightning.rollouts.serving.answers import Answer, BadReplyError, checked
-from gspo_lightning.rollouts.source import Enough, GenerationRequest, ResponsePrefix, RolloutSource
+from gspo_lightning.rollouts.source import ContinuationRequest, GenerationRequest, ResponsePrefix, RolloutSource
 from gspo_lightning.rollouts.vllm.in_process import InProcessEngine, Piece
 from gspo_lightning.rollouts.vllm.local import parallelism
 from gspo_lightning.rollouts.vllm.pictures import check_read, shown_to
-from gspo_lightning.rollouts.vllm.probe import Probe
-from gspo_lightning.rollouts.vllm.protocol import request, seed_of, to_rollouts
+from gspo_lightning.rollouts.vllm.probe import WeightProbe
+from gspo_lightning.rollouts.vllm.protocol import request_body, seed_of, to_rollouts
 
 
 class VLLMEngine(RolloutSource):
@@ -129,7 +129,7 @@ class VLLMEngine(RolloutSource):
             self._synced = None
 
     def _weight_sync(self, policy: Policy) -> None:
-        probe = Probe(policy, self.tolerance, self.dtype)
+        probe = WeightProbe(policy, self.tolerance, self.dtype)
         if self._engine is None:
             self._engine = InProcessEngine(policy, self._arguments(policy, probe.length))
         self._engine.load(policy)
@@ -145,9 +145,7 @@ class VLLMEngine(RolloutSource):
         """
         rows = request.prefixes
         groups: list[dict[int, Rollout]] = [{} for _ in request.prompts]
-        for ended, (i, rollout) in enumerate(
-            self._rollouts(request.policy, rows, request.sampling, request.draws, request.version), 1
-        ):
+        for ended, (i, rollout) in enumerate(self._rollouts(request.begin(rows)), 1):
             group = groups[i // request.group_size]
             group[rollout.sample] = rollout
             if self.on_group is not None and len(group) == request.group_size:
@@ -156,48 +154,39 @@ class VLLMEngine(RolloutSource):
                 request.progress(ended, len(rows))
         return [_in_order(group) for group in groups]
 
-    def extend(
-        self,
-        policy: Policy,
-        beginnings: Sequence[ResponsePrefix],
-        *,
-        sampling: SamplingParams,
-        draws: Draws,
-        version: int = 0,
-        enough: Enough | None = None,
-    ) -> list[Rollout]:
+    @called_with(ContinuationRequest)
+    def extend(self, request: ContinuationRequest) -> list[Rollout]:
         """Continue responses; draws differ between a whole response and its pieces.
 
         Raises:
             InfrastructureError: the engine's output does not match the request.
         """
         ended: set[int] = set()
-        found: dict[int, Rollout] = {}
+        pieces: dict[int, Rollout] = {}
+        enough = request.enough
         stop = None if enough is None else lambda: enough(ended)
-        for i, rollout in self._rollouts(policy, beginnings, sampling, draws, version, stop):
-            found[i] = rollout
-            if rollout.finish_reason is not FinishReason.CUT:
+        for i, piece in self._rollouts(request, stop):
+            pieces[i] = piece
+            if piece.finish_reason is not FinishReason.CUT:
                 ended.add(i)
-        return [found[i] for i in range(len(beginnings))]
+        return [pieces[i] for i in range(len(request.beginnings))]
 
     def _rollouts(
-        self,
-        policy: Policy,
-        rows: Sequence[ResponsePrefix],
-        sampling: SamplingParams,
-        draws: Draws,
-        version: int,
-        enough: Callable[[], bool] | None = None,
+        self, request: ContinuationRequest, enough: Callable[[], bool] | None = None
     ) -> Iterator[tuple[int, Rollout]]:
         """Yield (index of the row, its rollout) in the order in which rows end."""
-        if self._engine is None or self._synced is None or self._synced[1] != version:
-            raise RuntimeError(f"version {version} was not copied by sync_weights()")
-        seeds = [seed_of(draws, row) if self._seeded else None for row in rows]
-        unsaid = policy.unsaid
-        asked = [request("", row, 1, sampling, seed, unsaid) for row, seed in zip(rows, seeds, strict=True)]
+        policy = request.policy
+        rows = request.beginnings
+        sampling = request.sampling
+        if self._engine is None or self._synced is None or self._synced[1] != request.version:
+            raise RuntimeError(f"version {request.version} was not copied by sync_weights()")
+        bodies = [
+            request_body("", row, 1, sampling, seed_of(request.draws, row) if self._seeded else None, policy.unsaid)
+            for row in rows
+        ]
         media = [row.prompt.media for row in rows]
-        for i, piece in self._engine.run(asked, media, enough, seed=_seed_of_call(draws, rows)):
-            yield i, _rollout(piece, rows[i], asked[i], sampling, version, policy)
+        for i, piece in self._engine.run(bodies, media, enough, seed=_seed_of_call(request.draws, rows)):
+            yield i, _rollout(piece, rows[i], bodies[i], sampling, request.version, policy)
 
     def _arguments(self, policy: Policy, least: int) -> dict[str, Any]:
         ours: dict[str, Any] = {"dtype": self.dtype or str(compute_dtype(policy))[6:]}

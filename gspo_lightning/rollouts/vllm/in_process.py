@@ -188,7 +188,7 @@ class InProcessEngine:
         """Yield (index, response) as responses end; once ``enough`` returns True, all other responses as they are.
 
         Args:
-            asked: requests as :func:`~gspo_lightning.rollouts.vllm.protocol.request` makes them, one response each.
+            asked: as :func:`~gspo_lightning.rollouts.vllm.protocol.request_body` makes them, one response each.
             media: the pictures of their prompts.
             enough: checked after every engine step.
             seed: seed of requests without one; below 2^32.

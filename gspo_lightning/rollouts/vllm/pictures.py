@@ -52,7 +52,7 @@ async def completed(
 
     Args:
         client: connection to the server.
-        body: body of ``POST /v1/completions``, as :func:`~gspo_lightning.rollouts.vllm.protocol.request` makes it.
+        body: body of ``POST /v1/completions``, as :func:`~gspo_lightning.rollouts.vllm.protocol.request_body` makes it.
         media: the pictures of its prompt.
         image_processor: by :func:`shown_to`.
         versions: True if the reply must report which weights sampled each token.

@@ -17,7 +17,7 @@ from gspo_lightning.rollouts.serving.answers import Answer
 from gspo_lightning.rollouts.serving.pool import Server
 from gspo_lightning.rollouts.source import ResponsePrefix
 from gspo_lightning.rollouts.vllm.pictures import completed, shown_to
-from gspo_lightning.rollouts.vllm.protocol import parse, request
+from gspo_lightning.rollouts.vllm.protocol import parse, request_body
 
 TOKENS = 8
 LENGTH = 2 * TOKENS
@@ -26,7 +26,7 @@ TEMPERATURE = 1.5
 """Temperature other than 1, to detect a server that leaves it out of its log-probabilities."""
 
 
-class Probe:
+class WeightProbe:
     """Fixed prompt whose responses are compared with the policy's log-probabilities.
 
     Args:
@@ -53,7 +53,7 @@ class Probe:
     @property
     def request(self) -> dict[str, Any]:
         """Request for one response, without the model's name."""
-        return request("", self.row, 1, self.sampling, seed=1, unsaid=self.policy.unsaid)
+        return request_body("", self.row, 1, self.sampling, seed=1, unsaid=self.policy.unsaid)
 
     async def ask(self, server: Server, run: str | None = None) -> Answer:
         """Return a server's response to the probe.

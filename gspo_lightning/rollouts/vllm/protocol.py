@@ -35,7 +35,7 @@ def seed_of(draws: Draws, row: ResponsePrefix) -> int:
     return int(float(uniform[0]) * 2**53)
 
 
-def request(
+def request_body(
     model: str, row: ResponsePrefix, count: int, sampling: SamplingParams, seed: int | None, unsaid: Sequence[int] = ()
 ) -> dict[str, Any]:
     """Return the body of ``POST /v1/completions`` for ``count`` responses to one context.

@@ -18,12 +18,11 @@ import torch
 from gspo_lightning.core.distributed import all_gather_objects, fail_together, rank_and_world
 from gspo_lightning.core.errors import InfrastructureError, UserError
 from gspo_lightning.core.signatures import called_with
-from gspo_lightning.core.types import FinishReason, Rollout, SamplingParams, WeightsOn
+from gspo_lightning.core.types import FinishReason, Rollout, WeightsOn
 from gspo_lightning.policy.numerics.autocast_weights import compute_dtype
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.strategies.gathering import leading
 from gspo_lightning.policy.vision.qwen import QWEN
-from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.ending import cut
 from gspo_lightning.rollouts.serving.answers import BadReplyError
 from gspo_lightning.rollouts.serving.client import ServerError, UnsupportedError
@@ -31,12 +30,12 @@ from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.pool import Faults, Server, Weights
 from gspo_lightning.rollouts.serving.weight_version import run_of
 from gspo_lightning.rollouts.serving.weights import WeightFolders
-from gspo_lightning.rollouts.source import Enough, GenerationRequest, ResponsePrefix, RolloutSource
+from gspo_lightning.rollouts.source import ContinuationRequest, GenerationRequest, ResponsePrefix, RolloutSource
 from gspo_lightning.rollouts.vllm.gpus import card_of
 from gspo_lightning.rollouts.vllm.local import LocalVLLM, check_in_flight, check_options
 from gspo_lightning.rollouts.vllm.pictures import completed, shown_to
-from gspo_lightning.rollouts.vllm.probe import Probe
-from gspo_lightning.rollouts.vllm.protocol import parse, request, seed_of, to_rollouts
+from gspo_lightning.rollouts.vllm.probe import WeightProbe
+from gspo_lightning.rollouts.vllm.protocol import parse, request_body, seed_of, to_rollouts
 from gspo_lightning.rollouts.vllm.servers import InflightRequests, Servers
 from gspo_lightning.rollouts.vllm.weight_sync import WeightSync, deliver_elsewhere
 from gspo_lightning.rollouts.vllm.weight_transport import TransportOrAuto
@@ -237,7 +236,7 @@ class VLLMServer(RolloutSource):
             return [server.client.endpoint for server in self.servers.pool.servers], weights
 
     def _give_these(self, policy: Policy, version: int) -> Weights:
-        probe = Probe(policy, self.tolerance, self.dtype)
+        probe = WeightProbe(policy, self.tolerance, self.dtype)
         servers, dtype = self.servers, self._dtype_of(policy)
         servers.longest = max(servers.longest, probe.length) if servers.longest else 0
         if not servers.met:
@@ -283,9 +282,7 @@ class VLLMServer(RolloutSource):
             for p in request.prompts
         ]
         groups: dict[int, list[Rollout]] = {}
-        for i, group in self._answers(
-            request.policy, rows, range(request.group_size), request.sampling, request.draws, request.version
-        ):
+        for i, group in self._answers(request.begin(rows), range(request.group_size)):
             groups[i] = group
             if self.on_group is not None:
                 self.on_group(group)
@@ -293,16 +290,8 @@ class VLLMServer(RolloutSource):
                 request.progress(len(groups) * request.group_size, request.size)
         return [groups[i] for i in range(len(request.prompts))]
 
-    def extend(
-        self,
-        policy: Policy,
-        beginnings: Sequence[ResponsePrefix],
-        *,
-        sampling: SamplingParams,
-        draws: Draws,
-        version: int = 0,
-        enough: Enough | None = None,
-    ) -> list[Rollout]:
+    @called_with(ContinuationRequest)
+    def extend(self, request: ContinuationRequest) -> list[Rollout]:
         """Continue responses; draws of servers differ between a whole response and its pieces.
 
         Responses cut by ``enough`` keep their tokens, if their server answers in time.
@@ -310,32 +299,36 @@ class VLLMServer(RolloutSource):
         Raises:
             InfrastructureError: servers failed more often than ``retries`` allows.
         """
-        found: dict[int, Rollout] = {}
+        pieces: dict[int, Rollout] = {}
         ended: set[int] = set()
         inflight = InflightRequests()
-        for i, (rollout,) in self._answers(policy, beginnings, None, sampling, draws, version, inflight):
-            found[i] = rollout
-            if rollout.finish_reason is not FinishReason.CUT:
+        for i, (piece,) in self._answers(request, inflight=inflight):
+            pieces[i] = piece
+            if piece.finish_reason is not FinishReason.CUT:
                 ended.add(i)
-            if enough is not None and not inflight.over and enough(ended):
+            if request.enough is not None and not inflight.over and request.enough(ended):
                 inflight.over = True
                 self.servers.loop.submit(inflight.end(self.health_timeout_s))
-        return [found.get(i) or cut(row, version) for i, row in enumerate(beginnings)]
+        return [pieces.get(i) or cut(row, request.version) for i, row in enumerate(request.beginnings)]
 
     def _answers(
         self,
-        policy: Policy,
-        rows: Sequence[ResponsePrefix],
-        samples: Sequence[int] | None,
-        sampling: SamplingParams,
-        draws: Draws,
-        version: int,
+        request: ContinuationRequest,
+        samples: Sequence[int] | None = None,
         inflight: InflightRequests | None = None,
     ) -> Iterator[tuple[int, list[Rollout]]]:
-        """Yield (index of the row, its rollouts) as they arrive; closing the iterator cancels the rest."""
-        known = InflightRequests() if inflight is None else inflight
-        if self._synced is None or self._synced[1] != version:
-            raise RuntimeError(f"version {version} was not copied by sync_weights()")
+        """Yield (index of the row, its rollouts) as they arrive; closing the iterator cancels the rest.
+
+        Args:
+            request: a row for each response, or for each prompt with several.
+            samples: numbers of the responses to each prompt; None: each row's own.
+            inflight: requests that the caller may end.
+        """
+        policy = request.policy
+        sampling = request.sampling
+        requests = InflightRequests() if inflight is None else inflight
+        if self._synced is None or self._synced[1] != request.version:
+            raise RuntimeError(f"version {request.version} was not copied by sync_weights()")
         vocabulary = int(policy.model.config.get_text_config().vocab_size)
         routing = policy.routing if self.records_routes else None
         weights = self.servers.pool.weights
@@ -343,22 +336,22 @@ class VLLMServer(RolloutSource):
         seeded = self.servers.on_gpus if self.exact_seeds is None else self.exact_seeds
 
         async def ask(row: ResponsePrefix, server: Server) -> list[Rollout]:
-            if known.over:
+            if requests.over:
                 return []
             numbers = [row.sample] if samples is None else samples
-            seed = seed_of(draws, row) if seeded else None
-            body = request(server.model, row, len(numbers), sampling, seed, policy.unsaid)
-            with known.named(server.client) as name:
+            seed = seed_of(request.draws, row) if seeded else None
+            body = request_body(server.model, row, len(numbers), sampling, seed, policy.unsaid)
+            with requests.named(server.client) as name:
                 media = row.prompt.media
                 reply = await completed(
                     server.client, body, media, shown_to(policy), versions=self.updates_in_flight, patiently=True,
                     name=name,
                 )  # fmt: skip
             answers = parse(reply, body, vocabulary, routing, run)
-            return to_rollouts(answers, row, numbers, sampling, version, policy)
+            return to_rollouts(answers, row, numbers, sampling, request.version, policy)
 
         done: queue.SimpleQueue[tuple[int, list[Rollout]] | None] = queue.SimpleQueue()
-        future = self.servers.loop.submit(self._all(rows, ask, done))
+        future = self.servers.loop.submit(self._all(request.beginnings, ask, done))
         try:
             while (item := done.get()) is not None:
                 yield item

@@ -34,6 +34,7 @@ from gspo_lightning.policy.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.rollouts.drawing import Draws
+from gspo_lightning.rollouts.sampler.admission_queue import Prefill
 from gspo_lightning.rollouts.sampler.decoding import SharedDecoder
 from gspo_lightning.rollouts.sampler.memory import Costs
 from gspo_lightning.rollouts.sampler.sampler import GroupedSampler
@@ -235,7 +236,7 @@ def test_pages_fit_into_the_memory_that_rows_are_said_to_take() -> None:
     policy = policy_of("qwen3")
     decoder, widths, rows, steps = SharedDecoder(policy), [5, 70, 63], [2, 3, 4], 70
     costs = Costs.of(policy, True, max(widths))
-    decoder.add([[7] * width for width in widths], rows)
+    decoder.add(Prefill([[7] * width for width in widths], rows))
     positions = torch.tensor(widths).repeat_interleave(torch.tensor(rows))
     for step in range(steps):
         decoder.step(torch.full_like(positions, 8), positions + step)

@@ -26,6 +26,7 @@ from gspo_lightning.policy.packing.memory import ALLOCATING, MemoryLimit
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import Draws, GroupedSampler
 from gspo_lightning.rollouts.sampler import device_batch, device_decoder, recording
+from gspo_lightning.rollouts.sampler.admission_queue import Prefill
 from gspo_lightning.rollouts.sampler.fast_decoder import twin
 from gspo_lightning.rollouts.sampler.fast_decoder.pieces import Pieces, added, turned, turned_apart
 from gspo_lightning.rollouts.sampler.memory import Costs, Growth
@@ -475,7 +476,7 @@ def test_a_decoder_that_is_freed_frees_its_copy_of_the_weights_at_once(
     policy.decoding.graphs = True
     with device_decoder.device_decoder(policy, 8) as decoder:
         assert decoder is not None
-        decoder.add([[3, 4, 5]], [2], room=[4, 4])
+        decoder.add(Prefill([[3, 4, 5]], [2], room=[4, 4]))
         decoder.step(torch.tensor([6, 7]), torch.tensor([3, 3]))
         copies = [weakref.ref(weight) for weight, _ in decoder.twin._pairs]
         weights = weakref.ref(decoder.twin)

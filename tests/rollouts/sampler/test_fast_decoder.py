@@ -38,6 +38,7 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
 from gspo_lightning.rollouts import Draws, GroupedSampler
 from gspo_lightning.rollouts.sampler import decode_batch, decoding
+from gspo_lightning.rollouts.sampler.admission_queue import Prefill
 from gspo_lightning.rollouts.sampler.decoding import SharedDecoder, decoder_for
 from gspo_lightning.rollouts.sampler.fast_decoder import DirectDecoderLayers
 from gspo_lightning.rollouts.sampler.fast_decoder import layers as fast_decoder
@@ -78,12 +79,12 @@ def build(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> Policy:
 def answers(decoder: Any) -> list[Tensor]:
     """Prompts that join at different times, rows that leave and change places, and more tokens than fit at first."""
     tokens = torch.arange(1, 60)
-    found = [decoder.add([[3, 5, 7, 11], [2, 4]], [3, 2])]
+    found = [decoder.add(Prefill([[3, 5, 7, 11], [2, 4]], [3, 2]))]
     positions = torch.tensor([4, 4, 4, 2, 2])
     for step in range(3):
         found.append(decoder.step(tokens[step : step + 5] % 20, positions + step))
     decoder.keep(torch.tensor([4, 1, 2]))
-    found.append(decoder.add([[9, 8, 7, 6, 5, 4]], [2]))
+    found.append(decoder.add(Prefill([[9, 8, 7, 6, 5, 4]], [2])))
     positions = torch.tensor([5, 7, 7, 6, 6])
     for step in range(caches.FIRST + 4):
         found.append(decoder.step(tokens[step : step + 5] % 20, positions + step))
@@ -158,7 +159,7 @@ def test_far_fewer_operators_than_in_the_models_own_modules() -> None:
     counts = {}
     for by in ("auto", "model"):
         decoder = SharedDecoder(policy, by)  # type: ignore[arg-type]
-        decoder.add([[3, 5, 7]], [2])
+        decoder.add(Prefill([[3, 5, 7]], [2]))
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
             decoder.step(torch.tensor([1, 2]), torch.tensor([3, 3]))
         counts[by] = sum(e.count for e in trace.key_averages() if e.key.startswith("aten::"))
@@ -325,7 +326,7 @@ def test_the_router_of_a_mixture_is_still_called_as_a_module() -> None:
     policy.backbone.layers[0].mlp.gate.register_forward_hook(lambda *_: called.append(1))  # type: ignore[union-attr]
     decoder = SharedDecoder(policy)
     assert decoder.fast_layers is not None
-    decoder.add([[3, 5, 7]], [2])
+    decoder.add(Prefill([[3, 5, 7]], [2]))
     called.clear()
     decoder.step(torch.tensor([1, 2]), torch.tensor([3, 3]))
     assert called == [1]

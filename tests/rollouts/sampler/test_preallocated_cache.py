@@ -13,6 +13,7 @@ from transformers import DynamicCache
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.rollouts.sampler import preallocated_cache as module
+from gspo_lightning.rollouts.sampler.admission_queue import Prefill
 from gspo_lightning.rollouts.sampler.decoding import PaddedDecoder
 from gspo_lightning.rollouts.sampler.preallocated_cache import FIRST, PreallocatedTensor, preallocated_cache
 from tools.models import tiny
@@ -40,7 +41,9 @@ KEPT = {3: [5, 0, 3, 2], 6: [1, 2]}
 def decoded(policy: Policy) -> tuple[list[Tensor], set[str]]:
     """Logits of every step for fixed tokens, and the kinds of layers."""
     decoder = PaddedDecoder(policy)
-    logits = [decoder.add([[(5 * t + i) % 30 + 3 for t in range(width)] for i, width in enumerate(WIDTHS)], ROWS)]
+    logits = [
+        decoder.add(Prefill([[(5 * t + i) % 30 + 3 for t in range(width)] for i, width in enumerate(WIDTHS)], ROWS))
+    ]
     tokens, positions = torch.arange(6), torch.tensor(WIDTHS).repeat_interleave(torch.tensor(ROWS))
     for step in range(STEPS):
         if step in KEPT:
