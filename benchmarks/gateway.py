@@ -25,7 +25,7 @@ from aiohttp import web
 from gspo_lightning.core.turn import Turn
 from gspo_lightning.rollouts.gateway.server import Gateway
 from gspo_lightning.rollouts.gateway.session import Session
-from gspo_lightning.rollouts.gateway.trace import Message, Piece
+from gspo_lightning.rollouts.gateway.trace import Message, SampledTurn
 
 TURNS = 8
 """Turns of a conversation."""
@@ -61,11 +61,11 @@ def _ids(messages: Sequence[Message]) -> list[int]:
 class Instant:
     """Sampler that answers at once."""
 
-    piece = Piece(tuple(range(1, 1 + len(SAID) // 4)), (-1.0,) * (len(SAID) // 4))
+    piece = SampledTurn(tuple(range(1, 1 + len(SAID) // 4)), (-1.0,) * (len(SAID) // 4))
 
     async def sample(
         self, session: Session, context: tuple[int, ...], budget: int, stop: tuple[str, ...], place: int
-    ) -> Piece:
+    ) -> SampledTurn:
         return self.piece
 
 

@@ -65,7 +65,9 @@ class WholeSignature:
                 continue
             declared = list(inspect.signature(vars(cls)["__init__"]).parameters.values())[1:]
             for parameter in declared:
-                if parameter.kind is parameter.VAR_KEYWORD or (inherited and parameter.kind is parameter.VAR_POSITIONAL):
+                if parameter.kind is parameter.VAR_KEYWORD:
+                    continue
+                if inherited and parameter.kind is parameter.VAR_POSITIONAL:
                     continue
                 if inherited:
                     parameter = parameter.replace(kind=parameter.KEYWORD_ONLY)

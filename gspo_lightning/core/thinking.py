@@ -117,7 +117,7 @@ def unfinished_thought(tokenizer: PreTrainedTokenizerBase, rollout: Rollout) -> 
         tokenizer: of the policy.
         rollout: a response, a conversation, or an agent's rows, of which the last was sampled last.
     """
-    first = rollout.row_ends[-2] if len(rollout.row_ends) > 1 else 0
+    first = rollout.rows[-1].start if rollout.rows else 0
     own = rollout.response_mask[first:].tolist()
     ids = rollout.token_ids[first:].tolist()
     if not any(own):
@@ -126,7 +126,7 @@ def unfinished_thought(tokenizer: PreTrainedTokenizerBase, rollout: Rollout) -> 
     begin = end
     while begin and own[begin - 1]:
         begin -= 1
-    before = rollout.contexts[-1] if rollout.contexts else rollout.prompt.token_ids
+    before = rollout.rows[-1].context if rollout.rows else rollout.prompt.token_ids
     said = decode_response(tokenizer, ids[begin:end])
     _, closed, rest = split_thinking(said)
     if closed or OPENS.search(rest):

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gspo_lightning.core.pictures import Media, read_media, written_media
+from gspo_lightning.core.rows import RowSpan, check_rows
 from gspo_lightning.core.tolerance import is_right
 from gspo_lightning.core.transfer import to_device
 
@@ -173,10 +173,8 @@ class Rollout:
     """[T] int64: ``policy_version`` of each token, if the response came in pieces."""
     routes: Tensor | None = None
     """[prompt + T - 1, L, k], row after row: the k experts that the sampler chose in L layers, if requested."""
-    row_ends: tuple[int, ...] = ()
-    """Position in ``token_ids`` after each row (branches, compactions), in order; empty: one row after its prompt."""
-    contexts: tuple[tuple[int, ...], ...] = ()
-    """Token ids before the first token of each row; as many as ``row_ends``."""
+    rows: tuple[RowSpan, ...] = ()
+    """Rows (branches, compactions), one after another; empty: one row after its prompt."""
     tree: tuple[Mapping[str, Any], ...] = ()
     """All messages of an agent's rollout, as they are recorded (docs/agents.md)."""
     unfinished_thought: bool = False
@@ -192,11 +190,7 @@ class Rollout:
             value = getattr(self, name)
             if value is not None and tuple(value.shape) != shape:
                 raise ValueError(f"{name} must have shape {shape}, got {tuple(value.shape)}")
-        rising = all(a < b for a, b in pairwise((0, *self.row_ends)))
-        if (self.row_ends and (not rising or self.row_ends[-1] != shape[0])) or not all(self.contexts):
-            raise ValueError(f"row_ends must rise to {shape[0]}, after contexts with tokens, got {self.row_ends}")
-        if len(self.row_ends) != len(self.contexts):
-            raise ValueError(f"every row needs a context, got {len(self.contexts)} for {len(self.row_ends)} row_ends")
+        check_rows(self.rows, shape[0])
 
     def applies(self, reward: str) -> bool:
         """True if a reward applies to this record."""

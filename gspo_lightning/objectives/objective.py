@@ -225,8 +225,8 @@ class Objective(Surface):
         return _divisor("denominator", rows.denominator, rows)
 
     def __repr__(self) -> str:
-        shown = [f for f in fields(self) if not f.kw_only or getattr(self, f.name) != f.default]
-        return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
+        options = [f for f in fields(self) if not f.kw_only or getattr(self, f.name) != f.default]
+        return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in options)})"
 
 
 def _divisor(name: str, count: Tensor | float, rows: Rows) -> Tensor:

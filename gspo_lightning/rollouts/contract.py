@@ -11,10 +11,8 @@ from gspo_lightning.core.errors import PluginError, defined, is_own
 from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams
 from gspo_lightning.rollouts.source import ResponsePrefix
 
-LARGEST_LOGPROB = 1e-3
-"""Nats: how far above 0 rounding may put a log-probability from a server or a file."""
 _ROUNDING = 1e-2
-"""Nats: the same limit for a plug-in, which may compute log-probabilities in half precision."""
+"""Nats: how far above 0 rounding may put a log-probability of a plug-in, which may compute in half precision."""
 
 
 def check_groups(
@@ -47,7 +45,7 @@ def check_group(
     for k, rollout in enumerate(group):
         _check_rollout(source, "generate", rollout, sampling.max_response_tokens)
         _check_rows(source, rollout, sampling.max_response_tokens)
-        contexts = rollout.contexts or (rollout.prompt.token_ids,)
+        contexts = [row.context for row in rollout.rows] or [rollout.prompt.token_ids]
         _check_routes(source, "generate", rollout, sum(map(len, contexts)) - len(contexts) + 1)
         wanted = group[0].prompt.id if prompt is None else prompt.id
         if rollout.prompt.id != wanted:
@@ -75,7 +73,7 @@ def check_pieces(source: object, pieces: object, beginnings: Sequence[ResponsePr
         raise _wrong(source, "extend", f"{len(pieces)} pieces for {len(beginnings)} beginnings", rule)
     for piece, row in zip(pieces, beginnings, strict=True):
         _check_rollout(source, "extend", piece, row.token_budget)
-        if piece.row_ends:
+        if piece.rows:
             raise _wrong(source, "extend", "a piece of several rows", "only generate may give rollouts of several rows")
         _check_routes(source, "extend", piece, len(row.context))
         if (piece.prompt.id, piece.sample) != (row.prompt.id, row.sample):
@@ -91,7 +89,7 @@ def _check_rollout(source: object, method: str, rollout: Any, token_budget: int)
     where = f"response {rollout.prompt.id}/{rollout.sample} (prompt/sample)"
     if rollout.token_ids.dtype != torch.int64:
         raise _wrong(source, method, f"{where} with token_ids of {rollout.token_ids.dtype}", "int64, shape [T]")
-    if not rollout.row_ends and len(rollout.token_ids) > token_budget:
+    if not rollout.rows and len(rollout.token_ids) > token_budget:
         what = f"{where} with {len(rollout.token_ids)} tokens where {token_budget} are allowed"
         raise _wrong(source, method, what, "what is longer is cut there, with finish_reason LENGTH")
     reason: Any = rollout.finish_reason
@@ -115,17 +113,17 @@ def _check_rollout(source: object, method: str, rollout: Any, token_budget: int)
 def _check_rows(source: object, rollout: Rollout, token_budget: int) -> None:
     """Check the rows of a rollout that has several: each must fit where a response to the prompt would."""
     where = f"response {rollout.prompt.id}/{rollout.sample} (prompt/sample)"
-    prompt, longest, start = rollout.prompt.token_ids, len(rollout.prompt.token_ids) + token_budget, 0
-    for number, (context, end) in enumerate(zip(rollout.contexts, rollout.row_ends, strict=True)):
-        if (length := len(context) + end - start) > longest:
-            what = f"{where} with a row {number} of {length} tokens where {longest} are allowed"
+    prompt = rollout.prompt.token_ids
+    longest = len(prompt) + token_budget
+    for number, row in enumerate(rollout.rows):
+        if row.length > longest:
+            what = f"{where} with a row {number} of {row.length} tokens where {longest} are allowed"
             raise _wrong(source, "generate", what, "context and response of a row have the room of prompt and response")
-        if min(context) < 0:
+        if min(row.context) < 0:
             raise _wrong(source, "generate", f"{where} with a negative token id", "padding is no token")
-        if rollout.prompt.media and context[: len(prompt)] != prompt:
+        if rollout.prompt.media and row.context[: len(prompt)] != prompt:
             what = f"{where} with a row {number} that does not begin with its prompt"
             raise _wrong(source, "generate", what, "with pictures every context begins with the prompt that shows them")
-        start = end
 
 
 def _check_routes(source: object, method: str, rollout: Rollout, context: int) -> None:

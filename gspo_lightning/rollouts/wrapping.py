@@ -28,7 +28,7 @@ class WrappingSource(RolloutSource):
     chat_template_kwargs: Mapping[str, Any] = {}
 
     def __init__(self, source: RolloutSource | None) -> None:
-        self._speak_by(source if source is not None else GroupedSampler())
+        self._use_source(source if source is not None else GroupedSampler())
         if type(self.source).extend is RolloutSource.extend:
             raise UserError(
                 f"{type(self).__name__}.source",
@@ -73,7 +73,7 @@ class WrappingSource(RolloutSource):
     def close(self) -> None:
         self.source.close()
 
-    def _speak_by(self, source: RolloutSource) -> None:
+    def _use_source(self, source: RolloutSource) -> None:
         self.source, self.updates_in_flight = source, source.updates_in_flight
         self.keeps_weights = source.keeps_weights
         self.reads_pictures, self.picture_families = source.reads_pictures, source.picture_families

@@ -9,6 +9,7 @@ import torch
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
+from gspo_lightning.core.rows import RowSpan
 from gspo_lightning.core.thinking import (
     MARKS,
     after_thinking,
@@ -79,7 +80,7 @@ def test_the_newest_turn_decides_whether_a_thought_has_ended(
 ) -> None:
     rollout = response(tokenizer, prompt, *parts)
     assert unfinished_thought(tokenizer, rollout) == unfinished
-    row = replace(rollout, row_ends=(len(rollout.token_ids),), contexts=(rollout.prompt.token_ids,))
+    row = replace(rollout, rows=(RowSpan(rollout.prompt.token_ids, 0, len(rollout.token_ids)),))
     assert unfinished_thought(tokenizer, replace(row, prompt=Prompt(0, "7", (7,)))) == unfinished  # an agent's row
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gspo_lightning.core.errors import PluginError
+from gspo_lightning.core.rows import RowSpan
 from gspo_lightning.core.types import FinishReason, Prompt, Rollout, SamplingParams
 from gspo_lightning.rollouts import GroupedSampler, ResponsePrefix
 from gspo_lightning.rollouts.contract import check_group, check_groups, check_pieces
@@ -56,12 +57,12 @@ BREACHES: dict[str, tuple[Callable[[], Any], str]] = {
     "too few responses": (lambda: [g[:1] for g in groups()], "1 responses to a prompt instead of 2"),
     "texts": (lambda: [["a", "b"]] * 2, "of type str as a response"),
     "a long row": (
-        lambda: changed(row_ends=(1, 3), contexts=((4,), (2, 3, 4))),
+        lambda: changed(rows=RowSpan.consecutive([(4,), (2, 3, 4)], [1, 2])),
         "a row 1 of 5 tokens where 4 are allowed",
     ),
-    "a negative context": (lambda: changed(row_ends=(3,), contexts=((-4,),)), "with a negative token id"),
+    "a negative context": (lambda: changed(rows=(RowSpan((-4,), 0, 3),)), "with a negative token id"),
     "routes of one row": (
-        lambda: changed(row_ends=(1, 3), contexts=((4,), (2,)), routes=torch.zeros(4, 1, 2)),
+        lambda: changed(rows=RowSpan.consecutive([(4,), (2,)], [1, 2]), routes=torch.zeros(4, 1, 2)),
         r"with routes of shape (4, 1, 2)",
     ),
     "samples swapped": (lambda: [g[::-1] for g in groups()], "sample 1 of prompt 3 in the place of sample 0"),
@@ -135,7 +136,7 @@ def test_pieces_answer_their_beginnings() -> None:
         (pieces[::-1], rows, "response 7/1 (prompt/sample) in the place of 3/0"),
         (pieces, short, "3 tokens where 2 are allowed"),
         (pieces, rows, "with routes of shape (6, 4, 2)"),
-        ([rollout(PROMPTS[0], 0, row_ends=(3,), contexts=((4,),)), *pieces[1:]], rows, "a piece of several rows"),
+        ([rollout(PROMPTS[0], 0, rows=(RowSpan((4,), 0, 3),)), *pieces[1:]], rows, "a piece of several rows"),
     ):
         with pytest.raises(PluginError) as caught:
             check_pieces(Mine(), wrong, asked)

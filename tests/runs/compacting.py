@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
+from gspo_lightning.core.rows import SampledRow, join_rows
 from gspo_lightning.core.types import Prompt, Rollout, SamplingParams
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import Draws, GroupedSampler, RolloutSource
@@ -37,16 +36,10 @@ class Compacting(RolloutSource):
         context = (first.prompt.token_ids[-1], int(first.token_ids[0]))
         short = dataclasses.replace(first.prompt, id=100_000 * first.sample + first.prompt.id, token_ids=context)
         ((second,),) = self.sampler.generate(policy, [short], group_size=1, **request)
-        assert first.logprobs is not None
-        assert second.logprobs is not None
-        ids = torch.cat([first.token_ids, second.token_ids])
+        rows = [
+            SampledRow(first.prompt.token_ids, first.token_ids, first.response_mask, first.logprobs),
+            SampledRow(context, second.token_ids, second.response_mask, second.logprobs),
+        ]
         return dataclasses.replace(
-            first,
-            token_ids=ids,
-            logprobs=torch.cat([first.logprobs, second.logprobs]),
-            response_mask=torch.cat([first.response_mask, second.response_mask]),
-            finish_reason=second.finish_reason,
-            text=first.text + second.text,
-            row_ends=(len(first.token_ids), len(ids)),
-            contexts=(first.prompt.token_ids, context),
+            first, **join_rows(rows), finish_reason=second.finish_reason, text=first.text + second.text
         )

@@ -157,7 +157,7 @@ def _dealt(rank: int) -> list[tuple[int, float, list[tuple[int, int]]]]:
         (
             b.num_rows,
             sum(p.weight for p in b.micro_batches),
-            [(r.of.prompt.id, r.of.sample) for _, o in parts for r in o],
+            [(r.rollout.prompt.id, r.rollout.sample) for _, o in parts for r in o],
         )
         for b, parts in zip(made.mini_batches, made.parts(), strict=True)
     ]

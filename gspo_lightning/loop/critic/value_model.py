@@ -379,10 +379,10 @@ def _targets(parts: Sequence[MicroBatch], rows: Sequence[Row]) -> Iterator[tuple
 
 def _slice(row: Row, name: str) -> Tensor:
     """Return a row's part of a field of its rollout, which must be there: zeros would pass for an estimate."""
-    values: Tensor | None = getattr(row.of, name)
+    values: Tensor | None = getattr(row.rollout, name)
     if values is None:
-        raise ValueError(f"response {row.of.prompt.id}/{row.of.sample} (prompt/sample) has no {name}")
-    return row.own(values)
+        raise ValueError(f"response {row.rollout.prompt.id}/{row.rollout.sample} (prompt/sample) has no {name}")
+    return row.slice(values)
 
 
 def _padded(rows: Sequence[Row], name: str, width: int) -> Tensor:

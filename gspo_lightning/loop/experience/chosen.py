@@ -40,11 +40,11 @@ def chosen_rows(batch: RolloutBatch, count: int, iteration: int, update: int) ->
             "mini_batch": number,
             "place": place,
             "iteration": iteration,
-            "choice": why[id(row.of)],
+            "choice": why[id(row.rollout)],
             **_described(row, update),
         }
         for number, place, row in _places(batch)
-        if id(row.of) in why
+        if id(row.rollout) in why
     ]
 
 
@@ -65,7 +65,7 @@ def _live(group: Sequence[Rollout]) -> bool:
 
 
 def _described(row: Row, update: int) -> dict[str, Any]:
-    rollout = row.of
+    rollout = row.rollout
     found: dict[str, Any] = {
         "prompt_id": rollout.prompt.id,
         "sample": rollout.sample,
@@ -86,8 +86,8 @@ def _described(row: Row, update: int) -> dict[str, Any]:
         "turn_rewards": list(rollout.turn_rewards),
         "pictures": [picture.sha256 for picture in rollout.prompt.media],
         "ages": _ages(row, update),
-        **(_conversation(rollout) if row.start == 0 else {}),
-        **(_of_branch(row) if len(rollout.row_ends) > 1 else {}),
+        **(_conversation(rollout) if row.span.start == 0 else {}),
+        **(_of_branch(row) if len(rollout.rows) > 1 else {}),
     }
     return found | {name: value for name, value in optional.items() if value not in (None, "", [], {})}
 
@@ -99,13 +99,13 @@ def _conversation(rollout: Rollout) -> dict[str, Any]:
 
 def _ages(row: Row, update: int) -> list[int]:
     """Return the age of each token in optimizer steps, if the response was sampled in pieces."""
-    return [] if row.of.versions is None else (update - row.own(row.of.versions)).tolist()
+    return [] if row.rollout.versions is None else (update - row.slice(row.rollout.versions)).tolist()
 
 
 def _of_branch(row: Row) -> dict[str, Any]:
     """Return the number of a row among several, the earlier row whose tokens it shares most of, and how many."""
-    rows = rows_of((row.of,))
-    number = next(i for i, other in enumerate(rows) if other.start == row.start)
+    rows = rows_of((row.rollout,))
+    number = next(i for i, other in enumerate(rows) if other.span.start == row.span.start)
     shared = [_common(row.context, (*other.context, *other.token_ids.tolist())) for other in rows[:number]]
     parent = max(range(number), key=lambda i: (shared[i], i)) if number else -1
     return {"row": number, "rows": len(rows), "parent": parent, "shared": shared[parent] if number else 0} | {

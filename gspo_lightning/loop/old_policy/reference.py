@@ -114,7 +114,7 @@ class ReferencePolicy(FrozenPolicy):
             log_ratios = torch.where(batch.response_mask, log_ratios, 0.0)
             penalties += zip(rows, (coef * log_ratios).cpu(), strict=True)
             for row, row_sum in zip(rows, log_ratios.double().sum(-1).tolist(), strict=True):
-                sums[id(row.of)] += row_sum
+                sums[id(row.rollout)] += row_sum
         store("token_penalties", penalties)
         for rollout in rollouts:
             rollout.kl_penalty = coef * sums[id(rollout)]

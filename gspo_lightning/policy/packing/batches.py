@@ -90,7 +90,7 @@ def _cut_contexts(rows: Sequence[Row], max_tokens: int, prefix: int) -> list[lis
 
 def _shared(row: Row) -> tuple[int, tuple[int, ...]]:
     """Return what rows must have in common to be computed with one context: its tokens, and the prompt's pictures."""
-    return row.of.prompt.id, row.context
+    return row.rollout.prompt.id, row.context
 
 
 def _split(sharing: list[Row], max_tokens: int, prefix: int) -> list[list[Row]]:
@@ -134,7 +134,7 @@ def make_micro_batch(
         prefix: see :func:`gspo_lightning.policy.packing.rows.common_prefix`.
     """
     rows = rows_of(rollouts)
-    of = [row.of for row in rows]
+    of = [row.rollout for row in rows]
     contexts = torch.tensor([len(row.context) for row in rows])
     responses = torch.tensor([row.size for row in rows])
     width = int((contexts + responses).max())
@@ -151,9 +151,9 @@ def make_micro_batch(
         input_ids[i, start : start + count] = row.token_ids
         mask[i, :count] = row.trained
         if behaviour is not None and rollout.logprobs is not None:
-            behaviour[i, :count] = row.own(rollout.logprobs)
+            behaviour[i, :count] = row.slice(rollout.logprobs)
         if stale is not None and version is not None and rollout.versions is not None:
-            stale[i, :count] = row.own(rollout.versions) < version
+            stale[i, :count] = row.slice(rollout.versions) < version
     return MicroBatch(
         input_ids, contexts, responses, mask, advantages_of(rows, steps),
         behaviour_logprobs=behaviour, prompt_index=torch.tensor(_numbered(_shared(row) for row in rows)), stale=stale,
@@ -167,7 +167,7 @@ def make_micro_batch(
 
 def group_numbers(parts: Sequence[Sequence[Row]]) -> list[tuple[int, ...]]:
     """Return the number of each row's group among those of a mini-batch, by micro-batch."""
-    found = iter(_numbered(row.of.prompt.id for rows in parts for row in rows))
+    found = iter(_numbered(row.rollout.prompt.id for rows in parts for row in rows))
     return [tuple(next(found) for _ in rows) for rows in parts]
 
 
@@ -199,11 +199,11 @@ def _sources(of: Sequence[Rollout], names: Sequence[str]) -> Tensor | None:
 
 def _segments(rows: Sequence[Row], width: int) -> Tensor | None:
     """Return each token's step [N, width]; a step ends wherever any reward ends one. None if no steps were scored."""
-    if not any(row.of.steps for row in rows):
+    if not any(row.rollout.steps for row in rows):
         return None
     segments = torch.zeros(len(rows), width, dtype=torch.int64)
     for segment, row in zip(segments, rows, strict=True):
-        for end in {end - row.start for steps in row.of.steps.values() for end, _ in steps}:
+        for end in {end - row.span.start for steps in row.rollout.steps.values() for end, _ in steps}:
             if 0 < end <= row.size:
                 segment[end : row.size] += 1
     return segments.clamp(max=max(width - 1, 0))
@@ -211,12 +211,12 @@ def _segments(rows: Sequence[Row], width: int) -> Tensor | None:
 
 def advantages_of(rows: Sequence[Row], steps: int) -> Tensor:
     """Return the present advantages of rows: [N] float32, or [N, T = ``steps``] if any row has one for each token."""
-    if all(row.of.token_advantages is None for row in rows):
-        return torch.tensor([row.of.advantage for row in rows], dtype=torch.float32)
+    if all(row.rollout.token_advantages is None for row in rows):
+        return torch.tensor([row.rollout.advantage for row in rows], dtype=torch.float32)
     values = torch.zeros(len(rows), steps, dtype=torch.float32)
     for i, row in enumerate(rows):
-        own = row.of.token_advantages
-        values[i, : row.size] = row.of.advantage if own is None else row.own(own)
+        own = row.rollout.token_advantages
+        values[i, : row.size] = row.rollout.advantage if own is None else row.slice(own)
     return values
 
 

@@ -102,7 +102,7 @@ class RolloutBatch:
         for rollout in self.rollouts:
             name, rows = f"{rollout.prompt.id}/{rollout.sample}", rows_of((rollout,))
             for number, row in enumerate(rows):
-                of_row = f"{name}/{number}" if rollout.row_ends else name
+                of_row = f"{name}/{number}" if rollout.rows else name
                 found[of_row] = [row_hash(row.context, row.token_ids), rollout.reward]
         return found
 

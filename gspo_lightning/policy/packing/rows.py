@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gspo_lightning.core.rows import RowSpan
 from gspo_lightning.core.types import Rollout
 
 SHORTEST = 16
@@ -19,77 +20,74 @@ SHORTEST = 16
 class Row:
     """One sequence of a rollout: a context, and the tokens after it, some of them chosen by the policy.
 
-    A row is a view. Everything per token stays in the rollout, whose tokens ``start`` to ``end`` are those of the row.
-
-    Args:
-        of: the rollout.
-        context: token ids that the policy read before the first of them.
-        start: position of the row's first token in the rollout.
-        end: position after its last one.
-        routed: position of its first experts among the rollout's.
+    A row is a view: everything per token stays in the rollout.
     """
 
-    of: Rollout
-    context: tuple[int, ...]
-    start: int
-    end: int
-    routed: int = 0
+    rollout: Rollout
+    """Rollout that the row is of: its reward, advantage and tensors."""
+    span: RowSpan
+    """Context of the row, and the place of its tokens in the rollout's tensors."""
 
-    def own(self, values: Tensor) -> Tensor:
+    def slice(self, values: Tensor) -> Tensor:
         """Return the row's part of a tensor [T, ...] with one entry per token of the rollout."""
-        return values[self.start : self.end]
+        return values[self.span.start : self.span.end]
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """Token ids that the policy read before the row's first token."""
+        return self.span.context
 
     @property
     def token_ids(self) -> Tensor:
         """Token ids after the context, int64."""
-        return self.own(self.of.token_ids)
+        return self.slice(self.rollout.token_ids)
 
     @property
     def trained(self) -> Tensor:
         """Mask of the tokens that are trained: those that the policy chose, if the rollout takes part; bool."""
-        absent = self.of.reward is None or self.of.masked
-        mask = self.own(self.of.response_mask)
+        absent = self.rollout.reward is None or self.rollout.masked
+        mask = self.slice(self.rollout.response_mask)
         return torch.zeros_like(mask) if absent else mask
 
     @property
     def routes(self) -> Tensor | None:
         """Experts chosen for each token that was forwarded, [context + T - 1, L, k], if the rollout has them."""
-        routes = self.of.routes
-        return None if routes is None else routes[self.routed : self.routed + self.length - 1]
+        routes = self.rollout.routes
+        first = self.span.first_route
+        return None if routes is None else routes[first : first + self.length - 1]
 
     @property
     def size(self) -> int:
         """Tokens that follow the context."""
-        return self.end - self.start
+        return self.span.size
 
     @property
     def length(self) -> int:
         """Tokens of the whole sequence, context included."""
-        return len(self.context) + self.size
+        return self.span.length
 
 
 def rows_of(rollouts: Iterable[Rollout | Row]) -> list[Row]:
     """Return the rows of rollouts, in order; a row stands for itself."""
-    return [row for one in rollouts for row in ((one,) if isinstance(one, Row) else _rows(one))]
-
-
-def _rows(rollout: Rollout) -> list[Row]:
-    if not rollout.row_ends:
-        return [Row(rollout, rollout.prompt.token_ids, 0, len(rollout.token_ids))]
-    found: list[Row] = []
-    start = routed = 0
-    for context, end in zip(rollout.contexts, rollout.row_ends, strict=True):
-        found.append(Row(rollout, context, start, end, routed))
-        start, routed = end, routed + found[-1].length - 1
-    return found
+    rows: list[Row] = []
+    for item in rollouts:
+        if isinstance(item, Row):
+            rows.append(item)
+        else:
+            spans = item.rows or RowSpan.consecutive([item.prompt.token_ids], [len(item.token_ids)])
+            rows += [Row(item, span) for span in spans]
+    return rows
 
 
 def shares(rows: Sequence[Row]) -> Tensor | None:
     """Return each row's share of its rollout's trained tokens, [N] float32; None if every rollout has a single row."""
-    if not any(row.of.row_ends for row in rows):
+    if not any(row.rollout.rows for row in rows):
         return None
-    counts = [(int(row.trained.sum()), row.of.length) for row in rows]
-    return torch.tensor([own / whole if own else 0.0 for own, whole in counts], dtype=torch.float32)
+    trained = [int(row.trained.sum()) for row in rows]
+    return torch.tensor(
+        [count / row.rollout.length if count else 0.0 for row, count in zip(rows, trained, strict=True)],
+        dtype=torch.float32,
+    )
 
 
 def common_prefix(contexts: Collection[Sequence[int]]) -> int:
@@ -108,9 +106,9 @@ def common_prefix(contexts: Collection[Sequence[int]]) -> int:
         return 0
     each = {*map(tuple, contexts)}
     pairs = zip(min(each), max(each), strict=False)  # those between share at least as much
-    differ = next((i for i, (one, other) in enumerate(pairs) if one != other), len(min(each)))
-    found = min(differ, min(map(len, each)) - 1)
-    return found if found >= SHORTEST else 0
+    differ = next((i for i, (a, b) in enumerate(pairs) if a != b), len(min(each)))
+    shared = min(differ, min(map(len, each)) - 1)
+    return shared if shared >= SHORTEST else 0
 
 
 def row_hash(context: Sequence[int], response: Tensor) -> str:
@@ -119,22 +117,23 @@ def row_hash(context: Sequence[int], response: Tensor) -> str:
     return hashlib.blake2b(ids.numpy().tobytes(), digest_size=8).hexdigest()
 
 
-def store(name: str, found: Iterable[tuple[Row, Tensor]]) -> None:
+def store(name: str, computed: Iterable[tuple[Row, Tensor]]) -> None:
     """Store what was computed for each token of rows in a field of their rollouts.
 
     Args:
         name: of the field, a tensor [T].
-        found: every row of each rollout, in any order, with its values; padding beyond a row's tokens is dropped.
+        computed: every row of each rollout, in any order, with its values; padding beyond a row's tokens is dropped.
 
     Raises:
         ValueError: a row of a rollout is missing: its tokens would pass for others.
     """
     by_rollout: dict[int, list[tuple[Row, Tensor]]] = {}
-    for row, values in found:
-        by_rollout.setdefault(id(row.of), []).append((row, values[: row.size]))
-    for own in by_rollout.values():
-        own.sort(key=lambda pair: pair[0].start)
-        rollout, whole = own[0][0].of, torch.cat([values for _, values in own])
+    for row, values in computed:
+        by_rollout.setdefault(id(row.rollout), []).append((row, values[: row.size]))
+    for pairs in by_rollout.values():
+        pairs.sort(key=lambda pair: pair[0].span.start)
+        rollout = pairs[0][0].rollout
+        whole = torch.cat([values for _, values in pairs])
         if len(whole) != len(rollout.token_ids):
             raise ValueError(f"{len(whole)} {name} for {len(rollout.token_ids)} tokens: a row of a rollout is missing")
         setattr(rollout, name, whole)

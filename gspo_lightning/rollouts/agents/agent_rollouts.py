@@ -13,23 +13,22 @@ from typing_extensions import override
 
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.signatures import called_with
-from gspo_lightning.core.types import FinishReason, Rollout, SamplingParams
+from gspo_lightning.core.types import FinishReason, Rollout
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.agents.agent import Agent
 from gspo_lightning.rollouts.agents.codec import PolicyCodec
-from gspo_lightning.rollouts.agents.feed import Asked, Feed
-from gspo_lightning.rollouts.agents.outcome import CLASSES, Limits, Tally, Treatment
+from gspo_lightning.rollouts.agents.feed import Feed, PendingTurn
+from gspo_lightning.rollouts.agents.outcome import CLASSES, AgentSettings, Tally, Treatment
 from gspo_lightning.rollouts.contract import check_pieces
-from gspo_lightning.rollouts.drawing import Draws
-from gspo_lightning.rollouts.gateway.trace import Match, Piece
+from gspo_lightning.rollouts.gateway.trace import Match, SampledTurn
 from gspo_lightning.rollouts.serving.loop import LoopThread
 from gspo_lightning.rollouts.source import GenerationRequest, ResponsePrefix, RolloutSource
 from gspo_lightning.rollouts.wrapping import WrappingSource
 
 LONGEST_SOCKET = 96
 """Bytes of a path of a socket; macOS takes 103 (Linux 107), of which ranks use up to seven (``-rank999``)."""
-_LONGEST = 4
-"""One part in so many of a batch, its longest turns, is sampled on together with what the other agents say next."""
+DEFERRED_SHARE = 1 / 4
+"""Share of a batch, its longest turns, that goes on together with what the other agents say next."""
 
 
 class AgentRollouts(WrappingSource):
@@ -95,8 +94,9 @@ class AgentRollouts(WrappingSource):
         if (length := len(os.fsencode(socket))) > LONGEST_SOCKET:
             problem = f"has {length} bytes; a path of a socket has at most {LONGEST_SOCKET}"
             raise UserError("AgentRollouts.socket", problem, fix="choose a path in /tmp, or a relative one")
-        self.agent, self.batch_s = agent, batch_ms / 1000
-        self.limits = Limits(
+        self.agent = agent
+        self.batch_s = batch_ms / 1000
+        self.settings = AgentSettings(
             in_flight, deadline_s, set_up_s, verify_s, max_turns, max_missing_rate, match, socket, strict,
             {**CLASSES, **(failures or {})},
         )  # fmt: skip
@@ -125,8 +125,8 @@ class AgentRollouts(WrappingSource):
         self._open_agent()
         run = AgentRun(
             self.agent,
-            self._coder(request.policy),
-            self.limits,
+            self._codec_of(request.policy),
+            self.settings,
             request.prompts,
             request.group_size,
             request.sampling,
@@ -138,15 +138,14 @@ class AgentRollouts(WrappingSource):
         try:
             over = False
             while not over:
-                asked, finished, over = run.feed.take()
+                pending, finished, over = run.feed.take()
                 for number in finished:
                     done[number] = run.group(number, request.version)
                     if self.on_group is not None:
                         self.on_group(done[number])
                     if request.progress is not None:
                         request.progress(len(done) * request.group_size, request.size)
-                if asked:
-                    self._speak(run.feed, asked, request.policy, request.sampling, request.draws, request.version)
+                self._sample(pending, run.feed, request)
             work.result()
         finally:
             work.cancel()
@@ -156,7 +155,7 @@ class AgentRollouts(WrappingSource):
     def for_evaluation(self) -> RolloutSource:
         """Return the same agent, with measurements of its own and the source's own evaluation source."""
         other = copy.copy(self)
-        other._speak_by(self.source.for_evaluation())
+        other._use_source(self.source.for_evaluation())
         other._tally = Tally()
         return other
 
@@ -178,61 +177,78 @@ class AgentRollouts(WrappingSource):
             self._opened.set()
 
     @override
-    def _speak_by(self, source: RolloutSource) -> None:
-        self.source, self.updates_in_flight = source, source.updates_in_flight
+    def _use_source(self, source: RolloutSource) -> None:
+        self.source = source
+        self.updates_in_flight = source.updates_in_flight
         self.keeps_weights = source.keeps_weights
         self.records_routes = source.extends_routes
 
-    def _coder(self, policy: Policy) -> PolicyCodec:
+    def _codec_of(self, policy: Policy) -> PolicyCodec:
+        """Return the codec of a policy's tokenizer, made once."""
         if self._codec is None or self._codec[0] is not policy.tokenizer:
             codec = PolicyCodec(policy.tokenizer, self.system_prompt, self.chat_template_kwargs)
-            self._codec = policy.tokenizer, codec
+            self._codec = (policy.tokenizer, codec)
         return self._codec[1]
 
-    def _speak(
-        self,
-        feed: Feed,
-        asked: Sequence[Asked],
-        policy: Policy,
-        sampling: SamplingParams,
-        draws: Draws,
-        version: int,
-    ) -> None:
-        """Sample turns; those with the same stop texts together, and those with the same context side by side.
+    def _sample(self, turns: Sequence[PendingTurn], feed: Feed, request: GenerationRequest) -> None:
+        """Sample turns; those with the same stop texts together, and those with the same context side by side."""
+        ordered = sorted(turns, key=lambda turn: (turn.stop, turn.context, turn.session.name))
+        for stop, same_stop in groupby(ordered, key=lambda turn: turn.stop):
+            sampling = replace(request.sampling, stop_strings=(*request.sampling.stop_strings, *stop))
+            self._sample_together(list(same_stop), feed, replace(request, sampling=sampling))
 
-        When most have ended, the longest ones are cut and go on in the next batch, so that the agents of the others
-        need not wait for them.
+    def _sample_together(self, turns: Sequence[PendingTurn], feed: Feed, request: GenerationRequest) -> None:
+        """Sample turns in one call. When most have ended, the longest ones are cut and go on in the next batch.
+
+        So the agents of the others need not wait for them.
         """
-        ordered = sorted(asked, key=lambda one: (one.stop, one.context, one.session.name))
-        for stop, same in groupby(ordered, key=lambda one: one.stop):
-            rows = list(same)
-            settings = replace(sampling, stop_strings=(*sampling.stop_strings, *stop))
 
-            def enough(ended: Collection[int], count: int = len(rows)) -> bool:
-                return _LONGEST * (count - len(ended)) <= count
+        def enough(ended: Collection[int]) -> bool:
+            return len(turns) - len(ended) <= DEFERRED_SHARE * len(turns)
 
-            found = self.source.extend(
-                policy, beginnings := [_prefix(row) for row in rows],
-                sampling=settings, draws=draws, version=version, enough=enough,
-            )  # fmt: skip
-            pieces = check_pieces(self.source, found, beginnings)
-            for row, piece in zip(rows, pieces, strict=True):
-                row.said += [_piece(piece)] if len(piece.token_ids) else []
-            ended = [piece.finish_reason is not FinishReason.CUT for piece in pieces]
-            feed.again([row for row, over in zip(rows, ended, strict=True) if not over])
-            feed.answer([row for row, over in zip(rows, ended, strict=True) if over])
+        prefixes = [_prefix(turn) for turn in turns]
+        sampled = self.source.extend(
+            request.policy,
+            prefixes,
+            sampling=request.sampling,
+            draws=request.draws,
+            version=request.version,
+            enough=enough,
+        )
+        complete: list[PendingTurn] = []
+        cut: list[PendingTurn] = []
+        for turn, piece in zip(turns, check_pieces(self.source, sampled, prefixes), strict=True):
+            if len(piece.token_ids):
+                turn.pieces.append(_sampled_turn(piece))
+            if piece.finish_reason is FinishReason.CUT:
+                cut.append(turn)
+            else:
+                complete.append(turn)
+        feed.put_back(cut)
+        feed.answer(complete)
 
 
-def _prefix(row: Asked) -> ResponsePrefix:
-    prompt, sample = row.session.payload
-    said = row.written
+def _prefix(turn: PendingTurn) -> ResponsePrefix:
+    """Return what a turn continues: its context, and what was sampled of it before."""
+    prompt, sample = turn.session.payload
+    written = turn.written
     return ResponsePrefix(
-        prompt, sample, (*row.context, *said), row.place + len(said), row.budget - len(said), written=said
+        prompt,
+        sample,
+        context=(*turn.context, *written),
+        drawn=turn.first_draw + len(written),
+        token_budget=turn.budget - len(written),
+        written=written,
     )
 
 
-def _piece(turn: Rollout) -> Piece:
-    logprobs = None if turn.logprobs is None else tuple(turn.logprobs.tolist())
-    versions = () if turn.versions is None else tuple(turn.versions.tolist())
-    truncated = turn.finish_reason is FinishReason.LENGTH
-    return Piece(tuple(turn.token_ids.tolist()), logprobs, truncated, turn.policy_version, versions, turn.routes)
+def _sampled_turn(piece: Rollout) -> SampledTurn:
+    """Return a piece of a source as plain data, which the gateway's thread may keep."""
+    return SampledTurn(
+        token_ids=tuple(piece.token_ids.tolist()),
+        logprobs=None if piece.logprobs is None else tuple(piece.logprobs.tolist()),
+        truncated=piece.finish_reason is FinishReason.LENGTH,
+        version=piece.policy_version,
+        versions=() if piece.versions is None else tuple(piece.versions.tolist()),
+        routes=piece.routes,
+    )

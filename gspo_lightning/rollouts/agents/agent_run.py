@@ -14,15 +14,15 @@ from gspo_lightning.core.types import Prompt, Rollout, SamplingParams
 from gspo_lightning.rollouts.agents.agent import Agent
 from gspo_lightning.rollouts.agents.codec import PolicyCodec
 from gspo_lightning.rollouts.agents.feed import Feed
-from gspo_lightning.rollouts.agents.outcome import Finished, Limits
-from gspo_lightning.rollouts.gateway.reward import Told, read_reward
+from gspo_lightning.rollouts.agents.outcome import AgentSettings, Finished
+from gspo_lightning.rollouts.gateway.reward import AgentReward, read_reward
 from gspo_lightning.rollouts.gateway.server import Gateway
 from gspo_lightning.rollouts.gateway.session import Phase, Session
 from gspo_lightning.rollouts.gateway.trace import TraceError
 
 log = logging.getLogger(__name__)
 
-_FEW_LOST = 4
+_FEW_MISSING = 4
 """Number of missing rollouts that never stops a run, however few rollouts it has."""
 
 
@@ -32,7 +32,7 @@ class AgentRun:
     Args:
         agent: does the task of one record.
         codec: of the policy.
-        limits: settings.
+        settings: of the source.
         prompts: P prompts.
         group_size: G.
         sampling: limit of tokens.
@@ -43,23 +43,27 @@ class AgentRun:
         self,
         agent: Agent,
         codec: PolicyCodec,
-        limits: Limits,
+        settings: AgentSettings,
         prompts: Sequence[Prompt],
         group_size: int,
         sampling: SamplingParams,
         linger_s: float,
     ) -> None:
-        self.agent, self.codec, self.limits = agent, codec, limits
-        self.prompts, self.group_size, self.sampling = prompts, group_size, sampling
+        self.agent = agent
+        self.codec = codec
+        self.settings = settings
+        self.prompts = prompts
+        self.group_size = group_size
+        self.sampling = sampling
         self.feed = Feed(linger_s)
         self._groups: list[list[Finished]] = [[] for _ in prompts]
-        self._may_lose = max(_FEW_LOST, limits.max_missing_rate * len(prompts) * group_size)
-        self._gate = asyncio.Semaphore(limits.in_flight)
+        self._most_missing = max(_FEW_MISSING, settings.max_missing_rate * len(prompts) * group_size)
+        self._gate = asyncio.Semaphore(settings.in_flight)
 
     @property
     def finished(self) -> list[Finished]:
         """Rollouts whose agents have ended."""
-        return [one for group in self._groups for one in group]
+        return [rollout for group in self._groups for rollout in group]
 
     async def run(self) -> None:
         """Run all agents.
@@ -68,103 +72,134 @@ class AgentRun:
             InfrastructureError: too many rollouts are missing.
             UserError: all of them by mistakes of the agent; or raised by it.
         """
-        limits, rank = self.limits, rank_and_world()[0]
-        socket = f"{limits.socket}-rank{rank}" if limits.socket and rank else limits.socket
-        gateway = Gateway(self._session, socket=socket, strict=limits.strict)
+        gateway = Gateway(self._new_session, socket=self._socket(), strict=self.settings.strict)
         await gateway.start()
-        work = [
-            asyncio.ensure_future(self._one(gateway, number, sample))
+        tasks = [
+            asyncio.ensure_future(self._run_one(gateway, number, sample))
             for number in range(len(self.prompts))
             for sample in range(self.group_size)
         ]
         try:
-            await asyncio.gather(*work)
+            await asyncio.gather(*tasks)
         finally:
-            for task in work:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*work, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await gateway.stop()
 
     def group(self, number: int, version: int) -> list[Rollout]:
         """Return the rollouts to a prompt, all of them complete."""
-        done = sorted(self._groups[number], key=lambda one: one.sample)
-        return [one.rollout(self.codec, version) for one in done]
+        group = sorted(self._groups[number], key=lambda finished: finished.sample)
+        return [finished.rollout(self.codec, version) for finished in group]
 
-    def _session(self, name: str) -> Session:
-        return Session(name, self.codec, self.feed, 0, self.limits.max_turns, self.limits.match)
+    def _socket(self) -> str:
+        """Return the path of this rank's socket; empty: a port."""
+        rank, _ = rank_and_world()
+        path = self.settings.socket
+        return f"{path}-rank{rank}" if path and rank else path
 
-    async def _one(self, gateway: Gateway, number: int, sample: int) -> None:
+    def _new_session(self, name: str) -> Session:
+        return Session(name, self.codec, self.feed, 0, self.settings.max_turns, self.settings.match)
+
+    async def _run_one(self, gateway: Gateway, number: int, sample: int) -> None:
+        """Run the agent for one rollout, when there is room for it, and collect what it leaves."""
         prompt = self.prompts[number]
         async with self._gate:
             session = gateway.open_session(f"{prompt.id}-{sample}-{secrets.token_hex(4)}")
             session.longest = len(prompt.token_ids) + prompt.token_budget(self.sampling.max_response_tokens)
-            session.payload = prompt, sample
+            session.payload = (prompt, sample)
             self.feed.under_way += 1
             try:
-                done = await self._played(gateway, session, prompt, sample)
+                finished = await self._play(gateway, session, prompt, sample)
             finally:
                 self.feed.under_way -= 1
                 gateway.close_session(session)
-        if isinstance(session.fault, TraceError):
-            raise session.fault
-        done.rows = session.trace.rows()
-        if not done.rows:
-            done.failure, done.why, done.lost = done.failure or "agent", done.why or "nothing to train on", True
+        if isinstance(session.error, TraceError):
+            raise session.error
+        finished.rows = session.trace.rows()
+        if not finished.rows:
+            finished.failure = finished.failure or "agent"
+            finished.why = finished.why or "nothing to train on"
+            finished.lost = True
         group = self._groups[number]
-        group.append(done)
-        self._check_lost(done)
+        group.append(finished)
+        self._check_missing(finished)
         if len(group) == self.group_size:
             self.feed.finish(number)
 
-    async def _played(self, gateway: Gateway, session: Session, prompt: Prompt, sample: int) -> Finished:
-        """Run the agent for one rollout."""
-        done, limits = Finished(prompt, sample, session), self.limits
-        why = f"no turn was requested in {limits.set_up_s:g} s" if limits.set_up_s else ""
+    async def _play(self, gateway: Gateway, session: Session, prompt: Prompt, sample: int) -> Finished:
+        """Run the agent for one rollout until it returns, fails, or is out of time."""
+        finished = Finished(prompt, sample, session)
+        clock = _Clock(self.settings)
+        session.on_phase = clock.begin
         try:
-            async with asyncio.timeout(limits.set_up_s or limits.deadline_s) as limit:
-
-                def moved(phase: Phase) -> None:
-                    nonlocal why
-                    seconds = {"agent": limits.set_up_s and limits.deadline_s, "verify": limits.verify_s}[phase]
-                    if seconds:
-                        limit.reschedule(asyncio.get_running_loop().time() + seconds)
-                        why = f"no result in {seconds:g} s" + " after its conversation" * (phase == "verify")
-
-                session.moved = moved
+            async with clock.limit:
                 outcome = await self.agent.run(record_of(prompt, sample), gateway.address(session))
-            session.give(reward_of(outcome, self.agent.where))
+            session.set_reward(reward_of(outcome, self.agent.where))
             if not session.trace.turns:
-                done.failure, done.why = "context" if session.full else "agent", "no turn was requested"
+                finished.failure = "context" if session.full else "agent"
+                finished.why = "no turn was requested"
         except UserError:
             raise
         except InfrastructureError as error:
-            done.failure, done.why = "environment", first_line(error)
+            finished.failure = "environment"
+            finished.why = first_line(error)
         except Exception as error:
-            late = isinstance(error, TimeoutError) and limit.expired()
-            done.failure = "deadline" if late else "context" if session.full else "agent"
-            done.why = (
-                why or f"no result in {limits.deadline_s:g} s"
-                if late
-                else f"{type(error).__name__}: {first_line(error)[:300]}"
-            )
+            if isinstance(error, TimeoutError) and clock.limit.expired():
+                finished.failure = "deadline"
+                finished.why = clock.why
+            else:
+                finished.failure = "context" if session.full else "agent"
+                finished.why = f"{type(error).__name__}: {first_line(error)[:300]}"
         finally:
-            session.moved = None
-        if done.failure:
-            done.lost = limits.failures[done.failure] == "missing"
+            session.on_phase = None
+        if finished.failure:
+            finished.lost = self.settings.failures[finished.failure] == "missing"
             session.reward = session.reward or 0.0
-        return done
+        return finished
 
-    def _check_lost(self, done: Finished) -> None:
-        if done.failure:
-            log.debug("rollout %d/%d: %s: %s", done.prompt.id, done.sample, done.failure, done.why)
-        lost = [one for one in self.finished if one.lost] if done.lost else []
-        if len(lost) > self._may_lose:
-            total = len(self.prompts) * self.group_size
-            why = counted(f"{one.failure}: {one.why}" for one in lost)
-            what = f"{len(lost)} of {total} rollouts of the agent are missing: {why}"
-            if all(one.failure in ("agent", "context") for one in lost):  # a retry would give the same
-                raise UserError("data.rollouts.agent", what, fix="correct the agent, or raise max_missing_rate")
-            raise InfrastructureError(what)
+    def _check_missing(self, newest: Finished) -> None:
+        """Stop the run if the newest rollout is missing, and too many others are.
+
+        Raises:
+            InfrastructureError: they are.
+            UserError: all of them by mistakes of the agent, which a retry would make again.
+        """
+        if newest.failure:
+            log.debug("rollout %d/%d: %s: %s", newest.prompt.id, newest.sample, newest.failure, newest.why)
+        missing = [finished for finished in self.finished if finished.lost]
+        if not newest.lost or len(missing) <= self._most_missing:
+            return
+        reasons = counted(f"{finished.failure}: {finished.why}" for finished in missing)
+        total = len(self.prompts) * self.group_size
+        problem = f"{len(missing)} of {total} rollouts of the agent are missing: {reasons}"
+        if all(finished.failure in ("agent", "context") for finished in missing):
+            raise UserError("data.rollouts.agent", problem, fix="correct the agent, or raise max_missing_rate")
+        raise InfrastructureError(problem)
+
+
+class _Clock:
+    """Time limit of a rollout, which begins anew with each of its phases that has a limit of its own."""
+
+    def __init__(self, settings: AgentSettings) -> None:
+        self.settings = settings
+        self.limit = asyncio.timeout(settings.set_up_s or settings.deadline_s)
+        self.why = f"no result in {settings.deadline_s:g} s"
+        """Message of a rollout that is out of time now."""
+        if settings.set_up_s:
+            self.why = f"no turn was requested in {settings.set_up_s:g} s"
+
+    def begin(self, phase: Phase) -> None:
+        """Begin a phase: the first turn was requested, or the conversation was ended."""
+        if phase == "agent":
+            seconds = self.settings.deadline_s if self.settings.set_up_s else None  # else it has begun already
+            after = ""
+        else:
+            seconds = self.settings.verify_s
+            after = " after its conversation"
+        if seconds:
+            self.limit.reschedule(asyncio.get_running_loop().time() + seconds)
+            self.why = f"no result in {seconds:g} s{after}"
 
 
 def record_of(prompt: Prompt, sample: int) -> dict[str, Any]:
@@ -173,7 +208,7 @@ def record_of(prompt: Prompt, sample: int) -> dict[str, Any]:
     return {"prompt": prompt.text, **dict(prompt.columns), **messages, "rollout": f"{prompt.id}/{sample}"}
 
 
-def reward_of(outcome: object, where: str) -> Told:
+def reward_of(outcome: object, where: str) -> AgentReward:
     """Return the reward that an agent returned.
 
     Raises:

@@ -66,7 +66,7 @@ class PolicyCodec:
         """Return the parts of a turn, up to the first of the stop texts; ``context`` may have opened a thought."""
         plain = self.tokenizer.chat_template is None
         text = self.tokenizer.decode(list(token_ids), skip_special_tokens=plain)
-        text = text[: min((text.find(one) for one in stop if one in text), default=len(text))]
+        text = text[: min((text.find(end) for end in stop if end in text), default=len(text))]
         opened = context_opens_thought(self.tokenizer, context)
         return Turn(text) if plain else parse_turn(self.tokenizer, text, tools, opened=opened)
 

@@ -75,7 +75,8 @@ class CommandAgent(Agent):
             if not least <= value < float("inf"):
                 raise UserError(f"CommandAgent.{name}", f"is {value}; it must be at least {least}")
         self.command = Command.of(command, paths or ())
-        self.environment, self.isolation = check_variables(environment or {}, ENVIRONMENT), isolation
+        self.environment = check_variables(environment or {}, ENVIRONMENT)
+        self.isolation = isolation
         self.limits = Limits(cpu_s, memory_mb, tasks=128, disk_mb=disk_mb, files=4096, descriptors=1024)
         self._relay: _Relay | None = None
         self._relaying = asyncio.Lock()
@@ -89,22 +90,22 @@ class CommandAgent(Agent):
         """
         if self._isolation is not None:
             return
-        found = await asyncio.to_thread(choose, self.isolation)
-        if found.kind is Kind.LANDLOCK and landlock.abi() < landlock.AGENTS_ABI:
-            what = f"of Landlock is version {landlock.abi()} here, which cannot restrict connections to a port"
-            raise UserError("CommandAgent.isolation", what, fix=_INSTALL)
+        isolation = await asyncio.to_thread(choose, self.isolation)
+        if isolation.kind is Kind.LANDLOCK and landlock.abi() < landlock.AGENTS_ABI:
+            problem = f"of Landlock is version {landlock.abi()} here, which cannot restrict connections to a port"
+            raise UserError("CommandAgent.isolation", problem, fix=_INSTALL)
         try:
-            ended = await self._in_thread(found, (), {}, "", port=PORT)
+            ended = await self._in_thread(isolation, (), {}, "", port=PORT)
         except InfrastructureError:
             for path in self.command.paths:
-                closed = _closed_folder(path, found.kind)
+                closed = _closed_folder(path, isolation.kind)
                 if closed:
-                    raise _unreadable(path, closed, found.kind) from None
+                    raise _unreadable(path, closed, isolation.kind) from None
             raise
         if ended.status:
             path, _, closed = ended.stderr.partition("\0")
-            raise _unreadable(path or "files", closed, found.kind)
-        self._isolation = found
+            raise _unreadable(path or "files", closed, isolation.kind)
+        self._isolation = isolation
 
     async def run(self, record: Mapping[str, Any], address: Address) -> Outcome:
         """Run the command for one record.
@@ -116,7 +117,8 @@ class CommandAgent(Agent):
             UserError: the gateway listens on a socket file, which this isolation cannot reach.
         """
         assert self._isolation is not None
-        kind, port = self._isolation.kind, urlsplit(address.base_url).port or 0
+        kind = self._isolation.kind
+        port = urlsplit(address.base_url).port or 0
         socket = ""
         if kind is Kind.BUBBLEWRAP:
             socket = address.socket or await self._relayed(port)
@@ -125,14 +127,15 @@ class CommandAgent(Agent):
         elif address.socket:
             fix = "leave AgentRollouts.socket empty, or install bubblewrap"
             raise UserError("AgentRollouts.socket", f"is a file, which an agent cannot reach with {kind}", fix=fix)
-        told = whole(json.dumps(record, default=str, ensure_ascii=False))
-        ended = await self._in_thread(self._isolation, self.command.words, address.environment(), told, socket, port)
+        task = whole(json.dumps(record, default=str, ensure_ascii=False))
+        ended = await self._in_thread(self._isolation, self.command.words, address.environment(), task, socket, port)
         stdout, stderr = (without_secrets(text, self.environment) for text in (ended.stdout, ended.stderr))
         return read_result(replace(ended, stdout=stdout, stderr=stderr), self.limits)
 
     async def close(self) -> None:
         """End the way to the gateway."""
-        relay, self._relay = self._relay, None
+        relay = self._relay
+        self._relay = None
         if relay is not None:
             await relay.stop()
 
@@ -233,9 +236,9 @@ class Command:
         targets = [path for file in files if not os.path.isdir(file) for path in _links(file)[1:]]
         words = (program, *(path or word for path, word in zip(named, command[1:], strict=True)))
         search = dict.fromkeys([os.path.dirname(program), *_NO_PATH.split(":")])
-        shown = tuple(path for path in dict.fromkeys([*environment, *folders, *targets]) if os.path.exists(path))
-        needs = tuple(dict.fromkeys([*shown, program, *files]))
-        return cls(words, shown, needs, folders[0] if files else "", ":".join(search))
+        paths = tuple(path for path in dict.fromkeys([*environment, *folders, *targets]) if os.path.exists(path))
+        needs = tuple(dict.fromkeys([*paths, program, *files]))
+        return cls(words, paths, needs, folders[0] if files else "", ":".join(search))
 
 
 def _check_folder(folder: str) -> None:
@@ -251,24 +254,28 @@ def _shebang(program: str) -> list[str]:
     with contextlib.suppress(OSError), open(program, "rb") as file:
         if file.read(2) == b"#!":
             words = file.readline(300).decode("utf-8", "replace").split()
-            found = [words[0]] if words else []
-            if found and os.path.basename(found[0]) == "env":
-                found += [path for word in words[1:2] if (path := shutil.which(word)) is not None]
-            return found
+            programs = words[:1]
+            if programs and os.path.basename(programs[0]) == "env":
+                programs += [path for word in words[1:2] if (path := shutil.which(word)) is not None]
+            return programs
     return []
 
 
 def _environment_of(program: str) -> list[str]:
     """Return what a program needs: its (virtual) environment, and the installation that it links to."""
-    found = []
+    paths: list[str] = []
     for name in _links(program):
-        folder, prefix = os.path.dirname(name), os.path.dirname(os.path.dirname(name))
+        folder = os.path.dirname(name)
+        prefix = os.path.dirname(folder)
         if os.path.basename(folder) != "bin":
-            found.append(name)
+            paths.append(name)
+        elif _is_wide(prefix):
+            paths.append(folder)
+            if prefix not in ("/", "/usr"):  # whose libraries are always there
+                paths.append(os.path.join(prefix, "lib"))
         else:
-            libraries = [os.path.join(prefix, "lib")] * (prefix not in ("/", "/usr"))  # those are always there
-            found += [folder, *libraries] if _is_wide(prefix) else [prefix]
-    return found
+            paths.append(prefix)
+    return paths
 
 
 def _links(program: str) -> list[str]:
@@ -290,9 +297,11 @@ def _closed_folder(path: str, kind: Kind) -> str:
         return ""
     users = {NOBODY, 0} if kind is Kind.BUBBLEWRAP else {NOBODY}
     for folder in reversed(Path(os.path.realpath(path)).parents):
-        found = folder.stat()
-        in_group = stat.S_IXGRP if found.st_gid in users else stat.S_IXOTH
-        if not found.st_mode & (stat.S_IXUSR if found.st_uid in users else in_group):
+        status = folder.stat()
+        right = stat.S_IXGRP if status.st_gid in users else stat.S_IXOTH
+        if status.st_uid in users:
+            right = stat.S_IXUSR
+        if not status.st_mode & right:
             return str(folder)
     return ""
 
@@ -301,13 +310,13 @@ def _unreadable(path: str, closed: str, kind: Kind) -> UserError:
     """Return the error for a path that the sandbox cannot read, with the folder that is closed to it."""
     root = os.geteuid() == 0
     reader = f"user {NOBODY} (nobody)" if root else "the sandbox"
-    what = f"names {path}, which {reader} cannot read"
+    problem = f"names {path}, which {reader} cannot read"
     fix = f"give others the right to read it (chmod -R a+rX {closed or path}), or move it where they have it"
     if closed not in ("", path):
-        what = f"needs a folder that {reader} may not enter: {closed}, on the way to {path}"
+        problem = f"needs a folder that {reader} may not enter: {closed}, on the way to {path}"
         fix = f"give others the right to enter it (chmod a+x {closed}), or move what is below it"
         fix += ", or install bubblewrap, which shows only the files" if kind is Kind.LANDLOCK else ""
-    return UserError("CommandAgent.command", what, fix=fix)
+    return UserError("CommandAgent.command", problem, fix=fix)
 
 
 def _is_wide(folder: str) -> bool:

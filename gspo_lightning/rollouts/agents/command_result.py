@@ -35,16 +35,16 @@ def read_result(ended: Ended, limits: Limits) -> Outcome:
     if why is None and ended.status:
         killed = os.WIFSIGNALED(ended.status)
         code = signal.Signals(os.WTERMSIG(ended.status)).name if killed else os.WEXITSTATUS(ended.status)
-        said = ended.stderr.strip().splitlines()
-        why = f"{'signal' if killed else 'exit code'} {code}{': ' + said[-1][:300] if said else ''}"
+        errors = ended.stderr.strip().splitlines()
+        why = f"{'signal' if killed else 'exit code'} {code}{': ' + errors[-1][:300] if errors else ''}"
     if why is not None:
         raise RuntimeError(why)
     lines = ended.stdout.strip().splitlines()
     try:
-        found = load_json(lines[-1]) if lines and lines[-1].startswith("{") else None
+        outcome = load_json(lines[-1]) if lines and lines[-1].startswith("{") else None
     except ValueError:
         return None
-    if not isinstance(found, dict) or not {"reward", "turns"} & found.keys():
+    if not isinstance(outcome, dict) or not {"reward", "turns"} & outcome.keys():
         return None
-    read_reward(found)
-    return found
+    read_reward(outcome)
+    return outcome

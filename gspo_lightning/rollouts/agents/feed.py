@@ -10,41 +10,52 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gspo_lightning.rollouts.gateway.session import Session
-from gspo_lightning.rollouts.gateway.trace import Piece
+from gspo_lightning.rollouts.gateway.trace import SampledTurn
 
-_LONGEST = 10
+MAX_LINGERS = 10
 """How many times the linger may begin anew because another request came."""
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
-    """A turn that a session waits for; ``said`` is what was sampled before the batch was cut for others."""
+class PendingTurn:
+    """A turn that a session waits for."""
 
     session: Session
     context: tuple[int, ...]
+    """Token ids before the turn."""
     budget: int
+    """Largest number of tokens, at least 1."""
     stop: tuple[str, ...]
-    place: int
-    future: asyncio.Future[Piece]
+    """Texts that end the turn."""
+    first_draw: int
+    """Position of the turn's first random number."""
+    future: asyncio.Future[SampledTurn]
+    """Set to the turn, in the gateway's thread."""
     since: float = field(default_factory=time.monotonic)
-    said: list[Piece] = field(default_factory=list)
+    """Moment of the request."""
+    pieces: list[SampledTurn] = field(default_factory=list)
+    """What was sampled before the batch was cut for others, and at last the rest."""
 
     @property
     def written(self) -> tuple[int, ...]:
         """Tokens sampled so far."""
-        return tuple(i for piece in self.said for i in piece.token_ids)
+        return tuple(i for piece in self.pieces for i in piece.token_ids)
 
-    def whole(self) -> Piece:
+    def whole(self) -> SampledTurn:
         """Return the turn, from all that was sampled."""
-        if len(self.said) == 1:
-            return self.said[0]
-        last, known = self.said[-1], all(piece.logprobs is not None for piece in self.said)
-        versions = [v for p in self.said for v in p.versions or (p.version,) * len(p.token_ids)]
+        if len(self.pieces) == 1:
+            return self.pieces[0]
+        last = self.pieces[-1]
+        logprobs: list[float] | None = []
+        versions: list[int] = []
+        for piece in self.pieces:
+            versions += piece.versions or (piece.version,) * len(piece.token_ids)
+            logprobs = None if logprobs is None or piece.logprobs is None else [*logprobs, *piece.logprobs]
         return replace(
             last,
             token_ids=self.written,
-            logprobs=tuple(x for piece in self.said for x in piece.logprobs or ()) if known else None,
-            versions=tuple(versions) if {*versions} != {last.version} else (),
+            logprobs=None if logprobs is None else tuple(logprobs),
+            versions=() if set(versions) == {last.version} else tuple(versions),
         )
 
 
@@ -62,25 +73,25 @@ class Feed:
         """Rollouts whose agents are running."""
         self.waited_s = 0.0
         """Seconds that turns have waited before they were sampled, in sum."""
-        self._asked: list[Asked] = []
+        self._pending: list[PendingTurn] = []
         self._finished: list[int] = []
         self._over = False
         self._changed = threading.Condition()
 
     async def sample(
         self, session: Session, context: tuple[int, ...], budget: int, stop: tuple[str, ...], place: int
-    ) -> Piece:
+    ) -> SampledTurn:
         """Wait for a turn; called in the gateway's thread."""
-        one = Asked(session, context, budget, stop, place, asyncio.get_running_loop().create_future())
+        future: asyncio.Future[SampledTurn] = asyncio.get_running_loop().create_future()
         with self._changed:
-            self._asked.append(one)
+            self._pending.append(PendingTurn(session, context, budget, stop, place, future))
             self._changed.notify()
-        return await one.future
+        return await future
 
-    def again(self, unfinished: Sequence[Asked]) -> None:
+    def put_back(self, unfinished: Sequence[PendingTurn]) -> None:
         """Take back turns that were cut: they go on with the next batch."""
         with self._changed:
-            self._asked[:0] = unfinished
+            self._pending[:0] = unfinished
 
     def finish(self, number: int) -> None:
         """Report a complete group; called in the gateway's thread."""
@@ -94,30 +105,35 @@ class Feed:
             self._over = True
             self._changed.notify()
 
-    def take(self) -> tuple[list[Asked], list[int], bool]:
+    def take(self) -> tuple[list[PendingTurn], list[int], bool]:
         """Wait for something to do; return turns to sample, groups that are complete, and whether all is over."""
         with self._changed:
-            while not (self._asked or self._finished or self._over):
+            while not (self._pending or self._finished or self._over):
                 self._changed.wait()
-            for _ in range(_LONGEST):
-                known = len(self._asked)
-                sessions = {one.session.name for one in self._asked}
-                if not known or self._over or len(sessions) >= self.under_way or not self._changed.wait(self.linger_s):
+            for _ in range(MAX_LINGERS):
+                if not self._may_grow() or not self._changed.wait(self.linger_s):
                     break
-            asked, self._asked = [one for one in self._asked if not one.future.cancelled()], []
-            finished, self._finished = self._finished, []
+            pending = [turn for turn in self._pending if not turn.future.cancelled()]
+            self._pending = []
+            finished = self._finished
+            self._finished = []
             now = time.monotonic()
-            self.waited_s += sum(now - one.since for one in asked)
-            return asked, finished, self._over and not asked
+            self.waited_s += sum(now - turn.since for turn in pending)
+            return pending, finished, self._over and not pending
+
+    def _may_grow(self) -> bool:
+        """True if some turns wait, and some rollout under way may still ask for one."""
+        waiting = {turn.session.name for turn in self._pending}
+        return bool(waiting) and not self._over and len(waiting) < self.under_way
 
     @staticmethod
-    def answer(asked: Sequence[Asked]) -> None:
+    def answer(turns: Sequence[PendingTurn]) -> None:
         """Return turns to the sessions that wait for them."""
-        if asked:
-            asked[0].future.get_loop().call_soon_threadsafe(_settle, asked)
+        if turns:
+            turns[0].future.get_loop().call_soon_threadsafe(_settle, turns)
 
 
-def _settle(asked: Sequence[Asked]) -> None:
-    for one in asked:
-        if not one.future.done():
-            one.future.set_result(one.whole())
+def _settle(turns: Sequence[PendingTurn]) -> None:
+    for turn in turns:
+        if not turn.future.done():
+            turn.future.set_result(turn.whole())

@@ -53,20 +53,21 @@ class HttpAgent(Agent):
         import aiohttp
 
         assert self._http is not None
-        told = {"record": record, **asdict(address), "anthropic_url": address.anthropic_url}
-        body = json.dumps(told, default=str).encode()
+        task = {"record": record, **asdict(address), "anthropic_url": address.anthropic_url}
+        body = json.dumps(task, default=str).encode()
         headers = {"Content-Type": "application/json"}
         try:
             async with self._http.post(self.url, data=body, headers=headers, allow_redirects=False) as reply:
-                status, answer = reply.status, await read_body(reply, BASE)
+                status = reply.status
+                answer = await read_body(reply, BASE)
         except (aiohttp.ClientError, OSError, BodyError) as error:
             raise InfrastructureError(f"{self.url}: {type(error).__name__}: {error}") from error
         if status >= 500:
             raise InfrastructureError(f"{self.url} answered with status {status}: {answer.text[:200]}")
-        found = answer.json() if status < 300 else None
-        if not isinstance(found, dict):
+        outcome = answer.json() if status < 300 else None
+        if not isinstance(outcome, dict):
             raise ValueError(f"{self.url} answered with status {status}: {answer.text[:200]}")
-        return found
+        return outcome
 
     async def close(self) -> None:
         """Close the client."""

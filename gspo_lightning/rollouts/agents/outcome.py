@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from gspo_lightning.core.escape import whole
+from gspo_lightning.core.rows import join_rows
 from gspo_lightning.core.types import FinishReason, Message, Prompt, Rollout
 from gspo_lightning.rollouts.agents.codec import PolicyCodec
 from gspo_lightning.rollouts.gateway.session import Session
@@ -23,7 +24,7 @@ CLASSES: Mapping[str, Treatment] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AgentSettings:
     """Settings of :class:`~gspo_lightning.rollouts.AgentRollouts` for the rollouts of a call."""
 
     in_flight: int
@@ -61,61 +62,58 @@ class Finished:
 
     def rollout(self, codec: PolicyCodec, version: int) -> Rollout:
         """Return the rollout with a row for every branch; a missing one may have no token, but a row needs one."""
-        rows = self.rows
-        if not rows:
-            nothing = self.prompt.token_ids[-1]
-            rows = [TracedRow(self.prompt.token_ids, (nothing,), (False,), (0.0,), (version,), ())]
-        ends = [sum(len(row.token_ids) for row in rows[: i + 1]) for i in range(len(rows))]
-        turns = [
-            (end - len(row.token_ids) + place, node)
-            for end, row in zip(ends, rows, strict=True)
-            for place, node in row.turns
-        ]
-        last = max((node for _, node in turns), key=lambda node: node.order, default=None)
-        reward = self.session.reward
-        earned = [node.reward + (reward if node is last and reward else 0.0) for _, node in turns]
-        paid = reward is not None
-        known = all(row.logprobs is not None for row in rows)
-        versions = [v for row in rows for v in row.versions]
-        routes = [row.routes for row in rows if row.routes is not None]
-        said = sorted((node for _, node in turns), key=lambda node: node.order)
+        rows = self.rows or [_row_of_nothing(self.prompt, version)]
+        joined = join_rows(rows)
+        if joined["versions"] is not None and bool((joined["versions"] == version).all()):
+            joined["versions"] = None
+        turns: list[tuple[int, Node]] = []
+        for span, row in zip(joined["rows"], rows, strict=True):
+            turns += [(span.start + end, node) for end, node in row.turns]
+        sampled = sorted((node for _, node in turns), key=lambda node: node.order)
+        last = sampled[-1] if sampled else None
         return Rollout(
             prompt=self.prompt,
             sample=self.sample,
-            token_ids=torch.tensor([i for row in rows for i in row.token_ids], dtype=torch.int64),
-            logprobs=torch.tensor([x for row in rows for x in row.logprobs or ()]) if known else None,
-            response_mask=torch.tensor([own for row in rows for own in row.mask], dtype=torch.bool),
-            finish_reason=self._finish(last is not None and last.piece is not None and last.piece.truncated),
+            **joined,
+            finish_reason=self._finish(last is not None and last.sampled is not None and last.sampled.truncated),
             policy_version=version,
             reward_logged={} if self.lost else self.session.parts,
-            text="\n".join(codec.text(node.token_ids) for node in said),
+            text="\n".join(codec.text(node.token_ids) for node in sampled),
             messages=() if last is None else _messages([m for node in last.path for m in node.messages]),
-            turn_ends=tuple(place for place, _ in turns),
-            turn_rewards=tuple(earned) if paid else (),
+            turn_ends=tuple(end for end, _ in turns),
+            turn_rewards=self._turn_rewards([node for _, node in turns], last),
             malformed_calls=self.session.malformed_calls,
             lost=whole(f"{self.failure}: {self.why}") if self.lost else "",
-            versions=torch.tensor(versions, dtype=torch.int64) if {*versions} != {version} else None,
-            routes=torch.cat(routes) if len(routes) == len(rows) else None,
-            row_ends=tuple(ends),
-            contexts=tuple(row.context for row in rows),
             tree=self._tree(turns),
         )
+
+    def _turn_rewards(self, turns: Sequence[Node], last: Node | None) -> tuple[float, ...]:
+        """Return the reward of each turn, with that of the whole rollout on the one sampled last; empty without any."""
+        reward = self.session.reward
+        if reward is None:
+            return ()
+        return tuple(node.reward + (reward if node is last else 0.0) for node in turns)
 
     def _tree(self, turns: Sequence[tuple[int, Node]]) -> tuple[dict[str, Any], ...]:
         """Return all that was said, as plain data; ``turns`` are the trained ones with the position after each."""
         nodes = self.session.trace.nodes()
         numbers = {id(node): number for number, node in enumerate(nodes)}
         ends = {id(node): end for end, node in turns}
-        found = []
+        tree: list[dict[str, Any]] = []
         for node in nodes:
-            count, end = len(node.token_ids), ends.get(id(node))
-            told: dict[str, Any] = {"parent": None if node.parent is None else numbers[id(node.parent)]}
-            told |= {"messages": _messages(node.messages), "tokens": count}
-            if node.piece is not None:
-                told |= {"asked_s": round(node.asked_s, 4), "answered_s": round(node.answered_s, 4)}
-                told["trained"] = None if end is None else (end - count, end)
-            found.append(told)
-        return tuple(found)
+            count = len(node.token_ids)
+            described: dict[str, Any] = {
+                "parent": None if node.parent is None else numbers[id(node.parent)],
+                "messages": _messages(node.messages),
+                "tokens": count,
+            }
+            if node.sampled is not None:
+                end = ends.get(id(node))
+                described["asked_s"] = round(node.asked_s, 4)
+                described["answered_s"] = round(node.answered_s, 4)
+                described["trained"] = None if end is None else (end - count, end)
+            tree.append(described)
+        return tuple(tree)
 
     def _finish(self, cut: bool) -> FinishReason:
         if self.lost:
@@ -127,41 +125,57 @@ class Tally:
     """Measurements of agents since they were last taken."""
 
     def __init__(self) -> None:
-        self._sums: Counter[str] = Counter()
-        self._waited_s = self._tool_s = 0.0
+        self._forget()
 
-    def add(self, finished: Sequence[Finished], waited_s: float) -> None:
+    def _forget(self) -> None:
+        self._sums: Counter[str] = Counter()
+        self._seconds = {"queue": 0.0, "tool": 0.0}
+
+    def add(self, rollouts: Sequence[Finished], waited_s: float) -> None:
         """Count rollouts, and the seconds for which their turns waited to be sampled."""
-        self._sums["rollouts"] += len(finished)
-        self._waited_s += waited_s
-        for one in finished:
-            trace, counts = one.session.trace, one.session.counts
-            sampled = sum(len(turn.token_ids) for turn in trace.turns)
+        self._sums["rollouts"] += len(rollouts)
+        self._seconds["queue"] += waited_s
+        for rollout in rollouts:
+            trace = rollout.session.trace
+            counts = rollout.session.counts
+            trained = sum(int(row.response_mask.sum()) for row in rollout.rows)
+            self._seconds["tool"] += sum(_waited(turn) for turn in trace.turns)
             self._sums["turns"] += len(trace.turns)
-            self._sums["rows"] += len(one.rows)
-            self._sums["sampled"] += sampled
-            self._sums["trained"] += 0 if one.lost else sum(sum(row.mask) for row in one.rows)
-            self._tool_s += sum(_waited(turn) for turn in trace.turns)
+            self._sums["rows"] += len(rollout.rows)
+            self._sums["sampled"] += sum(len(turn.token_ids) for turn in trace.turns)
+            self._sums["trained"] += 0 if rollout.lost else trained
             self._sums["unheard"] += sum(not (turn.heard or turn.children) for turn in trace.turns)
             self._sums["retries"] += counts["retries"]
-            self._sums["ignored"] += sum(n for name, n in counts.items() if name.startswith("ignored/"))
-            self._sums[f"failures/{one.failure}"] += bool(one.failure)
-            self._sums.update({f"roots/{reason}": n for reason, n in trace.reasons.items()})
+            self._sums["ignored"] += sum(count for name, count in counts.items() if name.startswith("ignored/"))
+            self._sums[f"failures/{rollout.failure}"] += bool(rollout.failure)
+            self._sums.update({f"roots/{reason}": count for reason, count in trace.reasons.items()})
 
     def take(self) -> dict[str, float]:
         """Return means per rollout, and forget them; empty without a rollout."""
-        sums, self._sums = self._sums, Counter()
-        waited_s, tool_s, self._waited_s, self._tool_s = self._waited_s, self._tool_s, 0.0, 0.0
+        sums = self._sums
+        seconds = self._seconds
+        self._forget()
         count = sums["rollouts"]
         if not count:
             return {}
         names = ["turns", "rows", "unheard", "retries", "ignored", *(f"failures/{name}" for name in CLASSES)]
-        found = {f"agents/{name}": sums[name] / count for name in names}
-        found |= {f"agents/forks/{name}": sums[f"roots/{name}"] / count for name in REASONS if name != "first"}
-        found["agents/trained_share"] = sums["trained"] / max(sums["sampled"], 1)
-        found["agents/tool_s"] = tool_s / count
-        found["agents/queue_s"] = waited_s / max(sums["turns"], 1)
-        return found
+        means = {f"agents/{name}": sums[name] / count for name in names}
+        means |= {f"agents/forks/{name}": sums[f"roots/{name}"] / count for name in REASONS if name != "first"}
+        means["agents/trained_share"] = sums["trained"] / max(sums["sampled"], 1)
+        means["agents/tool_s"] = seconds["tool"] / count
+        means["agents/queue_s"] = seconds["queue"] / max(sums["turns"], 1)
+        return means
+
+
+def _row_of_nothing(prompt: Prompt, version: int) -> TracedRow:
+    """Return a row with the prompt's last token, which nobody trains."""
+    return TracedRow(
+        context=prompt.token_ids,
+        token_ids=torch.tensor(prompt.token_ids[-1:]),
+        response_mask=torch.tensor([False]),
+        logprobs=torch.tensor([0.0]),
+        versions=torch.tensor([version]),
+    )
 
 
 def _waited(turn: Node) -> float:

@@ -21,7 +21,10 @@ from gspo_lightning.rollouts.gateway.address import Address
 from gspo_lightning.rollouts.gateway.agent_worker import LINE_BYTES
 from gspo_lightning.rollouts.gateway.bounds import LOOP_BYTES
 
-_START_S, _END_S = 60.0, 5.0
+_START_S = 60.0
+"""Seconds in which a process must have imported its function."""
+_END_S = 5.0
+"""Seconds that a process has to end what it has started."""
 
 
 class AgentError(RuntimeError):
@@ -67,7 +70,8 @@ class PythonAgent(Agent):
             raise UserError("PythonAgent.function", f"{name!r} is not a dotted path", fix=fix)
         if processes < 1:
             raise UserError("PythonAgent.processes", f"is {processes}; it must be at least 1")
-        self.function, self.processes = name, processes
+        self.function = name
+        self.processes = processes
         self.settings = WorkerSettings()
         self._workers: list[_Worker] = []
         self._next = 0
@@ -95,7 +99,8 @@ class PythonAgent(Agent):
 
     async def close(self) -> None:
         """End the processes."""
-        workers, self._workers = self._workers, []
+        workers = self._workers
+        self._workers = []
         await asyncio.gather(*(worker.stop() for worker in workers))
 
 
@@ -103,7 +108,8 @@ class _Worker:
     """One process, and the calls that wait for it."""
 
     def __init__(self, function: str, settings: WorkerSettings) -> None:
-        self.function, self.settings = function, settings
+        self.function = function
+        self.settings = settings
         self._process: Process | None = None
         self._listener: asyncio.Task[None] | None = None
         self._waiting: dict[int, asyncio.Future[Any]] = {}
@@ -119,11 +125,17 @@ class _Worker:
             )
         except OSError as error:
             raise UserError(self.settings.option.partition(".")[0] + ".python", f"cannot be run: {error}") from error
-        module, file = _plugin(self.function.rpartition(".")[0])
-        function = f"{module}.{self.function.rpartition('.')[2]}"
-        path = sys.path if self.settings.python is None else None
-        told = {"function": function, "file": file, "sys_path": path, "arguments": self.settings.arguments}
-        self._say(told | {"parent": os.getpid()})
+        path, _, name = self.function.rpartition(".")
+        module, file = _plugin(path)
+        self._say(
+            {
+                "function": f"{module}.{name}",
+                "file": file,
+                "sys_path": sys.path if self.settings.python is None else None,
+                "arguments": self.settings.arguments,
+                "parent": os.getpid(),
+            }
+        )
         assert self._process.stdout is not None
         try:
             line = await asyncio.wait_for(self._process.stdout.readline(), _START_S)
@@ -163,7 +175,10 @@ class _Worker:
 
     async def stop(self) -> None:
         """End the process and its children."""
-        process, listener, self._process, self._listener = self._process, self._listener, None, None
+        process = self._process
+        listener = self._listener
+        self._process = None
+        self._listener = None
         if listener is not None:
             listener.cancel()
             await asyncio.gather(listener, return_exceptions=True)

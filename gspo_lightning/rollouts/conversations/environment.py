@@ -125,7 +125,7 @@ class EnvironmentRollouts(WrappingSource):
         if source is self.source:
             return self
         other = copy.copy(self)
-        other._speak_by(source)
+        other._use_source(source)
         return other
 
     def close(self) -> None:

@@ -79,8 +79,8 @@ async def _serve(pipe: Any, out: Any) -> int:
     while line := await reader.readline():
         task = json.loads(line)
         if "cancel" in task:
-            if (known := running.get(task["cancel"])) is not None:
-                known.cancel()
+            if task["cancel"] in running:
+                running[task["cancel"]].cancel()
             continue
         number = task["id"]
         running[number] = asyncio.ensure_future(_one(function, task, say))
@@ -121,8 +121,8 @@ async def _one(function: Callable[..., Any], task: Mapping[str, Any], say: Calla
         say(id=task["id"], error=str(error)[:_WORDS], kind="environment")
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         at = place_of(error)
-        said = f"{type(error).__name__}: {error}"[:_WORDS] + (f" ({at})" if at else "")
-        say(id=task["id"], error=said, kind="agent")
+        problem = f"{type(error).__name__}: {error}"[:_WORDS] + (f" ({at})" if at else "")
+        say(id=task["id"], error=problem, kind="agent")
 
 
 def _function(setup: Mapping[str, Any]) -> Callable[..., Any]:
@@ -130,13 +130,13 @@ def _function(setup: Mapping[str, Any]) -> Callable[..., Any]:
     module, _, name = setup["function"].rpartition(".")
     if setup["file"]:
         load_source(module, Path(setup["file"]))
-    found = getattr(importlib.import_module(module), name)
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     if setup["arguments"] is not None:
-        made = found(**setup["arguments"])
-        _AT_END.append(made.end)
-        found = made.play
-    inspect.signature(found).bind({}, None)
-    return found
+        player = function(**setup["arguments"])
+        _AT_END.append(player.end)
+        function = player.play
+    inspect.signature(function).bind({}, None)
+    return function
 
 
 if __name__ == "__main__":

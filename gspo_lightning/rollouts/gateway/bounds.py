@@ -25,8 +25,10 @@ MOST_VALUES = 1 << 18
 """JSON values (texts, numbers, lists, objects) of a request; a value of two bytes takes up to a hundred in memory."""
 SESSION_BYTES = 64 << 20
 """Characters of messages and tools that a session keeps."""
-MOST_STOPS, STOP_CHARACTERS = 64, 1024
-"""Stop texts of a request, and characters of each."""
+MOST_STOPS = 64
+"""Stop texts of a request."""
+STOP_CHARACTERS = 1024
+"""Characters of a stop text."""
 SETTING_CHARACTERS = 1024
 """Characters of a setting of sampling that is recorded as it was asked for."""
 
@@ -79,12 +81,12 @@ def load(text: str | bytes | bytearray) -> Any:
     left = _left.get([MOST_VALUES])
     if len(text) <= LOOP_BYTES:
         left[0] -= sum(text.count(mark) for mark in ",[{")
-        found = json.loads(text)
+        value = json.loads(text)
     else:
-        found = _Decoder(left).decode(text)
+        value = _Decoder(left).decode(text)
     if left[0] < 0:
         raise _too_many()
-    return found if "\\u" not in text and text.isascii() else whole_values(found)
+    return value if "\\u" not in text and text.isascii() else whole_values(value)
 
 
 def weight(value: Any) -> int:

@@ -26,16 +26,17 @@ def read(body: Mapping[str, Any]) -> Request:
     Raises:
         RefusalError: a field has a wrong type, or asks for what the gateway does not do.
     """
+    tools = [tool(schema) for schema in listed(body, "tools")]
     return Request(
-        [message(m) for m in listed(body, "messages", required=True)],
-        tools := [tool(t) for t in listed(body, "tools")],
-        limit(body.get("max_completion_tokens") or body.get("max_tokens")),
-        stops(body.get("stop")),
-        bool(body.get("stream")),
-        bool(tools) and body.get("tool_choice") != "none",
-        requested(body),
-        ignored(body),
-        echoed(body),
+        messages=[message(m) for m in listed(body, "messages", required=True)],
+        tools=tools,
+        max_tokens=limit(body.get("max_completion_tokens") or body.get("max_tokens")),
+        stop=stops(body.get("stop")),
+        stream=bool(body.get("stream")),
+        parse_tool_calls=bool(tools) and body.get("tool_choice") != "none",
+        requested=requested(body),
+        ignored=ignored(body),
+        echoed=echoed(body),
     )
 
 
@@ -44,11 +45,16 @@ def read_completion(body: Mapping[str, Any]) -> Request:
     prompt = body.get("prompt")
     if not isinstance(prompt, str) or not prompt:
         raise invalid("prompt must be a text that is not empty")
-    said = [{"role": "prompt", "content": prompt}]
     return Request(
-        said, (), limit(body.get("max_tokens")), stops(body.get("stop")), bool(body.get("stream")), False,
-        requested(body), ignored(body), echoed(body),
-    )  # fmt: skip
+        messages=[{"role": "prompt", "content": prompt}],
+        max_tokens=limit(body.get("max_tokens")),
+        stop=stops(body.get("stop")),
+        stream=bool(body.get("stream")),
+        parse_tool_calls=False,
+        requested=requested(body),
+        ignored=ignored(body),
+        echoed=echoed(body),
+    )
 
 
 def answer(served: Served) -> dict[str, Any]:
@@ -68,16 +74,16 @@ def events(served: Served) -> Iterator[Event]:
     """Yield the chunks of a chat completion."""
     whole = answer(served)
     choice = whole["choices"][0]
-    said = choice.pop("message")
-    calls = [{"index": i, **call} for i, call in enumerate(said.pop("tool_calls", ()))]
-    yield from _chunks(
-        served, whole, "chat.completion.chunk", [{"delta": said | ({"tool_calls": calls} if calls else {})}]
-    )
+    delta = choice.pop("message")
+    calls = [{"index": i, **call} for i, call in enumerate(delta.pop("tool_calls", ()))]
+    if calls:
+        delta["tool_calls"] = calls
+    yield from _chunks(served, whole, "chat.completion.chunk", {"delta": delta})
 
 
 def events_completion(served: Served) -> Iterator[Event]:
     """Yield the chunks of a completion."""
-    yield from _chunks(served, answer_completion(served), "text_completion", [{"text": served.content}])
+    yield from _chunks(served, answer_completion(served), "text_completion", {"text": served.content})
 
 
 def error(refusal: RefusalError) -> dict[str, Any]:
@@ -87,25 +93,32 @@ def error(refusal: RefusalError) -> dict[str, Any]:
 
 def usage(served: Served) -> dict[str, Any]:
     """Return the tokens of a turn."""
-    asked, said = len(served.context), len(served.piece.token_ids)
-    cached = {"prompt_tokens_details": {"cached_tokens": served.cached}}
-    return {"prompt_tokens": asked, "completion_tokens": said, "total_tokens": asked + said, **cached}
+    prompt = len(served.context)
+    completion = len(served.sampled.token_ids)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": served.cached},
+    }
 
 
 def tokens(served: Served) -> dict[str, Any]:
     """Return the token ids of a turn and the version of its weights, for clients that record them."""
-    found: dict[str, Any] = {"policy_version": served.piece.version}
-    if served.piece.versions:
-        found["token_versions"] = list(served.piece.versions)
-    return {"prompt_token_ids": list(served.context), **found} if served.echoed.get("return_token_ids") else found
+    versions: dict[str, Any] = {"policy_version": served.sampled.version}
+    if served.sampled.versions:
+        versions["token_versions"] = list(served.sampled.versions)
+    if not served.echoed.get("return_token_ids"):
+        return versions
+    return {"prompt_token_ids": list(served.context), **versions}
 
 
 def logprobs(served: Served) -> dict[str, Any] | None:
     """Return the log-probabilities of a turn in OpenAI's shape, if they were asked for."""
-    asked = served.echoed
-    if not (asked.get("logprobs") or asked.get("return_token_ids")) or served.piece.logprobs is None:
+    requested = served.echoed.get("logprobs") or served.echoed.get("return_token_ids")
+    if not requested or served.sampled.logprobs is None:
         return None
-    pairs = zip(served.piece.token_ids, served.piece.logprobs, strict=True)
+    pairs = zip(served.sampled.token_ids, served.sampled.logprobs, strict=True)
     return {
         "content": [{"token": f"token_id:{i}", "logprob": x, "bytes": None, "top_logprobs": []} for i, x in pairs],
         "refusal": None,
@@ -120,11 +133,13 @@ def message(value: Any) -> Message:
     """
     if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
         raise invalid(f"a message must be an object with a role, got {_shown(value)}")
-    found = {**value, "content": text(value.get("content"))}
+    read = {**value, "content": text(value.get("content"))}
     calls = value.get("tool_calls") or ()
     if not isinstance(calls, Sequence) or isinstance(calls, str):
         raise invalid(f"tool_calls must be a list, got {_shown(calls)}")
-    return found | {"tool_calls": [_call(call) for call in calls]} if calls else found
+    if calls:
+        read["tool_calls"] = [_call(call) for call in calls]
+    return read
 
 
 def text(content: Any) -> str:
@@ -185,18 +200,18 @@ def stops(value: Any) -> tuple[str, ...]:
     Raises:
         RefusalError: one is empty, too long or no text, or there are too many.
     """
-    found = (value,) if isinstance(value, str) else tuple(value or ()) if isinstance(value, list | None) else (None,)
-    if not all(isinstance(stop, str) and stop for stop in found):
+    texts = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
         raise invalid(f"stop must be texts that are not empty, got {_shown(value)}")
-    if len(found) > MOST_STOPS or any(len(stop) > STOP_CHARACTERS for stop in found):
+    if len(texts) > MOST_STOPS or any(len(text) > STOP_CHARACTERS for text in texts):
         raise invalid(f"stop may have {MOST_STOPS} texts of {STOP_CHARACTERS} characters")
-    return found
+    return tuple(texts)
 
 
 def requested(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the client asked for about sampling; what is too long to record is named only."""
-    found = {name: body[name] for name in SAMPLING if body.get(name) is not None}
-    return {name: value if weight(value) <= SETTING_CHARACTERS else "too long" for name, value in found.items()}
+    settings = {name: body[name] for name in SAMPLING if body.get(name) is not None}
+    return {name: value if weight(value) <= SETTING_CHARACTERS else "too long" for name, value in settings.items()}
 
 
 def echoed(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,24 +241,23 @@ def ignored(body: Mapping[str, Any]) -> tuple[str, ...]:
         "tool_choice": forced,
         "chat_template_kwargs": body.get("chat_template_kwargs"),
     }
-    return tuple(name for name, asked in names.items() if asked)
+    return tuple(name for name, present in names.items() if present)
 
 
-def _answer(served: Served, kind: str, said: Mapping[str, Any]) -> dict[str, Any]:
-    choice = {"index": 0, **said, "finish_reason": served.finish, "logprobs": logprobs(served)}
+def _answer(served: Served, kind: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    choice = {"index": 0, **content, "finish_reason": served.finish, "logprobs": logprobs(served)}
     if served.echoed.get("return_token_ids"):
-        choice["token_ids"] = list(served.piece.token_ids)
+        choice["token_ids"] = list(served.sampled.token_ids)
     return {
         "id": served.name, "object": kind, "created": int(time.time()), "model": served.model, "choices": [choice],
         "usage": usage(served), **tokens(served),
     }  # fmt: skip
 
 
-def _chunks(served: Served, whole: Mapping[str, Any], kind: str, said: Sequence[Mapping[str, Any]]) -> Iterator[Event]:
-    """Yield chunks with what was said, the end with token ids, and the usage if it is asked for."""
+def _chunks(served: Served, whole: Mapping[str, Any], kind: str, content: Mapping[str, Any]) -> Iterator[Event]:
+    """Yield chunks with the content, the end with token ids, and the usage if it is asked for."""
     common = {key: whole[key] for key in ("id", "created", "model")} | {"object": kind}
-    for one in said:
-        yield None, {**common, "choices": [{"index": 0, **one, "finish_reason": None}]}
+    yield None, {**common, "choices": [{"index": 0, **content, "finish_reason": None}]}
     last = {key: value for key, value in whole["choices"][0].items() if key not in ("message", "text")}
     last |= dict[str, Any](text="") if kind == "text_completion" else dict[str, Any](delta={})
     yield None, {**common, **tokens(served), "choices": [last]}
@@ -265,5 +279,5 @@ def _call(value: Any) -> dict[str, Any]:
 def _shown(value: Any) -> str:
     if isinstance(value, str | list | Mapping) and weight(value) > SETTING_CHARACTERS:
         return f"a {type(value).__name__} of {weight(value)} characters"
-    found = repr(value)
-    return found if len(found) <= 80 else f"{found[:77]}..."
+    written = repr(value)
+    return written if len(written) <= 80 else f"{written[:77]}..."

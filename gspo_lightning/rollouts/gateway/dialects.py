@@ -43,12 +43,12 @@ def read_request(dialect: Dialect, raw: bytearray, session: Session, path: str) 
         body = read_object(raw)
         try:
             if dialect is RESPONSES and (before := body.get("previous_response_id")):
-                asked = responses.read(body, session.messages_before(str(before)))
+                request = responses.read(body, session.messages_before(str(before)))
             else:
-                asked = dialect.read(body)
+                request = dialect.read(body)
         except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             raise invalid(f"the request cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
-    return replace(asked, size=len(raw)), digest.hexdigest()
+    return replace(request, size=len(raw)), digest.hexdigest()
 
 
 def read_object(raw: bytearray) -> Mapping[str, Any]:
@@ -58,12 +58,12 @@ def read_object(raw: bytearray) -> Mapping[str, Any]:
         RefusalError: it is no JSON object.
     """
     try:
-        found = load(raw)
+        body = load(raw)
     except (ValueError, RecursionError) as error:
         raise invalid(f"the body is not JSON: {str(error)[:200]}") from error
-    if not isinstance(found, dict):
-        raise invalid(f"the body must be a JSON object, and is a {type(found).__name__}")
-    return found
+    if not isinstance(body, dict):
+        raise invalid(f"the body must be a JSON object, and is a {type(body).__name__}")
+    return body
 
 
 def answered(dialect: Dialect, served: Served) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gspo_lightning.rollouts.gateway.trace import Message, Node, Piece, ids_of
+from gspo_lightning.rollouts.gateway.trace import Message, Node, SampledTurn, ids_of
 
 _WORDS = 1000
 """Characters of a message, which may quote what was sent."""
@@ -26,7 +26,11 @@ class RefusalError(Exception):
     def __init__(self, status: int, kind: str, message: str, code: str | None = None, *, again: bool = False) -> None:
         message = message[:_WORDS]
         super().__init__(message)
-        self.status, self.kind, self.message, self.code, self.again = status, kind, message, code, again
+        self.status = status
+        self.kind = kind
+        self.message = message
+        self.code = code
+        self.again = again
 
 
 def invalid(message: str, code: str | None = None) -> RefusalError:
@@ -54,7 +58,7 @@ class Request:
         max_tokens: limit of this turn, or None.
         stop: texts that end the turn and are left out of the answer.
         stream: frame the answer as server-sent events.
-        calls: parse tool calls.
+        parse_tool_calls: True if calls in the turn are parsed.
         requested: sampling that the client asked for.
         ignored: names of other fields that were asked for and have no effect.
         echoed: fields of the body that the answer depends on.
@@ -66,7 +70,7 @@ class Request:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     stream: bool = False
-    calls: bool = True
+    parse_tool_calls: bool = True
     requested: Mapping[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     echoed: Mapping[str, Any] = field(default_factory=dict)
@@ -75,39 +79,50 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A turn as it was served; ``echoed`` and ``asked_bytes`` are of its request."""
+    """A turn as it was served."""
 
     echoed: Mapping[str, Any]
-    asked_bytes: int
+    """Fields of the request that the answer depends on."""
+    request_bytes: int
+    """Bytes of the request's body."""
     turn: Node
-    piece: Piece
+    """The turn in the trace."""
+    sampled: SampledTurn
+    """Its tokens."""
     content: str
+    """Its text, without reasoning and calls."""
     reasoning: str | None
+    """The text of its thought; None if it had none."""
     calls: tuple[Mapping[str, Any], ...]
+    """Tool calls in OpenAI's shape."""
     finish: str
+    """``stop``, ``length`` or ``tool_calls``."""
     model: str
+    """Name under which the policy is served."""
     name: str
+    """Id of the answer, unique in the gateway."""
 
     @property
     def context(self) -> tuple[int, ...]:
         """Token ids before the turn."""
-        return ids_of(self._given.path)
+        return ids_of(self._context.path)
 
     @property
     def cached(self) -> int:
         """Tokens of the context that an earlier request of the session had served or sampled."""
-        return self._given.end - len(self._given.token_ids)
+        return self._context.end - len(self._context.token_ids)
 
     @property
     def size(self) -> int:
         """Bytes of the answer, at most."""
-        count = len(self.piece.token_ids)
-        ids = 8 * (self._given.end + count) if self.echoed.get("return_token_ids") else 0
+        count = len(self.sampled.token_ids)
+        ids = 8 * (self._context.end + count) if self.echoed.get("return_token_ids") else 0
         logprobs = 128 * count if ids or self.echoed.get("logprobs") else 0
-        said = (self.content, self.reasoning or "", *(call["function"]["arguments"] for call in self.calls))
-        return ids + logprobs + 6 * (sum(map(len, said)) + (self.asked_bytes if "tools" in self.echoed else 0))
+        texts = (self.content, self.reasoning or "", *(call["function"]["arguments"] for call in self.calls))
+        tools = self.request_bytes if "tools" in self.echoed else 0
+        return ids + logprobs + 6 * (sum(map(len, texts)) + tools)
 
     @property
-    def _given(self) -> Node:
+    def _context(self) -> Node:
         assert self.turn.parent is not None
         return self.turn.parent

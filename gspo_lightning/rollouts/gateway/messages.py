@@ -12,6 +12,7 @@ from gspo_lightning.rollouts.gateway.exchange import RefusalError, Request, Serv
 from gspo_lightning.rollouts.gateway.trace import Message
 
 _FINISH = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
 _KINDS = {
     401: "authentication_error",
     404: "not_found_error",
@@ -28,17 +29,23 @@ def read(body: Mapping[str, Any]) -> Request:
         RefusalError: a field has a wrong type, or asks for what the gateway does not do.
     """
     system = chat.text(body.get("system"))
-    said = [{"role": "system", "content": system}] if system else []
-    for one in chat.listed(body, "messages", required=True):
-        said += _messages(one)
+    messages = [{"role": "system", "content": system}] if system else []
+    for message in chat.listed(body, "messages", required=True):
+        messages += _messages(message)
     tools = [_tool(t) for t in chat.listed(body, "tools")]
     choice = body.get("tool_choice") or {}
     kind = choice.get("type") if isinstance(choice, Mapping) else choice
-    forced = () if kind in (None, "auto", "none") else ("tool_choice",)
     return Request(
-        said, tools, chat.limit(body.get("max_tokens")), chat.stops(body.get("stop_sequences")),
-        bool(body.get("stream")), bool(tools) and kind != "none", chat.requested(body), forced, chat.echoed(body),
-    )  # fmt: skip
+        messages=messages,
+        tools=tools,
+        max_tokens=chat.limit(body.get("max_tokens")),
+        stop=chat.stops(body.get("stop_sequences")),
+        stream=bool(body.get("stream")),
+        parse_tool_calls=bool(tools) and kind != "none",
+        requested=chat.requested(body),
+        ignored=() if kind in (None, "auto", "none") else ("tool_choice",),
+        echoed=chat.echoed(body),
+    )
 
 
 def answer(served: Served) -> dict[str, Any]:
@@ -52,7 +59,7 @@ def answer(served: Served) -> dict[str, Any]:
         function = call["function"]
         arguments = json.loads(function["arguments"])
         blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments})
-    extra = {"token_ids": list(served.piece.token_ids)} if served.echoed.get("return_token_ids") else {}
+    extra = {"token_ids": list(served.sampled.token_ids)} if served.echoed.get("return_token_ids") else {}
     return {
         "id": served.name, "type": "message", "role": "assistant", "model": served.model, "content": blocks,
         "stop_reason": _FINISH[served.finish], "stop_sequence": None, "usage": _usage(served), **extra,
@@ -86,7 +93,7 @@ def _usage(served: Served) -> dict[str, Any]:
     read_before = served.cached
     return {
         "input_tokens": len(served.context) - read_before,
-        "output_tokens": len(served.piece.token_ids),
+        "output_tokens": len(served.sampled.token_ids),
         "cache_read_input_tokens": read_before,
         "cache_creation_input_tokens": 0,
     }
@@ -122,20 +129,22 @@ def _messages(value: Any) -> list[dict[str, Any]]:
     blocks = chat.listed(value, "content")
     if not all(isinstance(block, Mapping) for block in blocks):
         raise invalid("content must be a text or a list of blocks")
-    known = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
-    if strange := [block.get("type") for block in blocks if block.get("type") not in known]:
-        raise invalid(f"only text, thinking, tool_use and tool_result are served here, got {strange[0]!r}")
+    for block in blocks:
+        if block.get("type") not in _BLOCKS:
+            raise invalid(f"only text, thinking, tool_use and tool_result are served here, got {block.get('type')!r}")
     results: list[dict[str, Any]] = [
         {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": chat.text(block.get("content"))}
         for block in blocks
         if block["type"] == "tool_result"
     ]
-    said: dict[str, Any] = {"role": value["role"], "content": chat.text([b for b in blocks if b["type"] == "text"])}
-    if thoughts := [str(block.get("thinking", "")) for block in blocks if block["type"] == "thinking"]:
-        said["reasoning_content"] = "".join(thoughts)
-    if used := [block for block in blocks if block["type"] == "tool_use"]:
-        said["tool_calls"] = [_use(block) for block in used]
-    return results if results and not said["content"] else [*results, said]
+    message: dict[str, Any] = {"role": value["role"], "content": chat.text([b for b in blocks if b["type"] == "text"])}
+    thoughts = [str(block.get("thinking", "")) for block in blocks if block["type"] == "thinking"]
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    calls = [_use(block) for block in blocks if block["type"] == "tool_use"]
+    if calls:
+        message["tool_calls"] = calls
+    return results if results and not message["content"] else [*results, message]
 
 
 def _use(block: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,13 +30,18 @@ def read(body: Mapping[str, Any], before: Sequence[Message] = ()) -> Request:
     system = [{"role": "system", "content": instructions}] if instructions else []
     rest = before[1:] if system and before and before[0]["role"] == "system" else before
     tools = [_tool(t) for t in chat.listed(body, "tools")]
-    wanted = body.get("text")
-    shape = wanted.get("format") if isinstance(wanted, Mapping) else None
+    options = body.get("text")
+    shape = options.get("format") if isinstance(options, Mapping) else None
     return Request(
-        [*system, *rest, *_messages(items)], tools, chat.limit(body.get("max_output_tokens")), (),
-        bool(body.get("stream")), bool(tools) and body.get("tool_choice") != "none", chat.requested(body),
-        chat.ignored({**body, "response_format": shape}), echoed(body),
-    )  # fmt: skip
+        messages=[*system, *rest, *_messages(items)],
+        tools=tools,
+        max_tokens=chat.limit(body.get("max_output_tokens")),
+        stream=bool(body.get("stream")),
+        parse_tool_calls=bool(tools) and body.get("tool_choice") != "none",
+        requested=chat.requested(body),
+        ignored=chat.ignored({**body, "response_format": shape}),
+        echoed=echoed(body),
+    )
 
 
 def echoed(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,7 +55,8 @@ def echoed(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def answer(served: Served) -> dict[str, Any]:
     """Return a response with its items: reasoning, a message, calls."""
-    name, items = served.name, list[dict[str, Any]]()
+    name = served.name
+    items: list[dict[str, Any]] = []
     if served.reasoning:
         part: dict[str, Any] = {"type": "reasoning_text", "text": served.reasoning}
         items.append({"type": "reasoning", "id": f"rs_{name}", "summary": [], "content": [part]})
@@ -62,22 +68,26 @@ def answer(served: Served) -> dict[str, Any]:
     for call in served.calls:
         function = {"call_id": call["id"], **call["function"], "status": "completed"}
         items.append({"type": "function_call", "id": f"fc_{call['id']}", **function})
-    cut, body = served.finish == "length", served.echoed
-    asked, said = len(served.context), len(served.piece.token_ids)
-    details = {
+    cut = served.finish == "length"
+    body = served.echoed
+    read = len(served.context)
+    sampled = len(served.sampled.token_ids)
+    usage = {
+        "input_tokens": read,
+        "output_tokens": sampled,
+        "total_tokens": read + sampled,
         "input_tokens_details": {"cached_tokens": served.cached},
         "output_tokens_details": {"reasoning_tokens": 0},
     }
-    extra = {"token_ids": list(served.piece.token_ids)} if body.get("return_token_ids") else {}
+    extra = {"token_ids": list(served.sampled.token_ids)} if body.get("return_token_ids") else {}
     return {
         "id": name, "object": "response", "created_at": int(time.time()), "model": served.model, "output": items,
         "status": "incomplete" if cut else "completed", "error": None,
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "instructions": body.get("instructions"), "previous_response_id": body.get("previous_response_id"),
         "parallel_tool_calls": True, "tool_choice": "auto", "tools": body.get("tools") or [], "metadata": {},
-        "temperature": None, "top_p": None,
-        "usage": {"input_tokens": asked, "output_tokens": said, "total_tokens": asked + said, **details},
-        **extra, **chat.tokens(served),
+        "temperature": None, "top_p": None, "usage": usage, **extra,
+        **chat.tokens(served),
     }  # fmt: skip
 
 
@@ -86,16 +96,16 @@ def events(served: Served) -> Iterator[Event]:
     whole = answer(served)
     empty = whole | {"output": [], "status": "in_progress", "usage": None, "incomplete_details": None}
     kind = "response.incomplete" if whole["incomplete_details"] else "response.completed"
-    found: list[dict[str, Any]] = [{"type": "response.created", "response": empty}]
-    found.append({"type": "response.in_progress", "response": empty})
+    stream: list[dict[str, Any]] = [{"type": "response.created", "response": empty}]
+    stream.append({"type": "response.in_progress", "response": empty})
     for i, item in enumerate(whole["output"]):
         place = {"item_id": item["id"], "output_index": i}
         begun = item | {key: type(item[key])() for key in ("content", "arguments") if key in item}
-        found.append({"type": "response.output_item.added", "output_index": i, "item": begun})
-        found += [{**place, **event} for event in _inside(item)]
-        found.append({"type": "response.output_item.done", "output_index": i, "item": item})
-    found.append({"type": kind, "response": whole})
-    for number, event in enumerate(found):
+        stream.append({"type": "response.output_item.added", "output_index": i, "item": begun})
+        stream += [{**place, **event} for event in _inside(item)]
+        stream.append({"type": "response.output_item.done", "output_index": i, "item": item})
+    stream.append({"type": kind, "response": whole})
+    for number, event in enumerate(stream):
         yield event["type"], {**event, "sequence_number": number}
 
 
@@ -122,33 +132,33 @@ def _tool(value: Any) -> Message:
 
 def _messages(items: Sequence[Any]) -> list[Message]:
     """Return items as messages; what the policy said in one turn becomes one message again."""
-    found: list[dict[str, Any]] = []
-    ours = False
+    messages: list[dict[str, Any]] = []
+    in_turn = False  # while the last message is a turn of the policy that may go on
     for item in items:
         if not isinstance(item, Mapping):
             raise invalid("an item of input must be an object")
         kind = item.get("type", "message")
+        of_policy = kind in ("reasoning", "function_call") or (
+            kind != "function_call_output" and item.get("role") == "assistant"
+        )
+        if of_policy and not in_turn:
+            messages.append({"role": "assistant", "content": ""})
+        in_turn = of_policy
         if kind == "function_call_output":
-            found.append(
-                {"role": "tool", "tool_call_id": item.get("call_id"), "content": chat.text(item.get("output"))}
-            )
-            ours = False
-            continue
-        mine = kind in ("reasoning", "function_call") or item.get("role") == "assistant"
-        if mine and not ours:
-            found.append({"role": "assistant", "content": ""})
-        ours = mine
-        if kind == "reasoning":
+            output = chat.text(item.get("output"))
+            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
+        elif kind == "reasoning":
             thought = chat.text([part for part in item.get("content") or () if isinstance(part, Mapping)])
-            found[-1] |= {"reasoning_content": thought} if thought else {}
+            if thought:
+                messages[-1]["reasoning_content"] = thought
         elif kind == "function_call":
-            call = {"name": item.get("name"), "arguments": item.get("arguments")}
-            made = {"id": item.get("call_id"), "type": "function", "function": call}
-            found[-1]["tool_calls"] = [*found[-1].get("tool_calls", ()), made]
-        elif kind == "message" and mine:
-            found[-1]["content"] += chat.text(item.get("content"))
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            messages[-1]["tool_calls"] = [*messages[-1].get("tool_calls", ()), call]
+        elif kind == "message" and of_policy:
+            messages[-1]["content"] += chat.text(item.get("content"))
         elif kind == "message":
-            found.append(dict(chat.message(item)))
+            messages.append(dict(chat.message(item)))
         else:
             raise invalid(f"items of type {kind!r} are not served here")
-    return [chat.message(m) for m in found]
+    return [chat.message(message) for message in messages]

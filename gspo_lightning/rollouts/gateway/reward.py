@@ -9,35 +9,36 @@ from typing import Any
 from gspo_lightning.core.errors import is_finite
 from gspo_lightning.core.escape import whole
 
-MOST_PARTS, PART_CHARACTERS = 256, 200
-"""Parts of a reward, each of which is a metric, and characters of a name."""
+MOST_PARTS = 256
+"""Parts of a reward, each of which is a metric."""
+PART_CHARACTERS = 200
+"""Characters of a part's name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """Reward of a rollout as its agent told it.
-
-    Args:
-        reward: of the whole, beside those of the turns; None if it told none.
-        parts: numbers to log, by name.
-        turns: of the first turns, in the order of sampling; they add to the reward.
-    """
+class AgentReward:
+    """Reward reported by an agent."""
 
     reward: float | None = None
+    """Reward of the whole rollout, beside those of its turns; None if there is none."""
     parts: dict[str, float] = field(default_factory=dict)
+    """Numbers to log, by name."""
     turns: tuple[float, ...] = ()
+    """Rewards of the first turns, in the order of sampling; they add to the reward."""
 
 
-def read_reward(told: Mapping[str, Any]) -> Told:
+def read_reward(body: Mapping[str, Any]) -> AgentReward:
     """Read ``reward``, ``parts`` and ``turns``; each may be left out.
 
     >>> read_reward({"reward": True, "parts": {"steps": 3}})
-    Told(reward=1.0, parts={'steps': 3.0}, turns=())
+    AgentReward(reward=1.0, parts={'steps': 3.0}, turns=())
 
     Raises:
         ValueError: one of them is no finite number, or no object or list of such numbers.
     """
-    reward, parts, turns = told.get("reward"), told.get("parts"), told.get("turns")
+    reward = body.get("reward")
+    parts = body.get("parts")
+    turns = body.get("turns")
     if not isinstance(parts, Mapping | None):
         raise ValueError(f"parts is {_shown(parts)}, which is no object of numbers")
     if not isinstance(turns, Sequence | None) or isinstance(turns, str):
@@ -46,7 +47,7 @@ def read_reward(told: Mapping[str, Any]) -> Told:
         raise ValueError(f"parts may have {MOST_PARTS} numbers, with names of {PART_CHARACTERS} characters")
     values = {whole(str(name)): _number(f"parts.{name}", value) for name, value in (parts or {}).items()}
     paid = tuple(_number(f"turns[{i}]", value) for i, value in enumerate(turns or ()))
-    return Told(None if reward is None else _number("reward", reward), values, paid)
+    return AgentReward(None if reward is None else _number("reward", reward), values, paid)
 
 
 def _number(name: str, value: Any) -> float:

@@ -28,7 +28,7 @@ from gspo_lightning.rollouts.gateway.dialects import (
 )
 from gspo_lightning.rollouts.gateway.exchange import RefusalError, gone, invalid
 from gspo_lightning.rollouts.gateway.replies import json_answer, send_answer, send_stream
-from gspo_lightning.rollouts.gateway.reward import Told, read_reward
+from gspo_lightning.rollouts.gateway.reward import AgentReward, read_reward
 from gspo_lightning.rollouts.gateway.session import Session
 from gspo_lightning.rollouts.gateway.trace import Node
 
@@ -60,7 +60,10 @@ class Gateway:
         body_limit: int = BODY_BYTES,
         strict: bool = False,
     ) -> None:
-        self.new_session, self.socket, self.body_limit, self.strict = new_session, socket, body_limit, strict
+        self.new_session = new_session
+        self.socket = socket
+        self.body_limit = body_limit
+        self.strict = strict
         self.admin_key = secrets.token_urlsafe(24)
         self.counts: Counter[str] = Counter()
         self._sessions: dict[str, Session] = {}
@@ -100,7 +103,8 @@ class Gateway:
             await self._runner.cleanup()
             if self.socket:
                 Path(self.socket).unlink(missing_ok=True)  # before Python 3.13 it stays
-        self._runner, self._sessions = None, {}
+        self._runner = None
+        self._sessions = {}
 
     @property
     def url(self) -> str:
@@ -119,7 +123,7 @@ class Gateway:
     def close_session(self, session: Session) -> None:
         """Refuse further requests of a session, and forget it when many others have closed."""
         session.close()
-        session.settled = True
+        session.reward_final = True
         session.forget()
         self._closed.append(session.name)
         for name in self._closed[:-_CLOSED]:
@@ -137,15 +141,15 @@ class Gateway:
             shape = messages.error if "anthropic-version" in request.headers else dialect.error
             try:
                 return await handler(request, dialect)
-            except RefusalError as refusal:
-                found = refusal
+            except RefusalError as error:
+                refusal = error
             except (ConnectionError, ClientConnectionError):  # the client has gone: nobody reads an answer
                 return web.Response(status=499)
             except Exception as error:
-                found = RefusalError(500, "server_error", f"the gateway failed: {type(error).__name__}")
-            self.counts[f"status/{found.status}"] += 1
-            answer = json_answer(shape(found), found.status, {} if found.again else _FINAL)
-            found.__traceback__ = found.__cause__ = found.__context__ = None  # their frames hold the body
+                refusal = RefusalError(500, "server_error", f"the gateway failed: {type(error).__name__}")
+            self.counts[f"status/{refusal.status}"] += 1
+            answer = json_answer(shape(refusal), refusal.status, {} if refusal.again else _FINAL)
+            refusal.__traceback__ = refusal.__cause__ = refusal.__context__ = None  # their frames hold the body
             return answer
 
         return handle
@@ -199,29 +203,29 @@ class Gateway:
                 raw.clear()  # whoever still holds a frame of this request holds no body
 
     async def _turn(self, request: web.Request, dialect: Dialect, session: Session) -> web.StreamResponse:
-        given = request.headers.get("Idempotency-Key", "")
-        again = bool(given) or request.headers.get("x-stainless-retry-count", "0") != "0"
+        key = request.headers.get("Idempotency-Key", "")
+        again = bool(key) or request.headers.get("x-stainless-retry-count", "0") != "0"
         if not again:
             session.check_turns()
         async with self._body(request, session) as raw:
-            asked, digest = await aside(len(raw), session.lock, read_request, dialect, raw, session, request.path)
+            parsed, digest = await aside(len(raw), session.lock, read_request, dialect, raw, session, request.path)
             raw.clear()
-            if self.strict and asked.ignored:
-                raise invalid(f"{asked.ignored[0]} is not imposed on the policy, and strict: true refuses it")
-            work = session.begin(asked, given or digest, again=again, digest=digest)
-            stream = asked.stream
-            del asked
+            if self.strict and parsed.ignored:
+                raise invalid(f"{parsed.ignored[0]} is not imposed on the policy, and strict: true refuses it")
+            answering = session.begin(parsed, key or digest, again=again, digest=digest)
+            stream = parsed.stream
+            del parsed  # a large one must not wait in memory for its answer
             if stream:
-                return await send_stream(request, dialect, session, work)
-            return await send_answer(request, dialect, session, await asyncio.shield(work))
+                return await send_stream(request, dialect, session, answering)
+            return await send_answer(request, dialect, session, await asyncio.shield(answering))
 
     async def _count(self, request: web.Request, dialect: Dialect, session: Session) -> web.StreamResponse:
         if session.closed:
             raise gone()
         async with self._body(request, session) as raw:
-            asked, _ = await aside(len(raw), session.lock, read_request, dialect, raw, session, request.path)
+            parsed, _ = await aside(len(raw), session.lock, read_request, dialect, raw, session, request.path)
             raw.clear()
-            return json_answer({"input_tokens": await session.count(asked)})
+            return json_answer({"input_tokens": await session.count(parsed)})
 
     async def _models(self, request: web.Request, dialect: Dialect, session: Session) -> web.StreamResponse:
         about = {"id": session.model, "object": "model", "type": "model", "created": 0, "owned_by": "gspo_lightning"}
@@ -236,14 +240,14 @@ class Gateway:
         return json_answer({"id": session.name, "base_url": self.address(session).base_url, "api_key": session.key})
 
     async def _reward(self, request: web.Request, dialect: Dialect, session: Session) -> web.StreamResponse:
-        if session.settled:
+        if session.reward_final:
             raise gone()
         if (request.content_length or 0) > REWARD_BYTES:
             raise _too_large(REWARD_BYTES)
         async with self._body(request, session) as raw:
             if len(raw) > REWARD_BYTES:
                 raise _too_large(REWARD_BYTES)
-            give(session, read_object(raw))
+            take_reward(session, read_object(raw))
         return json_answer({"reward": session.reward})
 
     async def _finish(self, request: web.Request, dialect: Dialect, session: Session) -> web.StreamResponse:
@@ -263,43 +267,55 @@ class Gateway:
         raise RefusalError(404, "not_found_error", f"there is no {request.method} {request.path[:200]}", "unknown_url")
 
 
-def give(session: Session, body: Mapping[str, Any]) -> None:
-    """Give a rollout, or one turn of it (``turn``), a reward.
+def take_reward(session: Session, body: Mapping[str, Any]) -> None:
+    """Set the reward of a rollout, or of one turn of it (``turn``), from the body of a request.
 
     Raises:
         RefusalError: it is no finite number, or there is no such turn.
     """
     turn = body.get("turn")
     try:
-        told = read_reward(body)
-        if turn is None and told != Told():
-            session.give(told)
+        reward = read_reward(body)
+        if turn is None and reward != AgentReward():
+            session.set_reward(reward)
             return
     except ValueError as error:
         raise invalid(str(error)) from error
-    if told.reward is None or not isinstance(turn, int) or not 0 <= turn < len(session.trace.turns):
-        raise invalid(f"send a reward; this session has {len(session.trace.turns)} turns, counted from 0")
-    session.trace.turns[turn].reward = told.reward
+    turns = session.trace.turns
+    if reward.reward is None or not isinstance(turn, int) or not 0 <= turn < len(turns):
+        raise invalid(f"send a reward; this session has {len(turns)} turns, counted from 0")
+    turns[turn].reward = reward.reward
     session.reward = session.reward or 0.0
 
 
 def described(session: Session) -> dict[str, Any]:
     """Return a session's tree as plain data: every turn with its path, and the rows it gives."""
-    numbers = {id(node): number for number, node in enumerate(session.trace.nodes())}
+    nodes = session.trace.nodes()
+    numbers = {id(node): number for number, node in enumerate(nodes)}
+    return {
+        "nodes": [_described_node(node, numbers) for node in nodes],
+        "rows": [
+            {"context": list(row.context), "token_ids": row.token_ids.tolist(), "mask": row.response_mask.tolist()}
+            for row in session.trace.rows()
+        ],
+        "reasons": dict(session.trace.reasons),
+        "counts": dict(session.counts),
+        "requested_sampling": [dict(sampling) for sampling in session.requested],
+        "reward": session.reward,
+    }
 
-    def told(node: Node) -> dict[str, Any]:
-        said = None if node.piece is None or node.piece.logprobs is None else list(node.piece.logprobs)
-        parent = None if node.parent is None else numbers[id(node.parent)]
-        found = {"number": numbers[id(node)], "parent": parent, "sampled": node.piece is not None}
-        return found | {"messages": list(node.messages), "token_ids": list(node.token_ids), "logprobs": said}
 
-    nodes = [told(node) for node in session.trace.nodes()]
-    rows = [
-        {"context": list(row.context), "token_ids": list(row.token_ids), "mask": list(row.mask)}
-        for row in session.trace.rows()
-    ]
-    found = {"nodes": nodes, "rows": rows, "reasons": dict(session.trace.reasons), "counts": dict(session.counts)}
-    return found | {"requested_sampling": [dict(one) for one in session.requested], "reward": session.reward}
+def _described_node(node: Node, numbers: Mapping[int, int]) -> dict[str, Any]:
+    """Return a node as plain data; ``numbers`` are those of the nodes by their identity."""
+    logprobs = None if node.sampled is None else node.sampled.logprobs
+    return {
+        "number": numbers[id(node)],
+        "parent": None if node.parent is None else numbers[id(node.parent)],
+        "sampled": node.sampled is not None,
+        "messages": list(node.messages),
+        "token_ids": list(node.token_ids),
+        "logprobs": None if logprobs is None else list(logprobs),
+    }
 
 
 def _check_key(request: web.Request, keys: Collection[str], why: str) -> None:
@@ -313,8 +329,8 @@ def _check_key(request: web.Request, keys: Collection[str], why: str) -> None:
 
 
 def _has_key(request: web.Request, keys: Collection[str]) -> bool:
-    given = request.headers.get("Authorization", "").removeprefix("Bearer ") or request.headers.get("x-api-key", "")
-    return any(hmac.compare_digest(given.encode(errors="surrogateescape"), key.encode()) for key in keys)
+    sent = request.headers.get("Authorization", "").removeprefix("Bearer ") or request.headers.get("x-api-key", "")
+    return any(hmac.compare_digest(sent.encode(errors="surrogateescape"), key.encode()) for key in keys)
 
 
 def _too_large(limit: int) -> RefusalError:

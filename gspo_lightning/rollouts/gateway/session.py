@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.rollouts.gateway.bounds import BODY_BYTES, LOOP_BYTES, OPEN_REQUESTS, SESSION_BYTES, aside
 from gspo_lightning.rollouts.gateway.exchange import RefusalError, Request, Served, busy, gone, invalid
-from gspo_lightning.rollouts.gateway.reward import MOST_PARTS, Told
+from gspo_lightning.rollouts.gateway.reward import MOST_PARTS, AgentReward
 from gspo_lightning.rollouts.gateway.trace import (
     Encoder,
     History,
@@ -24,8 +24,8 @@ from gspo_lightning.rollouts.gateway.trace import (
     Match,
     Message,
     Node,
-    Piece,
     Place,
+    SampledTurn,
     Trace,
     TraceError,
     canonical,
@@ -61,7 +61,7 @@ class Sampler(Protocol):
 
     async def sample(
         self, session: Session, context: tuple[int, ...], budget: int, stop: tuple[str, ...], place: int
-    ) -> Piece:
+    ) -> SampledTurn:
         """Return what the policy says after a context.
 
         Args:
@@ -100,13 +100,13 @@ class Session:
     parts: dict[str, float] = field(default_factory=dict)
     full: bool = False
     """True if a request did not fit."""
-    fault: BaseException | None = None
+    error: BaseException | None = None
     """Failure of the sampler, or a defect of the gateway."""
     closed: bool = False
     """True if no more turns are served."""
-    settled: bool = False
+    reward_final: bool = False
     """True if the rollout is over: its reward is final, too."""
-    moved: Callable[[Phase], None] | None = None
+    on_phase: Callable[[Phase], None] | None = None
     """Called when the first turn is asked for, and when the agent ends the conversation."""
     counts: Counter[str] = field(default_factory=Counter)
     malformed_calls: int | None = None
@@ -125,7 +125,7 @@ class Session:
     """Held while a thread works for this session."""
     _begun: bool = False
     _sampling: int = 0
-    _asked: dict[str, tuple[str, asyncio.Task[Served]]] = field(default_factory=dict)
+    _requests: dict[str, tuple[str, asyncio.Task[Served]]] = field(default_factory=dict)
     _places: Counter[int] = field(default_factory=Counter)
     _turns: dict[str, Node] = field(default_factory=dict)
     _echoed: dict[str, Any] = field(default_factory=dict)
@@ -133,21 +133,23 @@ class Session:
     def __post_init__(self) -> None:
         self.trace = Trace(self.codec, self.match)
 
-    def give(self, told: Told) -> None:
+    def set_reward(self, reward: AgentReward) -> None:
         """Store the reward of the rollout; what it leaves out stays as it is.
 
         Raises:
             ValueError: it has rewards for more turns than there are, or too many parts.
         """
-        if len(told.turns) > len(self.trace.turns):
-            raise ValueError(f"turns has {len(told.turns)} rewards, and this session {len(self.trace.turns)} turns")
-        if len(self.parts | told.parts) > MOST_PARTS:
+        if len(reward.turns) > len(self.trace.turns):
+            raise ValueError(f"turns has {len(reward.turns)} rewards, and this session {len(self.trace.turns)} turns")
+        if len(self.parts | reward.parts) > MOST_PARTS:
             raise ValueError(f"parts may have {MOST_PARTS} numbers")
-        for turn, value in zip(self.trace.turns, told.turns, strict=False):
+        for turn, value in zip(self.trace.turns, reward.turns, strict=False):
             turn.reward = value
-        if told.reward is not None or told.turns:
-            self.reward = told.reward if told.reward is not None else self.reward or 0.0
-        self.parts |= told.parts
+        if reward.reward is not None:
+            self.reward = reward.reward
+        elif reward.turns:
+            self.reward = self.reward or 0.0
+        self.parts |= reward.parts
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
@@ -197,18 +199,18 @@ class Session:
         Raises:
             RefusalError: the key belongs to another body.
         """
-        if not self._begun and self.moved is not None:
-            self.moved("agent")
+        if not self._begun and self.on_phase is not None:
+            self.on_phase("agent")
         self._begun = True
-        before, known = self._asked.get(key, (digest, None))
-        if again and before != digest:
-            what = "this Idempotency-Key was used for another request of this session"
-            raise RefusalError(422, "invalid_request_error", what, "idempotency_key_reused")
-        if again and known is not None:
+        if again and key in self._requests:
+            earlier_digest, earlier = self._requests[key]
+            if earlier_digest != digest:
+                problem = "this Idempotency-Key was used for another request of this session"
+                raise RefusalError(422, "invalid_request_error", problem, "idempotency_key_reused")
             self.counts["retries"] += 1
-            return known
+            return earlier
         task = asyncio.ensure_future(self._answer(request))
-        self._asked[key] = digest, task
+        self._requests[key] = (digest, task)
         task.add_done_callback(partial(self._forget_failed, key))
         return task
 
@@ -240,19 +242,21 @@ class Session:
 
     def finish(self) -> None:
         """Serve no more turns; the agent may still verify what it did, and give a reward."""
-        if not self.closed and self.moved is not None:
-            self.moved("verify")
+        if not self.closed and self.on_phase is not None:
+            self.on_phase("verify")
         self.close()
 
     def close(self) -> None:
         """Refuse all requests from now on; those in flight are not added to the trace."""
         self.closed = True
-        for _, task in list(self._asked.values()):
+        for _, task in list(self._requests.values()):
             task.cancel()
 
     def forget(self) -> None:
         """Drop recorded answers: nobody gets them any more."""
-        self._asked, self._turns, self._echoed = {}, {}, {}
+        self._requests = {}
+        self._turns = {}
+        self._echoed = {}
 
     async def _answer(self, request: Request) -> Served:
         self.check_turns()
@@ -278,21 +282,25 @@ class Session:
         budget = room if request.max_tokens is None else max(1, min(room, request.max_tokens))
         digest = await aside(8 * len(context), self.lock, _digest, context)
         try:
-            piece = await self.sampler.sample(self, context, budget, request.stop, self._place(digest))
+            sampled = await self.sampler.sample(self, context, budget, request.stop, self._place(digest))
         except Exception as error:
-            self.fault = self.fault or error
+            self.error = self.error or error
             raise RefusalError(500, "server_error", f"no turn was sampled: {type(error).__name__}") from error
-        size = len(piece.token_ids) * _TOKEN_BYTES
-        said = await aside(size, self.lock, self._parsed, request, piece, context)
+        size = len(sampled.token_ids) * _TOKEN_BYTES
+        parsed = await aside(size, self.lock, self._parsed, request, sampled, context)
         if self.closed:
             raise gone()
-        served = self._commit(request, history, node, context, piece, said)
-        served.turn.asked_s, served.turn.answered_s = asked_s, time.monotonic() - self.begun
+        served = self._commit(request, history, node, context, sampled, parsed)
+        served.turn.asked_s = asked_s
+        served.turn.answered_s = time.monotonic() - self.begun
         return served
 
-    def _parsed(self, request: Request, piece: Piece, context: tuple[int, ...]) -> tuple[Turn, dict[str, Any], Key]:
+    def _parsed(
+        self, request: Request, sampled: SampledTurn, context: tuple[int, ...]
+    ) -> tuple[Turn, dict[str, Any], Key]:
         """Return a turn's parts, the message that clients get, with calls that have no ids yet, and its key."""
-        turn = self.codec.parse(piece.token_ids, request.stop, request.tools if request.calls else (), context)
+        tools = request.tools if request.parse_tool_calls else ()
+        turn = self.codec.parse(sampled.token_ids, request.stop, tools, context)
         message: dict[str, Any] = {"role": "assistant", "content": turn.content}
         message |= {"reasoning_content": turn.reasoning} if turn.reasoning else {}
         calls = [
@@ -303,28 +311,38 @@ class Session:
         return turn, message, key_of(message, self.match)
 
     def _commit(
-        self, request: Request, history: History, node: Node, context: tuple[int, ...], piece: Piece,
-        said: tuple[Turn, dict[str, Any], Key],
+        self, request: Request, history: History, node: Node, context: tuple[int, ...], sampled: SampledTurn,
+        parsed: tuple[Turn, dict[str, Any], Key],
     ) -> Served:  # fmt: skip
-        order, (parsed, message, key) = len(self.trace.turns), said
-        if request.calls and request.tools:
-            self.malformed_calls = (self.malformed_calls or 0) + parsed.malformed
+        """Add a turn to the trace; return it as clients get it."""
+        parts, message, key = parsed
+        order = len(self.trace.turns)
+        if request.parse_tool_calls and request.tools:
+            self.malformed_calls = (self.malformed_calls or 0) + parts.malformed
         calls = message.get("tool_calls", [])
         for i, call in enumerate(calls):
             call["id"] = call["id"] or f"call_{order}_{i}"
         try:
-            turn = self.trace.say(node, context, piece, message, key)
+            turn = self.trace.add_turn(node, context, sampled, message, key)
         except TraceError as error:
-            self.fault = error
+            self.error = error
             raise
         turn.heard = 0
         self.requested.append(request.requested)
-        finish = "length" if piece.truncated else "tool_calls" if calls else "stop"
+        finish = "tool_calls" if calls else "stop"
         name = f"{self.name}_{order}"
         self._turns[name] = turn
-        echoed = {what: self._shared(value, history) for what, value in request.echoed.items()}
         return Served(
-            echoed, request.size, turn, piece, parsed.content, parsed.reasoning, tuple(calls), finish, self.model, name
+            echoed={field: self._shared(value, history) for field, value in request.echoed.items()},
+            request_bytes=request.size,
+            turn=turn,
+            sampled=sampled,
+            content=parts.content,
+            reasoning=parts.reasoning,
+            calls=tuple(calls),
+            finish="length" if sampled.truncated else finish,
+            model=self.model,
+            name=name,
         )
 
     async def _placed(self, request: Request) -> tuple[History, Place | None, tuple[int, ...]]:
@@ -365,20 +383,22 @@ class Session:
         """Return a text or tools that answers repeat; equal ones are kept once."""
         if not isinstance(value, str | list):
             return value
-        known = len(self._echoed)
-        found = self._echoed.setdefault(value if isinstance(value, str) else history.known, value)
-        self.kept += (len(value) if isinstance(value, str) else history.tools_weight) * (len(self._echoed) > known)
-        return found
+        key = value if isinstance(value, str) else history.tools_key
+        if key not in self._echoed:
+            self._echoed[key] = value
+            self.kept += len(value) if isinstance(value, str) else history.tools_weight
+        return self._echoed[key]
 
     def _forget_failed(self, key: str, task: asyncio.Task[Served]) -> None:
         """Look at a task's exception, which nobody does for a client that is gone, and let it be asked again."""
         failed = task.cancelled() or task.exception() is not None
-        if failed and self._asked.get(key, ("", None))[1] is task:
-            del self._asked[key]
+        if failed and self._requests.get(key, ("", None))[1] is task:
+            del self._requests[key]
 
-    def _too_long(self, what: str) -> RefusalError:
+    def _too_long(self, size: str) -> RefusalError:
+        """Return the refusal of a request that does not fit, and remember that there was one."""
         self.full = True
-        return invalid(f"maximum context length: this conversation has {what}", "context_length_exceeded")
+        return invalid(f"maximum context length: this conversation has {size}", "context_length_exceeded")
 
     def _place(self, digest: int) -> int:
         """Return a position of random numbers that depends on the context, and on how often it was asked about."""

@@ -14,6 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import torch
+
+from gspo_lightning.core.rows import SampledRow
 from gspo_lightning.rollouts.gateway.bounds import load, weight
 
 Message = Mapping[str, Any]
@@ -46,7 +49,7 @@ class Encoder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SampledTurn:
     """Tokens that a sampler added to a context.
 
     Args:
@@ -68,14 +71,14 @@ class Piece:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """Messages that follow one another, and the tokens they added; ``piece`` makes it a turn of the policy."""
+    """Messages that follow one another, and the tokens they added; ``sampled`` makes it a turn of the policy."""
 
     parent: Node | None
     messages: tuple[Message, ...]
     keys: tuple[Key, ...]
     token_ids: tuple[int, ...]
     tools: str = "[]"
-    piece: Piece | None = None
+    sampled: SampledTurn | None = None
     order: int = 0
     heard: int = 1
     """Clients that got the answer; a turn that none got, and none continued, is not trained."""
@@ -89,11 +92,10 @@ class Node:
     @property
     def path(self) -> list[Node]:
         """All nodes from the root to this one."""
-        found, node = [self], self.parent
-        while node is not None:
-            found.append(node)
-            node = node.parent
-        return found[::-1]
+        path = [self]
+        while (parent := path[-1].parent) is not None:
+            path.append(parent)
+        return path[::-1]
 
     @property
     def root(self) -> Node:
@@ -101,27 +103,12 @@ class Node:
         return self.path[0]
 
 
-@dataclass(frozen=True, slots=True)
-class TracedRow:
-    """Sequence to train on: the path to a leaf, from the first turn that no earlier row trains.
+@dataclass(frozen=True, slots=True, eq=False)
+class TracedRow(SampledRow):
+    """Row to train on: the path to a leaf, from the first turn that no earlier row trains."""
 
-    Args:
-        context: tokens before that turn.
-        token_ids: tokens from there on.
-        mask: True for the policy's own.
-        logprobs: of each token, 0 where it is not the policy's; None if a turn has none.
-        versions: optimizer steps of the weights that sampled each token.
-        turns: trained turns, with the position in ``token_ids`` after each.
-        routes: experts of the leaf's path, if recorded.
-    """
-
-    context: tuple[int, ...]
-    token_ids: tuple[int, ...]
-    mask: tuple[bool, ...]
-    logprobs: tuple[float, ...] | None
-    versions: tuple[int, ...]
-    turns: tuple[tuple[int, Node], ...]
-    routes: Any = None
+    turns: tuple[tuple[int, Node], ...] = ()
+    """Trained turns, with the position in ``token_ids`` after each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +119,7 @@ class History:
         messages: in OpenAI's shape.
         tools: JSON schemas.
         keys: of the messages.
-        known: of the tools.
+        tools_key: canonical text of the tools.
         weights: characters of each message.
         tools_weight: characters of the tools.
     """
@@ -140,7 +127,7 @@ class History:
     messages: Sequence[Message]
     tools: Sequence[Message]
     keys: tuple[Key, ...]
-    known: str
+    tools_key: str
     weights: tuple[int, ...]
     tools_weight: int
 
@@ -168,7 +155,8 @@ class Trace:
     """
 
     def __init__(self, encoder: Encoder, match: Match = "exact") -> None:
-        self.encoder, self.match = encoder, match
+        self.encoder = encoder
+        self.match = match
         self.roots: list[Node] = []
         self.turns: list[Node] = []
         self.reasons: Counter[str] = Counter()
@@ -190,7 +178,7 @@ class Trace:
         if place is None:
             return tuple(self.encoder.opening(history.messages, history.tools))
         taken, node = place
-        if node.piece is None:
+        if node.sampled is None:
             return ()
         calls = node.messages[0].get("tool_calls") or ()
         return tuple(self.encoder.reply(history.messages[taken:], node.token_ids[-1], history.tools, calls))
@@ -198,36 +186,43 @@ class Trace:
     def attach(self, history: History, place: Place | None, ids: tuple[int, ...]) -> Node:
         """Return the given node of a request, added behind its place unless an equal request has just added it."""
         taken, parent = place or (0, None)
-        if parent is not None and parent.piece is None:
+        if parent is not None and parent.sampled is None:
             return parent
         keys = history.keys[taken:]
         siblings = self.roots if parent is None else parent.children
         for node in siblings:
-            if node.piece is None and node.keys == keys and node.tools == history.known:
+            if node.sampled is None and node.keys == keys and node.tools == history.tools_key:
                 return node
         if parent is None:
-            self.reasons[self._reason(history.keys, history.known)] += 1
-        node = Node(parent, tuple(history.messages[taken:]), keys, ids, history.known)
+            self.reasons[self._reason(history.keys, history.tools_key)] += 1
+        node = Node(parent, tuple(history.messages[taken:]), keys, ids, history.tools_key)
         node.end = len(ids) + (0 if parent is None else parent.end)
         siblings.append(node)
         return node
 
     def nearest(self, history: History) -> Place | None:
         """Return the node that a request continues or repeats, and the number of messages up to it."""
-        messages, keys = history.messages, history.keys
-        roots = [root for root in self.roots if root.tools == history.known]
-        ends = [end for root in roots for end in _ends(root, messages, keys, 0)]
-        ends = [(n, node) for n, node in ends if node.piece or n == len(keys)]
-        ends = [(n, node) for n, node in ends if all(key[0] != "assistant" for key in keys[n:])]
-        return max(ends, key=lambda end: (end[0], end[1].piece is None, end[1].order), default=None)
+        keys = history.keys
+        places: list[Place] = []
+        for root in self.roots:
+            if root.tools != history.tools_key:
+                continue
+            for taken, node in _ends(root, history.messages, keys, 0):
+                repeats = taken == len(keys)
+                only_new = all(role != "assistant" for role, _, _ in keys[taken:])
+                if (node.sampled or repeats) and only_new:
+                    places.append((taken, node))
+        return max(places, key=lambda place: (place[0], place[1].sampled is None, place[1].order), default=None)
 
-    def say(self, given: Node, context: Sequence[int], piece: Piece, message: Message, key: Key | None = None) -> Node:
+    def add_turn(
+        self, given: Node, context: Sequence[int], sampled: SampledTurn, message: Message, key: Key | None = None
+    ) -> Node:
         """Append a turn that the policy sampled after a given node, and check what was served.
 
         Args:
             given: the node from :meth:`locate`.
             context: token ids that were served to the policy.
-            piece: what it sampled.
+            sampled: what it sampled.
             message: the answer as the client got it.
             key: of the message, if it is known.
 
@@ -235,12 +230,14 @@ class Trace:
             TraceError: the tokens of the path are not those that were served.
         """
         key = key or key_of(message, self.match)
-        turn = Node(given, (message,), (key,), piece.token_ids, given.tools, piece, len(self.turns))
-        turn.end = given.end + len(piece.token_ids)
-        counts = {len(piece.token_ids), *(len(x) for x in (piece.logprobs, piece.versions or None) if x is not None)}
-        if len(counts) > 1 or turn.end != len(context) + len(piece.token_ids):
-            raise TraceError(f"{len(context)} + {len(piece.token_ids)} tokens were served, the tree has {turn.end}")
-        if ids_of(turn.path) != (*context, *piece.token_ids):
+        count = len(sampled.token_ids)
+        turn = Node(given, (message,), (key,), sampled.token_ids, given.tools, sampled, len(self.turns))
+        turn.end = given.end + count
+        complete = sampled.logprobs is None or len(sampled.logprobs) == count
+        complete = complete and len(sampled.versions) in (0, count)
+        if not complete or turn.end != len(context) + count:
+            raise TraceError(f"{len(context)} + {count} tokens were served, the tree has {turn.end}")
+        if ids_of(turn.path) != (*context, *sampled.token_ids):
             raise TraceError("the tokens of the tree are not those that were served")
         given.children.append(turn)
         self.turns.append(turn)
@@ -254,30 +251,37 @@ class Trace:
         compacts the history is trained like any turn (CompactionRL, arXiv 2607.05378). An answer that no client got is
         left out: the reward belongs to what was said in its place.
         """
-        tools = any(root.tools != "[]" and any(t.root is root for t in self.turns) for root in self.roots)
-        heard = [t for t in self.turns if t.heard or t.children]
-        return [t for t in heard if not (tools and t.root.tools == "[]") and not _passed_over(t)]
+        with_tools = any(turn.root.tools != "[]" for turn in self.turns)
+        trained: list[Node] = []
+        for turn in self.turns:
+            unheard = not (turn.heard or turn.children)
+            beside = with_tools and turn.root.tools == "[]"
+            if not (unheard or beside or _passed_over(turn)):
+                trained.append(turn)
+        return trained
 
     def nodes(self) -> list[Node]:
         """Return all nodes, parents before children."""
-        found, stack = list[Node](), self.roots[::-1]
+        nodes: list[Node] = []
+        stack = self.roots[::-1]
         while stack:
-            found.append(stack.pop())
-            stack += found[-1].children[::-1]
-        return found
+            node = stack.pop()
+            nodes.append(node)
+            stack += node.children[::-1]
+        return nodes
 
     def rows(self) -> list[TracedRow]:
         """Return a row for every leaf; a turn on several paths is trained in the first of them, and context after."""
         kept = self.trained()
         inner = {id(node) for turn in kept for node in turn.path[:-1]}
         claimed: set[int] = set()
-        found = []
+        rows: list[TracedRow] = []
         for leaf in (turn for turn in kept if id(turn) not in inner):
             path = leaf.path
-            first = next(i for i, node in enumerate(path) if node.piece is not None and id(node) not in claimed)
+            first = next(i for i, node in enumerate(path) if node.sampled is not None and id(node) not in claimed)
             claimed |= {id(node) for node in path}
-            found.append(_row(path, first))
-        return found
+            rows.append(_row(path, first))
+        return rows
 
     def _reason(self, keys: Sequence[Key], tools: str) -> str:
         if not self.roots:
@@ -286,7 +290,7 @@ class Trace:
             return "fresh"
         paths = [([key for node in turn.path for key in node.keys], turn.tools) for turn in self.turns]
         paths += [(list(root.keys), root.tools) for root in self.roots]
-        path, other = max(paths, key=lambda one: (_common(one[0], keys), one[1] == tools))
+        path, other = max(paths, key=lambda candidate: (_common(candidate[0], keys), candidate[1] == tools))
         same = _common(path, keys)
         if same in (len(keys), len(path)) and other != tools:
             return "tools"
@@ -343,7 +347,7 @@ def _arguments(value: Any) -> str:
 def _ends(node: Node, messages: Sequence[Message], keys: Sequence[Key], start: int) -> Iterator[tuple[int, Node]]:
     """Yield the nodes that the history reaches below ``node``, with the number of messages behind each."""
     end = start + len(node.keys)
-    if tuple(keys[start:end]) != node.keys or (node.piece and not _same_reasoning(node, messages[start])):
+    if tuple(keys[start:end]) != node.keys or (node.sampled and not _same_reasoning(node, messages[start])):
         return
     yield end, node
     for child in node.children:
@@ -352,8 +356,9 @@ def _ends(node: Node, messages: Sequence[Message], keys: Sequence[Key], start: i
 
 def _same_reasoning(turn: Node, message: Message) -> bool:
     """True unless both sides have reasoning that differs."""
-    ours, theirs = turn.messages[0].get("reasoning_content"), message.get("reasoning_content")
-    return not ours or not theirs or ours == theirs
+    sampled = turn.messages[0].get("reasoning_content")
+    sent_back = message.get("reasoning_content")
+    return not sampled or not sent_back or sampled == sent_back
 
 
 def _passed_over(turn: Node) -> bool:
@@ -361,26 +366,38 @@ def _passed_over(turn: Node) -> bool:
     return not turn.children and any(other.children for other in turn.parent.children)
 
 
-def _common(one: Sequence[Key], other: Sequence[Key]) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+def _common(a: Sequence[Key], b: Sequence[Key]) -> int:
+    """Return the number of first keys that both have."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 def _row(path: Sequence[Node], first: int) -> TracedRow:
+    """Return the row of a path whose nodes from ``first``, a turn, on are its tokens."""
     turns: list[tuple[int, Node]] = []
     mask: list[bool] = []
-    logprobs: list[float] | None = []
+    logprobs: list[float] = []
     versions: list[int] = []
+    all_have_logprobs = True
     for node in path[first:]:
-        piece, count = node.piece, len(node.token_ids)
-        mask += [piece is not None] * count
-        versions += (piece.versions or [piece.version] * count) if piece else [versions[-1]] * count
-        own = [0.0] * count if piece is None else piece.logprobs
-        logprobs = None if logprobs is None or own is None else [*logprobs, *own]
-        if piece is not None:
-            turns.append((len(mask), node))
-    leaf = path[-1].piece
+        sampled = node.sampled
+        count = len(node.token_ids)
+        mask += [sampled is not None] * count
+        if sampled is None:
+            logprobs += [0.0] * count
+            versions += [versions[-1]] * count
+            continue
+        logprobs += sampled.logprobs or ()
+        all_have_logprobs = all_have_logprobs and sampled.logprobs is not None
+        versions += sampled.versions or [sampled.version] * count
+        turns.append((len(mask), node))
+    leaf = path[-1].sampled
     return TracedRow(
-        ids_of(path[:first]), ids_of(path[first:]), tuple(mask), None if logprobs is None else tuple(logprobs),
-        tuple(versions), tuple(turns), None if leaf is None else leaf.routes,
-    )  # fmt: skip
+        context=ids_of(path[:first]),
+        token_ids=torch.tensor(ids_of(path[first:]), dtype=torch.int64),
+        response_mask=torch.tensor(mask, dtype=torch.bool),
+        logprobs=torch.tensor(logprobs, dtype=torch.float32) if all_have_logprobs else None,
+        versions=torch.tensor(versions, dtype=torch.int64),
+        routes=None if leaf is None else leaf.routes,
+        turns=tuple(turns),
+    )

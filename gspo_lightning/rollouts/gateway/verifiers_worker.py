@@ -31,13 +31,16 @@ class Episodes:
     def __init__(self, environment: Mapping[str, Any]) -> None:
         import verifiers.v1 as vf
 
-        self.vf, self.env = vf, vf.load_environment(vf.resolve_env_config(dict(environment)))
+        self.vf = vf
+        self.env = vf.load_environment(vf.resolve_env_config(dict(environment)))
         agents = [value for _, value in self.env.config if isinstance(value, vf.AgentConfig)]
         if any(config.retries != vf.RetryConfig() for config in (self.env.config, *agents)):
             raise ValueError("retries are not supported: the turns of all attempts would be trained; take them out")
         self._tasks: dict[int, Any] = {}
         self._coming: Iterator[Any] = iter(self.env.taskset)
-        self._stack, self._served, self._lock = AsyncExitStack(), False, asyncio.Lock()
+        self._stack = AsyncExitStack()
+        self._served = False
+        self._lock = asyncio.Lock()
 
     async def play(self, record: Mapping[str, Any], address: Address) -> dict[str, Any]:
         """Run the episode of a record.
@@ -83,13 +86,13 @@ class Episodes:
 
         cleanup_at_exit()
 
-    def _task(self, index: int, known: str) -> Any:
+    def _task(self, index: int, task_hash: str) -> Any:
         while index not in self._tasks:
             task = next(self._coming, None)
             if task is None:
                 raise ValueError(f"the environment has no task {index}")
             self._tasks[task.data.idx] = task
-        if self._tasks[index].hash != known:
+        if self._tasks[index].hash != task_hash:
             raise ValueError(f"task {index} is another one than when the records were made: its taskset must not vary")
         return self._tasks[index]
 
@@ -120,7 +123,8 @@ def records(environment: Mapping[str, Any], select: Mapping[str, Any]) -> Iterat
 def main() -> int:
     """Answer the request on standard input."""
     sys.path.append(os.getcwd())
-    out, sys.stdout = sys.stdout, sys.stderr
+    out = sys.stdout
+    sys.stdout = sys.stderr  # what the environment prints is no record
     try:
         for record in records(**json.load(sys.stdin)):
             print(json.dumps(record), file=out)

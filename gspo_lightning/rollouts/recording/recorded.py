@@ -168,7 +168,6 @@ class Recorded(RolloutSource):
     ) -> Rollout:
         where, ids = f"{self.path}, {row.get('id', 'a row')}", torch.tensor(row["completion_ids"], dtype=torch.int64)
         _check_use(row, where, sampling, policy.model.config.get_text_config().vocab_size)
-        row_ends, contexts = rows_in(row)
         if unsaid := set(policy.unsaid).intersection(row["completion_ids"]):
             problem = (
                 f"holds the token {min(unsaid)}, which a policy never says: it has no text, or stands for a picture"
@@ -185,8 +184,7 @@ class Recorded(RolloutSource):
             policy_version=int(row.get("policy_version", version)),
             text=row.get("completion") or decode_response(policy.tokenizer, ids.tolist()),
             lost=row.get("lost") or "",
-            row_ends=row_ends,
-            contexts=contexts,
+            rows=rows_in(row),
             tree=tuple(row.get("tree") or ()),
         )
         if row.get("turn_ends"):
@@ -203,11 +201,13 @@ def _check_use(row: dict[str, Any], where: str, sampling: SamplingParams, vocabu
     Raises:
         UserError: its tokens, length or sampling settings do not fit the run.
     """
-    ends, contexts = rows_in(row)
-    if (largest := max(map(max, [row["completion_ids"], *contexts]))) >= vocabulary:
+    rows = rows_in(row)
+    largest = max(map(max, [row["completion_ids"], *(span.context for span in rows)]))
+    if largest >= vocabulary:
         raise UserError(where, f"has the token id {largest}, but the model's vocabulary has {vocabulary}")
-    lengths = [len(ids) + b - a for ids, a, b in zip(contexts, (0, *ends), ends, strict=False)]
-    count = max(lengths) - len(row["prompt_ids"]) if lengths else len(row["completion_ids"])
+    count = len(row["completion_ids"])
+    if rows:
+        count = max(span.length for span in rows) - len(row["prompt_ids"])
     if count > sampling.max_response_tokens:
         raise UserError(
             where, f"has {count} tokens, more than data.max_response_tokens = {sampling.max_response_tokens}"

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from gspo_lightning.core.distributed import rank_and_world
 from gspo_lightning.core.errors import UserError, is_finite
 from gspo_lightning.core.parsing import load_json, whole_number
+from gspo_lightning.core.rows import RowSpan
 from gspo_lightning.core.types import FinishReason, Rollout, SamplingParams
 from gspo_lightning.data.corpus.arrow import records_of
 from gspo_lightning.resume import atomic_file
-from gspo_lightning.rollouts.contract import LARGEST_LOGPROB
+from gspo_lightning.rollouts.source import LARGEST_LOGPROB
 
 
 def record(rollout: Rollout, sampling: SamplingParams, iteration: int | None = None) -> dict[str, Any]:
@@ -67,10 +69,10 @@ def of_conversation(rollout: Rollout) -> dict[str, Any]:
 
 
 def _of_rows(rollout: Rollout) -> dict[str, Any]:
-    """Return the additional fields of a rollout with several rows; empty for a single one."""
-    if not rollout.row_ends:
+    """Return the additional fields of a rollout with rows of its own; empty for one row after its prompt."""
+    if not rollout.rows:
         return {}
-    return {"row_ends": list(rollout.row_ends), "contexts": [list(context) for context in rollout.contexts]}
+    return {"row_ends": [row.end for row in rollout.rows], "contexts": [list(row.context) for row in rollout.rows]}
 
 
 def recording_file(folder: Path, iteration: int, rank: int) -> Path:
@@ -159,10 +161,13 @@ class _ParquetFile(RecordFile):
         return records_of(self._table.take(list(rows)))
 
 
-def rows_in(row: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Return ``row_ends`` and ``contexts`` of a recorded response; empty if it has a single row."""
-    ends = tuple(row.get("row_ends") or ())
-    return ends, tuple(tuple(ids) for ids in row["contexts"]) if ends else ()
+def rows_in(record: Mapping[str, Any]) -> tuple[RowSpan, ...]:
+    """Return the rows of a recorded response; empty if it has one row after its prompt."""
+    ends = record.get("row_ends") or ()
+    if not ends:
+        return ()
+    contexts = [tuple(ids) for ids in record["contexts"]]
+    return RowSpan.consecutive(contexts, [end - start for start, end in pairwise((0, *ends))])
 
 
 def open_records(path: str) -> list[RecordFile]:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from gspo_lightning.core.distributed import all_sum
 from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.rows import RowSpan, SampledRow, join_rows
 from gspo_lightning.core.types import FinishReason, MicroBatch, Prompt, Rollout
 from gspo_lightning.loop.advantages import GAE, BatchNormalised, GroupMean, GroupNormalised
 from gspo_lightning.loop.advantages.advantages import Advantages
@@ -50,15 +51,13 @@ def policy_of(layout: Any = "auto") -> Policy:
 
 def rollout(prompt: Prompt, sample: int, rows: list[tuple[Context, list[int], list[int]]], reward: float) -> Rollout:
     """A rollout of rows (context, tokens, mask)."""
-    ids = [token for _, tokens, _ in rows for token in tokens]
-    ends = [sum(len(tokens) for _, tokens, _ in rows[: i + 1]) for i in range(len(rows))]
-    mask = torch.tensor([bool(m) for _, _, own in rows for m in own])
-    found = Rollout(
-        prompt, sample, torch.tensor(ids), -torch.arange(1.0, len(ids) + 1), mask, FinishReason.STOP, 0, reward=reward,
-        row_ends=tuple(ends), contexts=tuple(context for context, _, _ in rows),
+    sampled = [SampledRow(context, torch.tensor(ids), torch.tensor(mask).bool()) for context, ids, mask in rows]
+    whole = Rollout(
+        prompt, sample, **join_rows(sampled), finish_reason=FinishReason.STOP, policy_version=0, reward=reward,
+        reward_parts={"r": reward},
     )  # fmt: skip
-    found.reward_parts = {"r": reward}
-    return found
+    whole.logprobs = -torch.arange(1.0, len(whole.token_ids) + 1)
+    return whole
 
 
 def prototype() -> list[list[Rollout]]:
@@ -125,18 +124,39 @@ def test_the_rows_of_a_rollout_are_views_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ends", "contexts", "says"),
+    "rows",
     [
-        ((1, 3), ((5,),), "every row needs a context, got 1 for 2"),
-        ((1, 2), ((5,), (5,)), "row_ends must rise to 3"),
-        ((2, 2, 3), ((5,), (5,), (5,)), "row_ends must rise to 3"),
-        ((1, 3), ((5,), ()), "after contexts with tokens"),
+        RowSpan.consecutive([(5,), (5,)], [1, 1]),
+        RowSpan.consecutive([(5,), (5,), (5,)], [2, 0, 1]),
+        RowSpan.consecutive([(5,), ()], [1, 2]),
+        (RowSpan((5,), 0, 1), RowSpan((5,), 0, 3)),
+        (RowSpan((5,), 1, 3),),
+        (RowSpan((5,), 0, 1), RowSpan((5,), 1, 3, 2)),
     ],
+    ids=["too short", "an empty row", "no context", "overlapping", "a gap", "shifted routes"],
 )
-def test_rows_that_do_not_cover_the_tokens_are_refused(ends: Any, contexts: Any, says: str) -> None:
-    ids, mask = torch.tensor([1, 2, 3]), torch.ones(3, dtype=torch.bool)
-    with pytest.raises(ValueError, match=says):
-        Rollout(Prompt(0, "", (1,)), 0, ids, None, mask, FinishReason.STOP, 0, row_ends=ends, contexts=contexts)
+def test_rows_that_do_not_cover_the_tokens_are_refused(rows: tuple[RowSpan, ...]) -> None:
+    ids = torch.tensor([1, 2, 3])
+    mask = torch.ones(3, dtype=torch.bool)
+    with pytest.raises(ValueError, match="rows must follow one another up to 3, after contexts with tokens, got"):
+        Rollout(Prompt(0, "", (1,)), 0, ids, None, mask, FinishReason.STOP, 0, rows=rows)
+
+
+def test_rows_that_lack_what_others_have_are_joined_without_it() -> None:
+    """A row of T tokens after c has c + T - 1 routes, of which the next row's follow: 0 to 2, 3 to 6."""
+    first = SampledRow((5, 6), torch.tensor([1, 2]), torch.ones(2).bool(), torch.zeros(2), routes=torch.zeros(3, 1, 1))
+    second = SampledRow(
+        (7,), torch.tensor([3, 4, 5, 6]), torch.ones(4).bool(), versions=torch.full((4,), 9), routes=torch.ones(4, 1, 1)
+    )
+    joined = join_rows([first, second])
+    assert joined["rows"] == (RowSpan((5, 6), 0, 2, 0), RowSpan((7,), 2, 6, 3))
+    assert (joined["logprobs"], joined["versions"]) == (None, None)
+    rollout = Rollout(Prompt(0, "", (1,)), 0, **joined, finish_reason=FinishReason.STOP, policy_version=0)
+    for row, sampled in zip(rows_of([rollout]), (first, second), strict=True):
+        assert torch.equal(row.token_ids, sampled.token_ids)
+        assert row.routes is not None
+        assert sampled.routes is not None
+        assert torch.equal(row.routes, sampled.routes)
 
 
 @pytest.mark.parametrize(("weigh", "loss"), [("row", -math.sqrt(0.5) / 3), ("rollout", 0.0)])
@@ -370,7 +390,7 @@ def test_statistics_count_rollouts_and_not_rows(advantages: Advantages, credit: 
 def test_advantages_of_turns_and_steps_reach_the_rows_that_hold_them() -> None:
     """Tokens 0 and 1 are in the first row, 2 to 4 in the second; turns end after 3 and 5, steps after 1, 3 and 5."""
     (r, _), = prototype()  # fmt: skip
-    r.row_ends, r.contexts = (2, 5), ((5, 6, 7), (20, 21))
+    r.rows = RowSpan.consecutive([(5, 6, 7), (20, 21)], [2, 3])
     r.token_advantages = torch.tensor([1.0, 1.0, 1.0, 2.0, 2.0])
     r.steps = {"r": ((1, 0.0), (3, 0.5), (5, 1.0))}
     part = make_micro_batch([r])

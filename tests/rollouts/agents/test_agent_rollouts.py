@@ -110,15 +110,15 @@ def test_log_probabilities_of_every_row_are_those_of_one_forward(
     rollouts = played(policy, prompts, play)
     for rollout in rollouts:
         rollout.reward = 1.0
-        assert len(rollout.row_ends) == rows
+        assert len(rollout.rows) == rows
     whole = rows_of(rollouts)
     with torch.no_grad():
         found = policy(make_micro_batch(whole), 1.0)[0]
     for row, values in zip(whole, found, strict=True):
-        assert row.of.logprobs is not None
+        assert row.rollout.logprobs is not None
         own = row.trained
         assert own.any()
-        assert torch.allclose(values[: row.size][own], row.own(row.of.logprobs)[own], atol=1e-5)
+        assert torch.allclose(values[: row.size][own], row.slice(row.rollout.logprobs)[own], atol=1e-5)
 
 
 @pytest.mark.thorough
@@ -172,7 +172,7 @@ def test_a_linear_rollout_has_text_messages_turns_and_the_agents_reward(policy: 
         assert rollout.text == "\n".join(m["content"] for m in rollout.messages[1::2])
         assert len(rollout.turn_ends) == 3
         assert rollout.turn_rewards == (0.0, 0.0, float(len(rollout.messages[1]["content"])))
-        assert rollout.contexts == (rollout.prompt.token_ids,)
+        assert [row.context for row in rollout.rows] == [rollout.prompt.token_ids]
         assert rollout.response_mask[: rollout.turn_ends[0]].all()
         assert not rollout.lost
 
@@ -334,7 +334,7 @@ def test_stop_texts_limits_and_turns(policy: Policy, prompts: list[Prompt]) -> N
         assert "11 turns already" in error["message"]
 
     for rollout in played(policy, prompts, play, SamplingParams(14), max_turns=11):
-        assert len(rollout.row_ends) == 11  # of answers that were never continued none is better
+        assert len(rollout.rows) == 11  # of answers that were never continued none is better
         assert not rollout.lost
 
 

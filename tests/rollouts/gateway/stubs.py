@@ -12,7 +12,7 @@ from typing import Any
 from gspo_lightning.core.turn import ToolCall, Turn
 from gspo_lightning.rollouts.gateway.bounds import load
 from gspo_lightning.rollouts.gateway.session import Session
-from gspo_lightning.rollouts.gateway.trace import Piece
+from gspo_lightning.rollouts.gateway.trace import SampledTurn
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -43,11 +43,11 @@ def logprob(before: Sequence[int], token: int) -> float:
     return -1.0 - number([list(before), token]) / 1_000_000
 
 
-def piece(context: Sequence[int], words: Sequence[int], *, version: int = 0) -> Piece:
+def piece(context: Sequence[int], words: Sequence[int], *, version: int = 0) -> SampledTurn:
     """What a policy says after a context."""
     ids = (*words, Letters.END)
     found = [logprob((*context, *ids[:i]), token) for i, token in enumerate(ids)]
-    return Piece(ids, tuple(found), version=version)
+    return SampledTurn(ids, tuple(found), version=version)
 
 
 class Bytes:
@@ -88,7 +88,7 @@ class Script:
 
     async def sample(
         self, session: Session, context: tuple[int, ...], budget: int, stop: tuple[str, ...], place: int
-    ) -> Piece:
+    ) -> SampledTurn:
         self.asked.append((context, budget, stop, place))
         await asyncio.sleep(self.wait_s)
         if self.failures:
@@ -98,4 +98,4 @@ class Script:
         whole = (*text.encode(), Bytes.END)
         ids = whole[:budget]
         found = [logprob((*context, *ids[:i]), token) for i, token in enumerate(ids)]
-        return Piece(ids, tuple(found), len(ids) < len(whole), version=5)
+        return SampledTurn(ids, tuple(found), len(ids) < len(whole), version=5)

@@ -17,7 +17,7 @@ import pytest
 from gspo_lightning.rollouts.gateway import bounds
 from gspo_lightning.rollouts.gateway.server import Gateway
 from gspo_lightning.rollouts.gateway.session import Session
-from gspo_lightning.rollouts.gateway.trace import Piece
+from gspo_lightning.rollouts.gateway.trace import SampledTurn
 from tests.rollouts.gateway.stubs import Bytes, Script
 from tests.rollouts.gateway.test_server import ASK, RESPONSES, TOOLS, Client, run, served
 
@@ -305,8 +305,8 @@ def counted_on(thread: threading.Thread, monkeypatch: pytest.MonkeyPatch) -> Ite
 class Instant(Script):
     """Says 13 at once, whatever the context is."""
 
-    async def sample(self, session: Session, context: tuple[int, ...], *_: Any) -> Piece:
-        return Piece((49, 51, Bytes.END), (-1.0, -1.0, -1.0))
+    async def sample(self, session: Session, context: tuple[int, ...], *_: Any) -> SampledTurn:
+        return SampledTurn((49, 51, Bytes.END), (-1.0, -1.0, -1.0))
 
 
 @pytest.mark.thorough
@@ -399,10 +399,10 @@ def test_sessions_with_one_hostile_among_them_lose_nothing(sessions: int) -> Non
         for client in good:
             (row,) = client.session.trace.rows()
             assert len(row.turns) == rounds
-            assert client.session.fault is None
-            text = bytes(i for i in (*row.context, *row.token_ids) if i < 256).decode()
+            assert client.session.error is None
+            text = bytes(i for i in (*row.context, *row.token_ids.tolist()) if i < 256).decode()
             assert text == "".join(f"{client.session.name} {i}13" for i in range(rounds))
-        assert bad.session.fault is None
+        assert bad.session.error is None
         assert len(bad.session.trace.turns) <= 12
         await gateway.stop()
 

@@ -82,7 +82,7 @@ def test_two_turns_of_a_chat_are_the_tokens_that_were_served() -> None:
         assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == len(ids)
         (row,) = client.session.trace.rows()
         whole = second["prompt_token_ids"] + second["choices"][0]["token_ids"]
-        assert [*row.context, *row.token_ids] == whole
+        assert [*row.context, *row.token_ids.tolist()] == whole
         assert described(client.session)["requested_sampling"] == [{"temperature": 0.3}, {}]
 
     run(test, script)
@@ -120,7 +120,7 @@ def test_every_dialect_continues_its_own_history() -> None:
             assert client.session.trace.reasons == {"first": 1}
             (row,) = client.session.trace.rows()
             assert len(row.turns) == 2
-            trees.append((*row.context, *row.token_ids))
+            trees.append((*row.context, *row.token_ids.tolist()))
 
         run(test, Script(f"<think>hm</think>{CALL}", "13"))
     assert len(set(trees)) == 1
@@ -203,7 +203,7 @@ def test_a_failed_turn_may_be_retried() -> None:
     async def test(client: Client) -> None:
         refused = await client.post("chat/completions", ASK, 500)
         assert refused["error"]["type"] == "server_error"
-        assert isinstance(client.session.fault, RuntimeError)
+        assert isinstance(client.session.error, RuntimeError)
         await client.post("chat/completions", ASK, **{"x-stainless-retry-count": "1"})
 
     run(test, script)

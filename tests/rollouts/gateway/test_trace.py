@@ -8,6 +8,7 @@ import random
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +30,7 @@ def say(trace: Trace, messages: Talk, content: str, calls: int = 0, tools: Any =
         arguments = [json.dumps({"b": i, "a": 1}) for i in range(calls)]
         functions = [{"name": "add", "arguments": text} for text in arguments]
         message["tool_calls"] = [{"id": f"c{i}", "function": function} for i, function in enumerate(functions)]
-    return trace.say(node, context, piece(context, words, version=version), message)
+    return trace.add_turn(node, context, piece(context, words, version=version), message)
 
 
 def answered(turn: Node, *contents: str) -> Talk:
@@ -45,14 +46,17 @@ def check(trace: Trace) -> list[TracedRow]:
     seen = [id(node) for row in rows for _, node in row.turns]
     assert sorted(seen) == sorted({id(turn) for turn in trace.trained()})
     for row in rows:
-        whole = (*row.context, *row.token_ids)
+        whole = (*row.context, *row.token_ids.tolist())
         assert row.logprobs is not None
-        assert len(row.token_ids) == len(row.mask) == len(row.logprobs) == len(row.versions)
-        assert sum(row.mask) == sum(len(node.token_ids) for _, node in row.turns)
-        for place, (own, value) in enumerate(zip(row.mask, row.logprobs, strict=True), len(row.context)):
-            assert value == (logprob(whole[:place], whole[place]) if own else 0.0)
+        assert row.versions is not None
+        assert row.token_ids.shape == row.response_mask.shape == row.logprobs.shape == row.versions.shape
+        assert row.response_mask.sum() == sum(len(node.token_ids) for _, node in row.turns)
+        places = range(len(row.context), len(whole))
+        sampled = zip(places, row.response_mask.tolist(), strict=True)
+        values = [logprob(whole[:place], whole[place]) if chosen else 0.0 for place, chosen in sampled]
+        assert torch.equal(row.logprobs, torch.tensor(values))
         for end, node in row.turns:
-            assert row.token_ids[end - len(node.token_ids) : end] == node.token_ids
+            assert whole[len(row.context) + end - len(node.token_ids) : len(row.context) + end] == node.token_ids
     return rows
 
 
@@ -62,9 +66,10 @@ def test_a_conversation_is_one_row_of_the_tokens_that_were_served() -> None:
     last = say(trace, answered(first, "1", "2"), "3", version=4)
     (row,) = check(trace)
     assert row.context == first.path[0].token_ids
-    assert (*row.context, *row.token_ids) == ids_of(last.path)
-    assert row.mask == (True,) * 3 + (False,) * 3 + (True,) * 3
-    assert row.versions == (3,) * 6 + (4,) * 3
+    assert (*row.context, *row.token_ids.tolist()) == ids_of(last.path)
+    assert row.response_mask.tolist() == [True] * 3 + [False] * 3 + [True] * 3
+    assert row.versions is not None
+    assert row.versions.tolist() == [3] * 6 + [4] * 3
     assert [end for end, _ in row.turns] == [3, 9]
     assert trace.reasons == {"first": 1}
 
@@ -75,7 +80,7 @@ def test_arguments_ids_parts_and_dropped_reasoning_do_not_fork() -> None:
     call = {"id": "a", "function": {"name": "add", "arguments": '{"b":7 ,  "a": 6}'}}
     said = {"role": "assistant", "content": None, "reasoning_content": "hmm", "tool_calls": [call]}
     context = ids_of(node.path)
-    turn = trace.say(node, context, piece(context, [1]), said)
+    turn = trace.add_turn(node, context, piece(context, [1]), said)
     theirs = {"id": "b", "function": {"name": "add", "arguments": {"a": 6, "b": 7}}}
     history = [
         {"role": "developer", "content": [{"type": "text", "text": "s"}]},
@@ -127,7 +132,7 @@ def test_branches_share_a_trunk_that_is_trained_once() -> None:
     one, two = check(trace)
     assert [len(row.turns) for row in (one, two)] == [2, 1]
     assert two.context[: len(ids_of(first.path))] == ids_of(first.path)
-    assert two.mask == (True,) * 3
+    assert two.response_mask.tolist() == [True] * 3
 
 
 def test_of_several_answers_to_one_request_those_never_continued_are_left_out() -> None:
@@ -155,7 +160,7 @@ def test_tokens_that_were_not_served_are_found() -> None:
     context = ids_of(node.path)
     for served in (context[:-1], (*context[:-1], 5)):
         with pytest.raises(TraceError, match="served"):
-            trace.say(node, served, piece(context, [1]), {"role": "assistant", "content": "42"})
+            trace.add_turn(node, served, piece(context, [1]), {"role": "assistant", "content": "42"})
 
 
 class Client:
