@@ -32,7 +32,7 @@ LEFT: dict[str, tuple[int, int]] = {
     "rewards/logic": (19, 13), "rewards/math": (49, 25), "rewards/sandbox": (48, 47), "rewards/workers": (20, 17),
     "rollouts": (17, 10), "rollouts/conversations": (3, 6),
     "rollouts/environments": (22, 21), "rollouts/recording": (6, 6),
-    "rollouts/sampler": (27, 67), "rollouts/serving": (18, 26), "rollouts/vllm": (29, 30), "training": (21, 52),
+    "rollouts/sampler": (15, 37), "rollouts/serving": (18, 26), "rollouts/vllm": (29, 30), "training": (21, 52),
     "training/callbacks": (35, 55), "training/evaluation": (11, 8), "training/reward_models": (14, 15),
     "training/suites": (16, 10),
 }  # fmt: skip

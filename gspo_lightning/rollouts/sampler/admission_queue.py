@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 
 from gspo_lightning.core.pictures import Media
 from gspo_lightning.rollouts.sampler.memory import Costs
@@ -63,7 +63,9 @@ class AdmissionQueue:
     """
 
     def __init__(self, beginnings: Sequence[ResponsePrefix], blocks: Iterable[int], most: int, join_at: float) -> None:
-        self.beginnings, self.most, self.join_at = beginnings, most, join_at
+        self.beginnings = beginnings
+        self.most = most
+        self.join_at = join_at
         self.entered = 0
         """Number of rows that have ever joined; they are the first ones of all."""
         self.fitting: int | None = None
@@ -104,33 +106,34 @@ class AdmissionQueue:
         if living and (not may_grow or free_rows < self.join_at * most):
             return []
         free = None if budget is None else budget - self._held(living, costs)
-        found: list[Block] = []
+        admitted: list[Block] = []
         while self._waiting:
             block = self._waiting[0]
             fits = self._fits(block, costs, free)
-            if found or living:
+            if admitted or living:
                 if len(block.slots) > min(free_rows, fits):
                     break
-            else:
+            else:  # the first block of an empty batch joins in any case, if need be row by row
                 fits = fits if self.fitting is None else min(fits, self.fitting)
                 block = self._head(max(1, fits))
             del self._waiting[0]
-            found.append(block)
+            admitted.append(block)
             free_rows -= len(block.slots)
             free = None if free is None else free - self._cost(block, costs)
         self._inside = {slot: self._inside[slot] for slot in living}
-        self._inside |= {slot: block for block in found for slot in block.slots}
-        self.entered = max([self.entered, *(block.slots[-1] + 1 for block in found)])
-        return found
+        for block in admitted:
+            self._inside |= dict.fromkeys(block.slots, block)
+            self.entered = max(self.entered, block.slots[-1] + 1)
+        return admitted
 
     def back(self, rows: Sequence[tuple[int, Sequence[int]]]) -> None:
         """Return rows to the front of the queue: (slot, tokens so far) of each."""
-        blocks = []
-        for tokens, some in groupby(sorted(rows), key=lambda row: (self._inside[row[0]], tuple(row[1]))):
-            block, written = tokens
-            row = self.beginnings[block.slots[0]]
-            slots = tuple(slot for slot, _ in some)
-            blocks.append(Block(slots, (*row.context, *written), row.prompt.media, len(written)))
+        blocks: list[Block] = []
+        # rows that were in one block and have the same tokens share a context again
+        for (block, written), equal in groupby(sorted(rows), key=lambda row: (self._inside[row[0]], tuple(row[1]))):
+            beginning = self.beginnings[block.slots[0]]
+            slots = tuple(slot for slot, _ in equal)
+            blocks.append(Block(slots, (*beginning.context, *written), beginning.prompt.media, len(written)))
         self._waiting[:0] = blocks
 
     def _head(self, rows: int) -> Block:
@@ -148,11 +151,8 @@ class AdmissionQueue:
         return sum(total <= left for total in self._sums(block, costs))
 
     def _sums(self, block: Block, costs: Costs) -> list[int]:
-        total, found = 0, []
-        for slot in block.slots:
-            total += costs.row(self.beginnings[slot].token_budget - block.step)
-            found.append(total)
-        return found
+        """Return the bytes of the first row, of the first two rows, and so on."""
+        return list(accumulate(costs.row(self.beginnings[slot].token_budget - block.step) for slot in block.slots))
 
     def _cost(self, block: Block, costs: Costs) -> int:
         return costs.context(len(block.context)) + self._sums(block, costs)[-1]

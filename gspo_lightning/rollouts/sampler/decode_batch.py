@@ -98,12 +98,22 @@ class DecodeBatch:
     def __init__(
         self, decoder: Decoder, buffer: ResponseBuffer, sampling: SamplingParams, draws: Draws, compact_at: float
     ) -> None:
-        self.decoder, self.buffer, self.policy = decoder, buffer, decoder.policy
-        self.sampling, self.compact_at = sampling, compact_at
-        device = self.policy.device
-        self.rows, self.slots = DecodingRows.of([], [], [], device), torch.zeros(0, dtype=torch.int64)
-        self._chosen, self._uniform, self._living = torch.empty(0), _Ahead(draws), AsyncHostCopy(device)
-        self._logits, self._joining = torch.empty(0), list[Block]()
+        self.decoder = decoder
+        self.buffer = buffer
+        self.policy = decoder.policy
+        self.sampling = sampling
+        self.compact_at = compact_at
+        self.rows = DecodingRows.of([], [], [], self.policy.device)
+        self.slots = torch.zeros(0, dtype=torch.int64)
+        """Numbers of the rows' beginnings, on the host."""
+        self._logits = torch.empty(0)
+        """[rows, V], from which the next tokens are drawn."""
+        self._chosen = torch.empty(0)
+        """[rows], the tokens drawn last."""
+        self._uniform = _Ahead(draws)
+        self._living = AsyncHostCopy(self.policy.device)
+        self._joining: list[Block] = []
+        """Blocks whose prefill is under way: an error may leave it undone."""
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -113,7 +123,8 @@ class DecodeBatch:
         if not len(self):
             return
         if isinstance(self.decoder, RecordingDecoder):
-            self.decoder.slots, self.decoder.steps = self.rows.slot, self.rows.step - 1
+            self.decoder.slots = self.rows.slot
+            self.decoder.steps = self.rows.step - 1
         self._logits = self.decoder.step(self._chosen, self.rows.position)
         moved = self.rows.alive if self._living.late else 1  # a finished row still in the batch keeps its position
         self.rows.position = self.rows.position + moved
@@ -130,7 +141,11 @@ class DecodeBatch:
         fresh = self.decoder.add(Prefill.of(blocks, self.buffer.beginnings))
         logits = torch.cat([self._logits, fresh]) if len(self) else fresh
         rows = self.rows + DecodingRows.of(self.buffer.beginnings, slots, steps, self.policy.device)
-        self._logits, self.rows, self.slots = logits, rows, torch.cat([self.slots, torch.tensor(slots)])
+        all_slots = torch.cat([self.slots, torch.tensor(slots)])
+        # from here on nothing can fail: after an error in between, rows would be counted twice
+        self._logits = logits
+        self.rows = rows
+        self.slots = all_slots
         self._joining.clear()
         self._uniform.forget()
         self._living.forget()
@@ -145,7 +160,8 @@ class DecodeBatch:
         self.buffer.note(rows, chosen, logprobs)
         newest = functools.partial(self.buffer.newest, rows)
         self.buffer.end(rows, has_ended(self.policy, chosen, self.sampling, newest, rows.alive))
-        self._chosen, self.rows = chosen, rows
+        self._chosen = chosen
+        self.rows = rows
 
     def close_up(self) -> bool:
         """Remove finished rows if they are many; return True if they were removed."""
@@ -154,9 +170,11 @@ class DecodeBatch:
             return False
         self.buffer.record(self.rows)
         keep = closed_up(self.rows.alive.cpu())
-        there = keep.to(self.policy.device, non_blocking=True)
-        self.rows, self._chosen, self.slots = self.rows[there], self._chosen[there], self.slots[keep]
-        self._uniform.keep(there)
+        keep_on_device = keep.to(self.policy.device, non_blocking=True)
+        self.rows = self.rows[keep_on_device]
+        self._chosen = self._chosen[keep_on_device]
+        self.slots = self.slots[keep]
+        self._uniform.keep(keep_on_device)
         self._living.forget()
         if len(self) or self.decoder.may_grow:
             self.decoder.keep(keep)
@@ -165,12 +183,18 @@ class DecodeBatch:
     def unfinished(self) -> list[tuple[int, list[int]]]:
         """Return slots and tokens of unfinished rows, after an error; the host waits."""
         self.buffer.record(self.rows)
-        steps = self.rows.step.tolist()
-        inside = zip(self.rows.slot.tolist(), steps, self.rows.alive.tolist(), strict=True)
-        found = [(slot, step) for slot, step, lives in inside if lives]
-        found += [(slot, block.step) for block in self._joining for slot in block.slots]
-        tokens = self.buffer.tokens[torch.tensor([slot for slot, _ in found], dtype=torch.int64)].tolist()
-        return [(slot, row[:step]) for (slot, step), row in zip(found, tokens, strict=True)]
+        slots: list[int] = []
+        lengths: list[int] = []
+        rows = zip(self.rows.slot.tolist(), self.rows.step.tolist(), self.rows.alive.tolist(), strict=True)
+        for slot, length, alive in rows:  # picked on the host: the device may be out of memory
+            if alive:
+                slots.append(slot)
+                lengths.append(length)
+        for block in self._joining:
+            slots += block.slots
+            lengths += [block.step] * len(block.slots)
+        tokens = self.buffer.tokens[torch.tensor(slots, dtype=torch.int64)].tolist()
+        return [(slot, row[:length]) for slot, length, row in zip(slots, lengths, tokens, strict=True)]
 
 
 class _Ahead:

@@ -111,7 +111,7 @@ class SharedDecoder(Decoder):
         widths = [len(ids) for ids in contexts]
         device = self.policy.device
         prefix = common_prefix(contexts) if self.policy.shares_prefix and not any(media) else 0
-        own = [width - prefix for width in widths]
+        own_widths = [width - prefix for width in widths]
         parts = [contexts[0][:prefix], *(ids[prefix:] for ids in contexts)]
         packed = torch.tensor([token for ids in parts for token in ids]).to(device, non_blocking=True)
         steps = [torch.arange(prefix), *(torch.arange(prefix, width) for width in widths)]
@@ -120,15 +120,13 @@ class SharedDecoder(Decoder):
         mutual = any(media) and image_processor is not None and image_processor.mutual
         starts = itertools.accumulate(widths[:-1], initial=0)
         self.cache.enter(widths, rows, blocks_of(media, list(starts)) if mutual else (), prefix)
-        last = (prefix + torch.tensor(own).cumsum(0) - 1).to(device, non_blocking=True)
+        last = (prefix + torch.tensor(own_widths).cumsum(0) - 1).to(device, non_blocking=True)
         inputs: dict[str, Any] | None = None
         if any(media):
             vision_inputs = self.policy.vision_inputs(media, max(widths))
             owner = torch.arange(len(widths)).repeat_interleave(torch.tensor(widths)).to(device, non_blocking=True)
-            places, table = (
-                vision_inputs.places[owner, positions][None],
-                vision_inputs.positions[:, owner, positions][:, None],
-            )
+            places = vision_inputs.places[owner, positions][None]
+            table = vision_inputs.positions[:, owner, positions][:, None]
             inputs = vision_inputs.inputs(self.policy.model.get_input_embeddings(), packed[None], places, table)
         return for_rows(self.policy.head(self._forward(packed, positions, inputs)[last]), rows)
 
@@ -218,11 +216,12 @@ def two_steps(policy: Policy, decoder: Decoder) -> list[Tensor]:
     vocabulary = policy.model.config.get_text_config().vocab_size
     contexts = [[t % vocabulary for t in ids] for ids in ([3, 11, 5, 7, 2], [13, 4, 6])]
     decoder.add(Prefill(contexts, [2, 1], room=[4, 4, 4]))
-    positions, found = torch.tensor([5, 5, 3]).to(policy.device), []
+    positions = torch.tensor([5, 5, 3]).to(policy.device)
+    logprobs: list[Tensor] = []
     for step, ids in enumerate(([8, 9, 10], [12, 8, 3])):
         tokens = (torch.tensor(ids) % vocabulary).to(policy.device)
-        found.append(decoder.step(tokens, positions + step).log_softmax(-1))
-    return found
+        logprobs.append(decoder.step(tokens, positions + step).log_softmax(-1))
+    return logprobs
 
 
 def gap_of_steps(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
@@ -236,13 +235,14 @@ def rounding(policy: Policy) -> float:
     Measured on the model itself, in the dtype of its products, by a move of its embeddings by one unit in the last
     place (:mod:`gspo_lightning.policy.kernels.rounding`); once per run and dtype.
     """
-    dtype, known = compute_dtype(policy), policy.decoding.rounding
-    if dtype not in known:
+    dtype = compute_dtype(policy)
+    measured = policy.decoding.rounding
+    if dtype not in measured:
         plain = two_steps(policy, SharedDecoder(policy, "model"))
         with nudged(policy.model, unit_in_last_place(policy)):
             moved = two_steps(policy, SharedDecoder(policy, "model"))
-        known[dtype] = FLOOR.get(dtype, 1e-5) + OPERATIONS * gap_of_steps(plain, moved)
-    return known[dtype]
+        measured[dtype] = FLOOR.get(dtype, 1e-5) + OPERATIONS * gap_of_steps(plain, moved)
+    return measured[dtype]
 
 
 def unit_in_last_place(policy: Policy) -> float:
@@ -258,8 +258,7 @@ class PaddedDecoder(Decoder):
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
-        known = inspect.signature(policy.backbone.forward).parameters
-        self._recurrent = "cache_params" in known
+        self._recurrent = "cache_params" in inspect.signature(policy.backbone.forward).parameters
         """True if the whole cache is recurrent state (Mamba), which is passed by another name and takes no mask."""
 
     def add(self, prefill: Prefill) -> Tensor:
@@ -274,18 +273,21 @@ class PaddedDecoder(Decoder):
         for i, context in enumerate(contexts):
             ids[i, width - len(context) :] = torch.tensor(context)
             mask[i, width - len(context) :] = True
-        ids, mask = ids.to(device, non_blocking=True), mask.to(device, non_blocking=True)
+        ids = ids.to(device, non_blocking=True)
+        mask = mask.to(device, non_blocking=True)
         positions = (mask.long().cumsum(-1) - 1).clamp(min=0)  # from the mask: padding never shifts a position
         self.cache = self.new_cache()
         inputs: dict[str, Any] = {"input_ids": ids, "position_ids": positions}
-        seen: Any = mask.long()
+        attended: Any = mask.long()
         if any(media):
             vision_inputs = self.policy.vision_inputs(media, width, [width - len(context) for context in contexts])
             inputs = vision_inputs.inputs(
                 self.policy.model.get_input_embeddings(), ids, vision_inputs.places, vision_inputs.positions
             )
-            seen = vision_inputs.attention(self.policy.backbone.config, inputs, seen, vision_inputs.places, self.cache)
-        hidden = self._forward(inputs, seen)
+            attended = vision_inputs.attention(
+                self.policy.backbone.config, inputs, attended, vision_inputs.places, self.cache
+            )
+        hidden = self._forward(inputs, attended)
         self._select(for_rows(torch.arange(len(contexts), device=device), rows))
         self.mask = for_rows(mask, rows)
         return for_rows(self.policy.head(hidden), rows)

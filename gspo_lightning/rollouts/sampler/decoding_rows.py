@@ -19,30 +19,39 @@ from gspo_lightning.rollouts.source import ResponsePrefix
 class DecodingRows:
     """State of the rows in the batch; every field is a tensor [rows]."""
 
-    slot: Tensor  # number of the beginning
+    slot: Tensor
+    """Number of the beginning."""
     prompt_id: Tensor
+    """Id of the prompt, part of every draw."""
     sample: Tensor
-    drawn: Tensor  # tokens drawn before this call
-    token_budget: Tensor  # maximum number of tokens
-    position: Tensor  # of the next token; a picture takes fewer positions than tokens
-    step: Tensor  # tokens written
-    alive: Tensor  # still being decoded
-    stopped: Tensor  # ended by the policy
+    """Number of the response among those to its prompt, part of every draw."""
+    drawn: Tensor
+    """Tokens drawn before this call."""
+    token_budget: Tensor
+    """Largest number of tokens."""
+    position: Tensor
+    """Position of the next token; a picture takes fewer positions than tokens."""
+    step: Tensor
+    """Tokens written."""
+    alive: Tensor
+    """True while the row is being decoded."""
+    stopped: Tensor
+    """True if the policy ended the row."""
 
     @classmethod
     def of(
         cls, beginnings: Sequence[ResponsePrefix], slots: Sequence[int], steps: Sequence[int], device: torch.device
     ) -> DecodingRows:
         """Return one row per beginning, with ``steps`` tokens in the buffer already."""
-        known = [
-            (slot, b.prompt.id, b.sample, b.drawn, b.token_budget, len(b.context) + step + shift(b.prompt.media), step)
-            for slot, step in zip(slots, steps, strict=True)
-            for b in (beginnings[slot],)
-        ]
-        columns = torch.tensor(known).long().view(-1, 7).T.to(device, non_blocking=True)
-        slot, prompt, sample, drawn, token_budget, position, step = columns.unbind()
-        alive = torch.ones(len(known), dtype=torch.bool, device=device)
-        return cls(slot, prompt, sample, drawn, token_budget, position, step, alive, ~alive)
+        numbers: list[tuple[int, ...]] = []
+        for slot, step in zip(slots, steps, strict=True):
+            row = beginnings[slot]
+            position = len(row.context) + step + shift(row.prompt.media)
+            numbers.append((slot, row.prompt.id, row.sample, row.drawn, row.token_budget, position, step))
+        # all of them in one copy to the device
+        columns = torch.tensor(numbers).long().view(-1, 7).T.to(device, non_blocking=True)
+        alive = torch.ones(len(numbers), dtype=torch.bool, device=device)
+        return cls(*columns.unbind(), alive=alive, stopped=~alive)
 
     def _fields(self) -> tuple[Tensor, ...]:
         return tuple(getattr(self, field.name) for field in fields(self))
@@ -64,12 +73,14 @@ class ResponseBuffer:
     """
 
     def __init__(self, beginnings: Sequence[ResponsePrefix], device: torch.device) -> None:
-        rows, width = len(beginnings), max((b.token_budget for b in beginnings), default=0)
+        rows = len(beginnings)
+        width = max((row.token_budget for row in beginnings), default=0)
         self.beginnings = beginnings
         self.tokens = torch.zeros(rows, width + 1, dtype=torch.int64, device=device)
         self.logprobs = torch.zeros(rows, width + 1, dtype=torch.float32, device=device)
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.ended, self.stopped = (torch.zeros(rows, dtype=torch.bool, device=device) for _ in range(2))
+        self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.stopped = torch.zeros(rows, dtype=torch.bool, device=device)
 
     def note(self, rows: DecodingRows, tokens: Tensor, logprobs: Tensor) -> None:
         """Append one token [rows] to every living row; what the other rows drew is never read."""
@@ -85,36 +96,43 @@ class ResponseBuffer:
 
     def record(self, rows: DecodingRows) -> None:
         """Record the length and end of these rows; needed before they leave the batch."""
-        self.lengths[rows.slot], self.ended[rows.slot], self.stopped[rows.slot] = rows.step, ~rows.alive, rows.stopped
+        self.lengths[rows.slot] = rows.step
+        self.ended[rows.slot] = ~rows.alive
+        self.stopped[rows.slot] = rows.stopped
 
     def newest(self, rows: DecodingRows, which: Sequence[int], count: int | None) -> list[list[int]]:
         """Return the last ``count`` tokens (None: all) of the messages of some rows, by their places in the batch."""
         places = torch.tensor(which, dtype=torch.int64, device=rows.slot.device)
-        slots, steps = rows.slot[places], rows.step[places]
+        slots = rows.slot[places]
+        steps = rows.step[places]
         width = int(steps.max()) if count is None else count
         columns = steps.unsqueeze(1) - width + torch.arange(width, device=steps.device)
         ids = self.tokens[slots.unsqueeze(1), columns.clamp(min=0)].tolist()
-        found = []
+        messages: list[list[int]] = []
         for slot, step, row in zip(slots.tolist(), steps.tolist(), ids, strict=True):
             before = self.beginnings[slot].written
             missing = len(before) if count is None else max(0, min(width - step, len(before)))
-            found.append([*before[len(before) - missing :], *row[max(0, width - step) :]])
-        return found
+            messages.append([*before[len(before) - missing :], *row[max(0, width - step) :]])
+        return messages
 
     def rollouts(self, which: Sequence[int], version: int, policy: Policy) -> list[Rollout]:
         """Return some responses on the CPU, by the numbers of their beginnings, with two host waits in all."""
         if not which:
             return []
         tokens, logprobs, numbers = self._on_host(which)
-        lengths, ended, stopped = numbers[0].tolist(), numbers[1].bool().tolist(), numbers[2].bool().tolist()
-        reasons = {(True, True): FinishReason.STOP, (True, False): FinishReason.LENGTH}
-        return [
-            finish(
-                row.prompt, row.sample, tokens[i, : lengths[i]], logprobs[i, : lengths[i]],
-                reason=reasons.get((ended[i], stopped[i]), FinishReason.CUT), version=version, policy=policy,
-            )
-            for i, row in enumerate(self.beginnings[k] for k in which)
-        ]  # fmt: skip
+        rollouts: list[Rollout] = []
+        for i, (length, ended, stopped) in enumerate(numbers.T.tolist()):
+            row = self.beginnings[which[i]]
+            reason = FinishReason.CUT
+            if ended:
+                reason = FinishReason.STOP if stopped else FinishReason.LENGTH
+            rollouts.append(
+                finish(
+                    row.prompt, row.sample, tokens[i, :length], logprobs[i, :length],
+                    reason=reason, version=version, policy=policy,
+                )
+            )  # fmt: skip
+        return rollouts
 
     def _on_host(self, which: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Copy tokens and log-probabilities [n, T + 1], and lengths, ended and stopped [3, n], to the host."""

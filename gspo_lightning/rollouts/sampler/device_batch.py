@@ -103,7 +103,9 @@ class DeviceBatch(DecodeBatch):
     @torch.inference_mode()
     def _load(self) -> None:
         """Write the rows into the decoder's state, with random numbers for the next steps; others are idle."""
-        state, rows, count = self.decoder.state, self.rows, len(self)
+        state = self.decoder.state
+        rows = self.rows
+        count = len(self)
         for place, value in (
             (state.token, self._chosen), (state.position, rows.position), (state.step, rows.step),
             (state.budget, rows.token_budget), (state.alive, rows.alive), (state.stopped, rows.stopped),
@@ -114,21 +116,27 @@ class DeviceBatch(DecodeBatch):
         positions = rows.drawn + rows.step + ahead
         state.uniforms[:, :count].copy_(self._draws.uniform(rows.prompt_id, rows.sample, positions))
         state.turn.zero_()
-        self._turns, self._loaded = 0, True
+        self._turns = 0
+        self._loaded = True
 
     @torch.inference_mode()
     def _collect(self) -> None:
         """Read the rows back, and move drawn tokens into the buffer; nothing waits for the device."""
         if not self._loaded:
             return
-        state, rows, count, width = self.decoder.state, self.rows, len(self), self.buffer.tokens.shape[1]
+        state = self.decoder.state
+        rows = self.rows
+        count = len(self)
+        width = self.buffer.tokens.shape[1]
         columns = rows.step.unsqueeze(1) + torch.arange(self._turns, device=rows.step.device)
         columns = columns.clamp(max=width - 1)  # behind the end of a row, nobody reads
         slots = rows.slot.unsqueeze(1).expand_as(columns)
         self.buffer.tokens[slots, columns] = state.tokens[: self._turns, :count].T
         self.buffer.logprobs[slots, columns] = state.logprobs[: self._turns, :count].T
         self._chosen = state.token[:count].clone()
-        rows.position, rows.step, rows.alive, rows.stopped = (
-            x[:count].clone() for x in (state.position, state.step, state.alive, state.stopped)
-        )
-        self._turns, self._loaded = 0, False
+        rows.position = state.position[:count].clone()
+        rows.step = state.step[:count].clone()
+        rows.alive = state.alive[:count].clone()
+        rows.stopped = state.stopped[:count].clone()
+        self._turns = 0
+        self._loaded = False

@@ -64,7 +64,9 @@ class RecordingDecoder(Decoder):
 
     def __init__(self, inner: Decoder, book: RouteBook, policy: Policy) -> None:
         super().__init__(policy)
-        self.inner, self.book, self.may_grow = inner, book, inner.may_grow
+        self.inner = inner
+        self.book = book
+        self.may_grow = inner.may_grow
         if isinstance(inner, SharedDecoder):
             inner.graphs = None  # a replay calls no hook
         self.slots = self.steps = torch.empty(0, dtype=torch.int64)

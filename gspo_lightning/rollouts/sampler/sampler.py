@@ -60,9 +60,15 @@ class GroupedSampler(RolloutSource):
             raise ValueError(f"compact_at must lie in (0, 1], got {compact_at}")
         if decode not in get_args(DecodeBy):
             raise ValueError(f"decode must be one of {', '.join(get_args(DecodeBy))}, got {decode!r}")
-        self.max_rows, self.compact_at, self.decode = max_rows, compact_at, decode
-        self._busiest = self._too_many = 0
+        self.max_rows = max_rows
+        self.compact_at = compact_at
+        self.decode = decode
+        self._busiest = 0
+        """Largest number of rows that the fallback decoded at a time since the last :meth:`reduce_batch`."""
+        self._too_many = 0
+        """Number of rows at which the fallback ran out of memory last; 0: never."""
         self._fitting: int | None = None
+        """Rows that fit into memory; None: all of ``max_rows``, as far as known."""
         self._steps = Counter[str]()
         """Decode steps of an accelerator since the last :meth:`measured`, by kind."""
 
@@ -97,10 +103,11 @@ class GroupedSampler(RolloutSource):
             rollouts = buffer.rollouts(
                 [p * group_size + k for p in over for k in range(group_size)], request.version, policy
             )
-            found = {p: rollouts[i * group_size : (i + 1) * group_size] for i, p in enumerate(over)}
             if book is not None:
-                book.fill({p * group_size + k: one for p, group in found.items() for k, one in enumerate(group)})
-            for p, group in found.items():
+                numbers = (p * group_size + k for p in over for k in range(group_size))
+                book.fill(dict(zip(numbers, rollouts, strict=True)))
+            for i, p in enumerate(over):
+                group = rollouts[i * group_size : (i + 1) * group_size]
                 groups[p] = group
                 if self.on_group is not None:
                     self.on_group(group)
@@ -169,7 +176,8 @@ class GroupedSampler(RolloutSource):
 
     def measured(self) -> dict[str, float]:
         """Return the share of an accelerator's decode steps that were CUDA graphs."""
-        steps, self._steps = self._steps, Counter[str]()
+        steps = self._steps
+        self._steps = Counter[str]()
         total = steps["graph"] + steps["ordinary"]
         return {"sampler/graph_steps": steps["graph"] / total} if total else {}
 
@@ -179,10 +187,12 @@ class GroupedSampler(RolloutSource):
 
     def reduce_batch(self) -> int:
         """Halve the number of rows of ``generate``; other decoders fit rows themselves."""
-        most, self._busiest = self._busiest, 0
+        most = self._busiest
+        self._busiest = 0
         if most <= 1 or 0 < self._too_many <= most:
             return 0
-        self._too_many, self.max_rows = most, most // 2
+        self._too_many = most
+        self.max_rows = most // 2
         return self.max_rows
 
     def _slow(self, rows: int) -> TransformersGenerate:
@@ -215,7 +225,8 @@ class GroupedSampler(RolloutSource):
             book: records the experts of a mixture.
             device: decoder of an accelerator.
         """
-        queue, ran_out = AdmissionQueue(buffer.beginnings, blocks, self.max_rows, self.compact_at), False
+        queue = AdmissionQueue(buffer.beginnings, blocks, self.max_rows, self.compact_at)
+        ran_out = False
         while len(queue):
             queue.fitting = self._fitting
             decoder = device or self._decoder(policy)
@@ -232,7 +243,8 @@ class GroupedSampler(RolloutSource):
             if over:
                 break
             ran_out = True
-            queue.back(unfinished := batch.unfinished())
+            unfinished = batch.unfinished()
+            queue.back(unfinished)
             del decoder, batch  # releases their memory
             if device is not None:
                 device.release()
@@ -275,7 +287,8 @@ class GroupedSampler(RolloutSource):
         batch: DecodeBatch, queue: AdmissionQueue, costs: Costs, left: Callable[[int, set[int]], bool]
     ) -> tuple[bool, str]:
         """Decode until all rows are complete, ``left`` ends it or memory runs out; return (over, error message)."""
-        bytes_left, may_join = budget(batch.policy.device), True
+        bytes_left = budget(batch.policy.device)
+        may_join = True
         if bytes_left is not None:
             bytes_left += batch.decoder.free_bytes
         while may_join or len(batch):
