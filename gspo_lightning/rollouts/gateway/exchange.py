@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gspo_lightning.rollouts.gateway.trace import Message, Node, SampledTurn, ids_of
+from gspo_lightning.rollouts.gateway.trace import Key, Match, Message, Node, SampledTurn, canonical, ids_of, key_of
+
+if TYPE_CHECKING:
+    from gspo_lightning.core.turn import Turn
 
 _WORDS = 1000
 """Characters of a message, which may quote what was sent."""
@@ -75,6 +78,35 @@ class Request:
     ignored: tuple[str, ...] = ()
     echoed: Mapping[str, Any] = field(default_factory=dict)
     size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedTurn:
+    """A turn of the policy whose tokens have been parsed."""
+
+    turn: Turn
+    """Content, reasoning and calls."""
+    message: dict[str, Any]
+    """The same in OpenAI's shape; calls may still have no ids."""
+    key: Key
+    """Canonical key of the message."""
+
+    @classmethod
+    def of(cls, turn: Turn, match: Match) -> ParsedTurn:
+        """Return a turn with its message."""
+        message: dict[str, Any] = {"role": "assistant", "content": turn.content}
+        if turn.reasoning:
+            message["reasoning_content"] = turn.reasoning
+        if turn.calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": canonical(call.arguments)},
+                }
+                for call in turn.calls
+            ]
+        return cls(turn, message, key_of(message, match))
 
 
 @dataclass(frozen=True, slots=True)

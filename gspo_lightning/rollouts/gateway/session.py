@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.rollouts.gateway.bounds import BODY_BYTES, LOOP_BYTES, OPEN_REQUESTS, SESSION_BYTES, aside
-from gspo_lightning.rollouts.gateway.exchange import RefusalError, Request, Served, busy, gone, invalid
+from gspo_lightning.rollouts.gateway.exchange import ParsedTurn, RefusalError, Request, Served, busy, gone, invalid
 from gspo_lightning.rollouts.gateway.reward import MOST_PARTS, AgentReward
 from gspo_lightning.rollouts.gateway.trace import (
     Encoder,
     History,
-    Key,
     Match,
     Message,
     Node,
@@ -28,9 +27,7 @@ from gspo_lightning.rollouts.gateway.trace import (
     SampledTurn,
     Trace,
     TraceError,
-    canonical,
     ids_of,
-    key_of,
 )
 
 if TYPE_CHECKING:
@@ -295,35 +292,23 @@ class Session:
         served.turn.answered_s = time.monotonic() - self.begun
         return served
 
-    def _parsed(
-        self, request: Request, sampled: SampledTurn, context: tuple[int, ...]
-    ) -> tuple[Turn, dict[str, Any], Key]:
-        """Return a turn's parts, the message that clients get, with calls that have no ids yet, and its key."""
+    def _parsed(self, request: Request, sampled: SampledTurn, context: tuple[int, ...]) -> ParsedTurn:
         tools = request.tools if request.parse_tool_calls else ()
-        turn = self.codec.parse(sampled.token_ids, request.stop, tools, context)
-        message: dict[str, Any] = {"role": "assistant", "content": turn.content}
-        message |= {"reasoning_content": turn.reasoning} if turn.reasoning else {}
-        calls = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": canonical(call.arguments)}}
-            for call in turn.calls
-        ]
-        message |= {"tool_calls": calls} if calls else {}
-        return turn, message, key_of(message, self.match)
+        return ParsedTurn.of(self.codec.parse(sampled.token_ids, request.stop, tools, context), self.match)
 
     def _commit(
         self, request: Request, history: History, node: Node, context: tuple[int, ...], sampled: SampledTurn,
-        parsed: tuple[Turn, dict[str, Any], Key],
+        parsed: ParsedTurn,
     ) -> Served:  # fmt: skip
         """Add a turn to the trace; return it as clients get it."""
-        parts, message, key = parsed
         order = len(self.trace.turns)
         if request.parse_tool_calls and request.tools:
-            self.malformed_calls = (self.malformed_calls or 0) + parts.malformed
-        calls = message.get("tool_calls", [])
+            self.malformed_calls = (self.malformed_calls or 0) + parsed.turn.malformed
+        calls = parsed.message.get("tool_calls", [])
         for i, call in enumerate(calls):
             call["id"] = call["id"] or f"call_{order}_{i}"
         try:
-            turn = self.trace.add_turn(node, context, sampled, message, key)
+            turn = self.trace.add_turn(node, context, sampled, parsed.message, parsed.key)
         except TraceError as error:
             self.error = error
             raise
@@ -337,8 +322,8 @@ class Session:
             request_bytes=request.size,
             turn=turn,
             sampled=sampled,
-            content=parts.content,
-            reasoning=parts.reasoning,
+            content=parsed.turn.content,
+            reasoning=parsed.turn.reasoning,
             calls=tuple(calls),
             finish="length" if sampled.truncated else finish,
             model=self.model,

@@ -208,9 +208,8 @@ class Trace:
             if root.tools != history.tools_key:
                 continue
             for taken, node in _ends(root, history.messages, keys, 0):
-                repeats = taken == len(keys)
                 only_new = all(role != "assistant" for role, _, _ in keys[taken:])
-                if (node.sampled or repeats) and only_new:
+                if (node.sampled or taken == len(keys)) and only_new:
                     places.append((taken, node))
         return max(places, key=lambda place: (place[0], place[1].sampled is None, place[1].order), default=None)
 
@@ -233,9 +232,9 @@ class Trace:
         count = len(sampled.token_ids)
         turn = Node(given, (message,), (key,), sampled.token_ids, given.tools, sampled, len(self.turns))
         turn.end = given.end + count
-        complete = sampled.logprobs is None or len(sampled.logprobs) == count
-        complete = complete and len(sampled.versions) in (0, count)
-        if not complete or turn.end != len(context) + count:
+        logprobs = sampled.token_ids if sampled.logprobs is None else sampled.logprobs
+        lengths = {count, len(logprobs), len(sampled.versions or sampled.token_ids)}
+        if len(lengths) > 1 or turn.end != len(context) + count:
             raise TraceError(f"{len(context)} + {count} tokens were served, the tree has {turn.end}")
         if ids_of(turn.path) != (*context, *sampled.token_ids):
             raise TraceError("the tokens of the tree are not those that were served")
@@ -254,9 +253,8 @@ class Trace:
         with_tools = any(turn.root.tools != "[]" for turn in self.turns)
         trained: list[Node] = []
         for turn in self.turns:
-            unheard = not (turn.heard or turn.children)
             beside = with_tools and turn.root.tools == "[]"
-            if not (unheard or beside or _passed_over(turn)):
+            if (turn.heard or turn.children) and not beside and not _passed_over(turn):
                 trained.append(turn)
         return trained
 
@@ -367,7 +365,6 @@ def _passed_over(turn: Node) -> bool:
 
 
 def _common(a: Sequence[Key], b: Sequence[Key]) -> int:
-    """Return the number of first keys that both have."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
