@@ -44,14 +44,15 @@ class DecodingRows:
     ) -> DecodingRows:
         """Return one row per beginning, with ``steps`` tokens in the buffer already."""
         numbers: list[tuple[int, ...]] = []
-        for slot, step in zip(slots, steps, strict=True):
-            row = beginnings[slot]
-            position = len(row.context) + step + shift(row.prompt.media)
-            numbers.append((slot, row.prompt.id, row.sample, row.drawn, row.token_budget, position, step))
+        for number, written in zip(slots, steps, strict=True):
+            row = beginnings[number]
+            next_position = len(row.context) + written + shift(row.prompt.media)
+            numbers.append((number, row.prompt.id, row.sample, row.drawn, row.token_budget, next_position, written))
         # all of them in one copy to the device
         columns = torch.tensor(numbers).long().view(-1, 7).T.to(device, non_blocking=True)
+        slot, prompt_id, sample, drawn, token_budget, position, step = columns.unbind()
         alive = torch.ones(len(numbers), dtype=torch.bool, device=device)
-        return cls(*columns.unbind(), alive=alive, stopped=~alive)
+        return cls(slot, prompt_id, sample, drawn, token_budget, position, step, alive, ~alive)
 
     def _fields(self) -> tuple[Tensor, ...]:
         return tuple(getattr(self, field.name) for field in fields(self))
