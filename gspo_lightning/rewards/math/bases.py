@@ -38,7 +38,8 @@ def based(text: str) -> tuple[str, int] | None:
     match = _INDEX.fullmatch(text) or _SPOKEN.fullmatch(text)
     if match is None:
         return None
-    digits, name = match[1].upper(), next(group for group in match.groups()[1:] if group).lower()
+    digits = match[1].upper()
+    name = next(group for group in match.groups()[1:] if group).lower()
     base = int(name) if name.isdigit() else _NAMES.index(name) + 2
     if not 2 <= base <= 36 or not (digits[0].isdigit() or base > 10):
         return None

@@ -36,17 +36,17 @@ class _Parser:
         place = 0
         text = text.rstrip()
         while place < len(text):
-            if (found := _TOKEN.match(text, place)) is None:
+            if (token := _TOKEN.match(text, place)) is None:
                 raise ValueError(f"unexpected {text[place:].strip()[0]!r}")
-            self.tokens.append(found[1])
-            place = found.end()
+            self.tokens.append(token[1])
+            place = token.end()
         self.tokens.reverse()
 
     def value(self) -> Fraction:
-        found = self._sum()
+        result = self._sum()
         if self.tokens:
             raise ValueError(f"unexpected {self.tokens[-1]!r}")
-        return found
+        return result
 
     def _sum(self) -> Fraction:
         total = self._product()

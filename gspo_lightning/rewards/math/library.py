@@ -53,8 +53,8 @@ def parse(text: str, *, boxed: bool) -> list[Any]:
     targets = [package.LatexExtractionConfig(boxed_match_priority=0, **_without_units(boxed))]
     if not boxed or _ARITHMETIC.fullmatch(text):
         targets.append(package.ExprExtractionConfig())
-    found: list[Any] = package.parse(f"\\boxed{{{text}}}" if boxed else text, targets, parsing_timeout=None)
-    return found
+    readings: list[Any] = package.parse(f"\\boxed{{{text}}}" if boxed else text, targets, parsing_timeout=None)
+    return readings
 
 
 def _without_units(boxed: bool) -> dict[str, Any]:
@@ -74,24 +74,24 @@ def read(gold: str) -> tuple[Any, ...]:
     """Parse a record's answer, often LaTeX without the delimiters Math-Verify expects; empty if unreadable."""
     bare = gold.replace("\\$", "")
     if any(mark in bare for mark in ("$", "\\(", "\\[", "\\boxed")):
-        found = parse(bare, boxed=False)
+        readings = parse(bare, boxed=False)
     else:
-        found = parse(bare, boxed=True)
+        readings = parse(bare, boxed=True)
         if _NUMBER.fullmatch(bare):  # 1,22 is a decimal number to some and a pair to others
-            found += parse(bare, boxed=False)
-    return tuple(found) if any(not isinstance(value, str) for value in found) else ()
+            readings += parse(bare, boxed=False)
+    return tuple(readings) if any(not isinstance(value, str) for value in readings) else ()
 
 
 def equal(wanted: Any, given: Any, decimals: int | None, *, strict: bool) -> bool:
     """True if any reading of one answer equals a reading of the other."""
     decimals = _EXACT if decimals is None else decimals
     verify = _package().verify
-    pairs = [(ours, theirs) for ours in wanted for theirs in given]
+    pairs = [(ours, candidate) for ours in wanted for candidate in given]
     pairs += [(_complex(a), _complex(b)) for a, b in pairs if _has_i(a) or _has_i(b)]
     return any(
-        bool(verify(ours, theirs, float_rounding=decimals, strict=strict, timeout_seconds=None))
-        and not _both_vanish(ours, theirs, decimals)
-        for ours, theirs in pairs
+        bool(verify(ours, candidate, float_rounding=decimals, strict=strict, timeout_seconds=None))
+        and not _both_vanish(ours, candidate, decimals)
+        for ours, candidate in pairs
     )
 
 
@@ -123,8 +123,8 @@ def constant(text: str) -> Fraction | None:
     >>> constant(r"\sqrt{2}") ** 2 - 2 < 1e-30, constant("x")
     (True, None)
     """
-    for found in parse(text, boxed=True):
-        value = getattr(found, "evalf", None) and getattr(found, "is_number", False) and found.evalf(40)
+    for reading in parse(text, boxed=True):
+        value = getattr(reading, "evalf", None) and getattr(reading, "is_number", False) and reading.evalf(40)
         if value is not None and value is not False and value.is_Float:
             return Fraction(str(value))
         if value is not None and value is not False and value.is_Rational:

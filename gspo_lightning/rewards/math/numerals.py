@@ -102,13 +102,15 @@ def _lists(text: str) -> bool:
 
 
 def _repeating(match: re.Match[str]) -> str:
-    whole, fixed, period = match[1], match[2], match[3] or match[4]
+    whole = match[1]
+    fixed = match[2]
+    period = match[3] or match[4]
     tail = Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed))
     return _fraction(int(whole) + Fraction(int(fixed or 0), 10 ** len(fixed)) + tail)
 
 
 def _mixed(match: re.Match[str]) -> str:
-    whole, above, below = int(match[1]), int(match[2]), int(match[3])
+    whole, above, below = (int(match[group]) for group in (1, 2, 3))
     return _fraction(whole + Fraction(above, below)) if 0 < above < below else match[0]
 
 
@@ -122,7 +124,8 @@ def _written(value: Fraction) -> str:
     """Return an integer or a finite decimal in digits."""
     places = 0
     while value.denominator != 1 and places < 100:
-        value, places = value * 10, places + 1
+        value *= 10
+        places += 1
     digits = str(value.numerator).rjust(places + 1, "0")
     return f"{digits[:-places]}.{digits[-places:]}" if places else digits
 

@@ -45,10 +45,10 @@ _ELSEWHERE = _compiled(
 
 def announcements(text: str) -> list[re.Match[str]]:
     """Return the announcements of an answer in a text, in English or, if there is none, in another language."""
-    found = list(ANNOUNCED.finditer(text))
-    if not found and any(noun in text for noun in _NOUNS):
-        found = list(_ELSEWHERE.finditer(text))
-    return found
+    matches = list(ANNOUNCED.finditer(text))
+    if not matches and any(noun in text for noun in _NOUNS):
+        matches = list(_ELSEWHERE.finditer(text))
+    return matches
 
 
 FINAL = _compiled(r"final answer is(?=[:\s]*[^\s:])")

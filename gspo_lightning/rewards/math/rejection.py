@@ -138,5 +138,5 @@ def revoked(text: str) -> bool:
     >>> revoked(". Ignore that."), revoked(". Do not forget that 7 is prime.")
     (True, False)
     """
-    found = _REVOKED.search(text)
-    return found is not None and not _VALUE.search(text[: found.start()])
+    revocation = _REVOKED.search(text)
+    return revocation is not None and not _VALUE.search(text[: revocation.start()])

@@ -41,7 +41,8 @@ def clock(text: str) -> Time | None:
     match = _CLOCK.fullmatch(text)
     if match is None or (match[2] is None and match[4] is None):
         return None
-    hour, minute, second, half = int(match[1]), int(match[2] or 0), int(match[3] or 0), (match[4] or "").lower()
+    hour, minute, second = (int(match[group] or 0) for group in (1, 2, 3))
+    half = (match[4] or "").lower()
     if hour > 24 or (half and not 1 <= hour <= 12):
         return None
     if half:
@@ -82,11 +83,11 @@ def date(text: str) -> Date | None:
     """
     text = re.sub(r"\s+", " ", _DROPPED.sub(lambda m: " " if m[0] in ("~", "\\ ") else "", text)).strip()
     if match := _YEAR_FIRST.fullmatch(text):
-        found = int(match[1]), int(match[3]), int(match[4])
-        return found if 1 <= found[1] <= 12 and 1 <= found[2] <= 31 else None
+        numbers = int(match[1]), int(match[3]), int(match[4])
+        return numbers if 1 <= numbers[1] <= 12 and 1 <= numbers[2] <= 31 else None
     if match := _YEAR_LAST.fullmatch(text):
-        found = int(match[1]), int(match[3]), int(match[4])
-        return found if 1 <= min(found[:2]) <= 12 and max(found[:2]) <= 31 else None
+        numbers = int(match[1]), int(match[3]), int(match[4])
+        return numbers if 1 <= min(numbers[:2]) <= 12 and max(numbers[:2]) <= 31 else None
     if match := _IN_WORDS.fullmatch(text):
         month = _MONTHS.index((match[1] or match[4])[:3].lower()) + 1
         return int(match[5]), month, int(match[2] or match[3])

@@ -99,12 +99,12 @@ class _Reader:
 
     def announced(self, text: str) -> Extracted | None:
         """Read the last announcement of a text; None if there is none, an empty answer if it does not commit."""
-        found = phrases.announcements(text)
-        head = _SENTENCE.split(text[: found[-1].start()])[-1] if found else ""
-        if not found or phrases.SECOND_THOUGHT.search(head[-12:]):
+        announcements = phrases.announcements(text)
+        head = _SENTENCE.split(text[: announcements[-1].start()])[-1] if announcements else ""
+        if not announcements or phrases.SECOND_THOUGHT.search(head[-12:]):
             return None
         nothing = Extracted(reason="no sentence commits to an answer")
-        sentences = _sentences(text[found[-1].end() :])
+        sentences = _sentences(text[announcements[-1].end() :])
         if not sentences or phrases.CONDITION.match(head) or re.search(r"\bif\b[^,]*$", head):
             return nothing
         return self._claim(sentences[0], sentences[1:], announced=True) or nothing
@@ -146,22 +146,22 @@ class _Reader:
 
     def _claim(self, sentence: str, later: list[str], *, announced: bool) -> Extracted | None:
         """Return the answer of a sentence; None if it does not commit, or a later sentence contradicts it."""
-        found = self.values(sentence)
-        if not _stands(sentence, found) or not all(self._lets_stand(other, sentence, announced) for other in later):
+        values = self.values(sentence)
+        if not _stands(sentence, values) or not all(self._lets_stand(other, sentence, announced) for other in later):
             return None
         whole = unwrapped(re.sub(r"[.!]+$", "", sentence.strip()))
-        if not found:
+        if not values:
             return self._words(sentence, whole) if announced else None
-        formulas = any(match[1] for match in found)
+        formulas = any(match[1] for match in values)
         if not (self.options or formulas or _WORD.search(whole)):
-            return Extracted(whole, formula=len(found) > 1 or bool(re.search("[A-Za-z]", whole)))
-        at_once = not sentence[: found[0].start()].strip(_OPENERS)
-        if announced and at_once and len(found) == 1 and not (formulas or self.options):
+            return Extracted(whole, formula=len(values) > 1 or bool(re.search("[A-Za-z]", whole)))
+        at_once = not sentence[: values[0].start()].strip(_OPENERS)
+        if announced and at_once and len(values) == 1 and not (formulas or self.options):
             return Extracted(unwrapped(_REASON.split(whole)[0]))
-        if announced and at_once and self.options and len(found) > 1:
-            gap = sentence[found[0].end() : found[1].start()]
-            found = found if phrases.JOINED.fullmatch(gap) else found[:1]  # the text behind the letter is about it
-        return self._stated(sentence, found, announced=announced and at_once)
+        if announced and at_once and self.options and len(values) > 1:
+            gap = sentence[values[0].end() : values[1].start()]
+            values = values if phrases.JOINED.fullmatch(gap) else values[:1]  # the text behind the letter is about it
+        return self._stated(sentence, values, announced=announced and at_once)
 
     def _words(self, sentence: str, whole: str) -> Extracted | None:
         """Return an announced answer without a value: words, unless something is denied."""
@@ -207,7 +207,8 @@ class _Reader:
 
 def _rejected(sentence: str, value: re.Match[str]) -> bool:
     """True if a sentence denies one of its values."""
-    before, behind = sentence[max(0, value.start() - 300) : value.start()], sentence[value.end() : value.end() + 300]
+    before = sentence[max(0, value.start() - 300) : value.start()]
+    behind = sentence[value.end() : value.end() + 300]
     if phrases.DENIED.search(before[-80:]) or phrases.DENIED_AFTER.match(behind[:80]) or _IN_CODE.search(before):
         return True
     number = any(character.isdigit() for character in value[0])

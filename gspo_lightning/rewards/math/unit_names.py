@@ -173,7 +173,9 @@ def unit_of(text: str, *, loosely: bool = False) -> Unit:
     """
     text = _SPOKEN.sub(lambda m: _WORDS[m[0].lower()], text.strip(" ."))
     result: dict[str, int] = {}
-    sign, scale, last = 1, 1, ""
+    sign = 1
+    scale = 1
+    last = ""
     tokens = _TOKEN.findall(text.replace(".", "")) if len(text) <= 120 else []
     for token in tokens:
         lower = token.lower()
