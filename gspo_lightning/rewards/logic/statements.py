@@ -109,6 +109,7 @@ _OF_PEOPLE = _compiled(
 """Form of a statement that begins with a name, and what it says; the first that fits is taken."""
 _OF_ALL = _compiled(
     (rf"{_KIND}s?\s*[:=]\s*{_NAMES}(?!\w)", _Reading.these),
+    (rf"(?:both|all of)\s+{_NAMES}\s+{_DOES}", _Reading.these),
     (rf"only\s+{_NAMES}\s+{_DOES}", _Reading.only),
     (rf"the\s+only\s+{_KIND}s?\s+(?:is|are)\s+{_NAMES}(?!\w)", _Reading.only),
     (rf"neither\s+{_NOR}\s+(?:is|are)\s+(?:an?\s+)?{_KIND}s?(?![a-z])", _Reading.neither),

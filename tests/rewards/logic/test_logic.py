@@ -187,6 +187,8 @@ def test_the_same_draw_gives_the_same_puzzle() -> None:
         ("knights", "AbC", "A is a knightmare, B is a knave, C is a knight", 0.0),
         ("knights", "AbC", "AbC abC", 0.0),
         ("knights", "AbC", "bAC", 0.0),
+        ("knights", "AbC", "Both A and C are knights. The rest are knaves.", 1.0),
+        ("knights", "AbC", "Both A and B are knights. The rest are knaves.", 1 / 3),
         ("knights", "AbC", "", 0.0),
         ("countdown", "3 5 7 = 22", "3*5+7", 1.0),
         ("countdown", "3 5 7 = 22", "7 + (5 * 3) = 22", 1.0),
