@@ -29,7 +29,7 @@ LEFT: dict[str, tuple[int, int]] = {
     "policy/strategies": (20, 12), "policy/vision": (27, 9), "report": (39, 52), "report/collapse": (1, 13),
     "report/statistics": (4, 17), "report/view": (23, 24), "resume": (25, 16), "rewards": (20, 11),
     "rewards/code": (20, 18), "rewards/gym": (4, 3), "rewards/instructions": (6, 5), "rewards/judge": (9, 10),
-    "rewards/logic": (19, 13), "rewards/math": (49, 25), "rewards/sandbox": (48, 47), "rewards/workers": (20, 17),
+    "rewards/logic": (19, 13), "rewards/sandbox": (48, 47), "rewards/workers": (20, 17),
     "rollouts": (17, 10), "rollouts/conversations": (3, 6),
     "rollouts/environments": (22, 21), "rollouts/recording": (6, 6),
     "rollouts/sampler": (15, 37), "rollouts/serving": (18, 26), "rollouts/vllm": (29, 30), "training": (21, 52),

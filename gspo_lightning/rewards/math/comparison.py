@@ -10,9 +10,10 @@ from typing import Any
 from gspo_lightning.rewards.math import library
 from gspo_lightning.rewards.math.bases import based
 from gspo_lightning.rewards.math.chemistry import same_compound
-from gspo_lightning.rewards.math.equations import Statement, has_letters, statement
+from gspo_lightning.rewards.math.equations import Statement, constant_of, has_letters, statement
 from gspo_lightning.rewards.math.gold import Gold, bare, read_gold, spelled
 from gspo_lightning.rewards.math.identity import equal_beyond_algebra, equal_curves
+from gspo_lightning.rewards.math.kinds import by_kind
 from gspo_lightning.rewards.math.lists import by_lists
 from gspo_lightning.rewards.math.matrices import written_out
 from gspo_lightning.rewards.math.notation import bare_latex, canonical, unwrapped, years
@@ -23,15 +24,21 @@ from gspo_lightning.rewards.math.propositions import equal_formulas
 from gspo_lightning.rewards.math.quantities import equal_expressions, equal_literals, measured
 from gspo_lightning.rewards.math.question import Question
 from gspo_lightning.rewards.math.real_sets import equal_sets
+from gspo_lightning.rewards.math.rounding import rounded_as_asked
+from gspo_lightning.rewards.math.sentences import same_sentence
+from gspo_lightning.rewards.math.spelling import for_library
 from gspo_lightning.rewards.math.structure import NAMED, compared, elements, has_signs
 from gspo_lightning.rewards.math.times import clock, date, same_time
-from gspo_lightning.rewards.math.units import PERCENT, TRIGONOMETRIC, Quantity, compound, quantity
+from gspo_lightning.rewards.math.units import PERCENT, Quantity, compound, quantity
 from gspo_lightning.rewards.math.words import case_differs, letter_tuple, option, options, words
 
 _MEMBER = re.compile(r"^\s*[a-zA-Z]\s*\\in\s*(?=[\[(\\])")
-_FUNCTION = re.compile(r"^\s*(?:y|[a-zA-Z]\s*\(\s*([a-z])\s*\))\s*=\s*(?=[^=<>]+$)")
+_FUNCTION = re.compile(r"^\s*(?:y|[a-zA-Z]\s*(?:\^\s*\{\s*-1\s*\})?\s*\(\s*([a-z])\s*\))\s*=\s*(?=[^=<>]+$)")
 r"""``y =`` or ``f(x) =``, which name the same thing."""
 _ELLIPSIS = re.compile(r"\\[lc]?dots[a-z]?(?![a-z])|\.\.\.|\u2026")
+_FIRST_TERMS = re.compile(r"\bfirst\s+(?:\w+\s+)?terms\b", re.IGNORECASE)
+_GOES_ON = re.compile(rf",?\s*(?:{_ELLIPSIS.pattern})\s*$")
+"""Dots behind the first terms of a sequence, which add nothing."""
 _ROUNDED = re.compile(rf"[+-]?\d*\.\d+\s*(?:{_ELLIPSIS.pattern})\s*")
 """A decimal that goes on: ``0.333...``."""
 _CODE = re.compile(
@@ -42,11 +49,9 @@ _CODE = re.compile(
 )
 """Calls and code: they may compute an answer, but are none."""
 _CODE_MARKS = ("(", "==", "__", "lambda", "import", "return", "assert", " else", "for ", "def ")
-_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z]))")
 _FORMULA = re.compile(r"\\(?!text|mathrm)[a-z]|[\^/]")
 _EQUATION = re.compile(r"=|\\equiv(?![a-z])")
 _CAPITAL = re.compile("[A-J]")
-_CHOICES = re.compile(r"(?<![A-Za-z\\}_^])C\s*\(\s*(\d+)\s*,\s*(\d+)\s*\)")
 _KIND = r"(?:the )?(?:(?:line )?segment|point|line|side|angle|triangle|vertex|vertices|option)"
 _POINT_LABEL = re.compile(
     rf"^(?:\\(?:text|mathrm)\s*\{{\s*{_KIND}\s*\}}\s*(?=\S)"
@@ -79,6 +84,8 @@ class Comparison:
         if text.strip() == gold.text:
             return True, ""
         given = spelled(unwrapped(text))
+        if self.question.ordered and _FIRST_TERMS.search(self.question.text):
+            given = _GOES_ON.sub("", given)
         if gold.canonical and bare_latex(given) == gold.canonical:
             return True, ""
         if answer_type == "choice":
@@ -86,9 +93,9 @@ class Comparison:
         if any(mark in given for mark in _CODE_MARKS) and _CODE.search(bare(given)):
             return False, "code in place of an answer"
         if answer_type == "text":
-            wanted = gold.words or words(gold.text)
+            expected = gold.words or words(gold.text)
             same = bare_latex(given).casefold() == gold.canonical.casefold()
-            return same or (wanted is not None and words(given) == wanted), ""
+            return same or (expected is not None and words(given) == expected), ""
         if answer_type in ("integer", "number"):
             return self._by_calculation(gold, given, boxed=boxed)
         if answer_type == "set":
@@ -111,19 +118,19 @@ class Comparison:
     def _without_kinds(self, gold: Gold, given: str) -> tuple[Gold, str]:
         """Remove the words in front of the labels of both answers, unless they differ: a line is no segment."""
         ours = _POINT_LABEL.match(gold.text)
-        theirs = _POINT_LABEL.match(given)
-        if ours and theirs and _kind(ours[0]) != _kind(theirs[0]):
+        other = _POINT_LABEL.match(given)
+        if ours and other and _kind(ours[0]) != _kind(other[0]):
             return gold, given
         if ours:
             gold = read_gold((ours[1] or "") + gold.text[ours.end() :], self.question.options)
-        return gold, given if theirs is None else (theirs[1] or "") + given[theirs.end() :]
+        return gold, given if other is None else (other[1] or "") + given[other.end() :]
 
     def _by_form(self, gold: Gold, given: str, answer_type: str) -> tuple[bool, str] | None:
         """Return the verdict of the rules about how an answer is written, or None."""
         listed = self._listed(gold, given) if answer_type == "any" else None
         if listed is not None:
             return listed
-        named = self.strict and gold.option is None and gold.based is None
+        named = self.strict and gold.option is None and gold.based is None and self.question.base <= 10
         if named and case_differs(gold.text, given, symbol=self.question.symbol):
             return False, "other capitals"
         if answer_type == "any" and not gold.prose:
@@ -138,7 +145,10 @@ class Comparison:
             copied = canonical(given)
             if len(copied) > 2 and copied in canonical(self.question.text):
                 return False, "the task in place of its answer"
-        return None
+        kind = by_kind(gold.text, given, self._same_texts, self.question) if answer_type == "any" else None
+        if kind is None and not gold.prose and rounded_as_asked(gold.quantity, quantity(given), self.question):
+            return True, ""
+        return None if kind is None else (kind, "")
 
     def _listed(self, gold: Gold, given: str) -> tuple[bool, str] | None:
         """Compare options by their letters."""
@@ -188,13 +198,17 @@ class Comparison:
     def _by_rules(self, gold: Gold, given: str) -> bool | None:
         """Return the verdict of the first rule for this kind of answer, or None."""
         ours = compound(gold.text) if _SUM.search(gold.text) else None
-        theirs = compound(given) if _SUM.search(given) else None
-        if ours is not None or theirs is not None:
-            return self._by_compound(gold, given, ours, theirs)
+        candidate = compound(given) if _SUM.search(given) else None
+        if ours is not None or candidate is not None:
+            return self._by_compound(gold, given, ours, candidate)
         base = based(given)
+        if self.question.base > 10 and gold.based is None and base is None and "=" not in given:
+            return bare(given).upper().lstrip("0") == bare(gold.text).upper().lstrip("0")
         if gold.based is not None or base is not None:
             if gold.based is None and base is not None and base[1] == (self.question.base or 10):
                 given = base[0]
+                if bare(gold.text).upper() == given:
+                    return True
             elif base is None and gold.based is not None and gold.based[1] == self.question.base:
                 return given.strip().upper().lstrip("0") == gold.based[0].lstrip("0")
             else:
@@ -209,7 +223,8 @@ class Comparison:
             return span == years(given)
         if gold.words is not None and gold.literal is None:
             same = words(given) == gold.words or bool(same_compound(gold.text, given))
-            return same or self._begins(gold, given) or bool(equal_sets(gold.text, given, _constant))
+            same = same or same_sentence(gold.words, words(given), self.question.text)
+            return same or self._begins(gold, given) or bool(equal_sets(gold.text, given, constant_of))
         verdict = self._by_value(gold, given)
         return self._by_structure(gold, given) if verdict is None else verdict
 
@@ -217,13 +232,13 @@ class Comparison:
         """True if yes or no is answered, with a sentence behind it that does not take it back."""
         if gold.words not in ("yes", "no", "true", "false"):
             return False
-        said = re.fullmatch(r"(yes|no|true|false)[,.;:]\s*([^\\$]*)", bare(given), re.IGNORECASE)
-        return said is not None and said[1].lower() == gold.words and not re.search(r"\b(?:yes|but|or)\b", said[2])
+        reply = re.fullmatch(r"(yes|no|true|false)[,.;:]\s*([^\\$]*)", bare(given), re.IGNORECASE)
+        return reply is not None and reply[1].lower() == gold.words and not re.search(r"\b(?:yes|but|or)\b", reply[2])
 
-    def _by_compound(self, gold: Gold, given: str, ours: Any, theirs: Any) -> bool:
+    def _by_compound(self, gold: Gold, given: str, ours: Any, candidate: Any) -> bool:
         """Compare sums of units of one dimension: 1 h 30 min is 90 minutes."""
         left = Quantity(str(ours[0]), ours[1]) if ours else gold.quantity
-        right = Quantity(str(theirs[0]), theirs[1]) if theirs else quantity(given)
+        right = Quantity(str(candidate[0]), candidate[1]) if candidate else quantity(given)
         return bool(self._equal_quantities(left, right, final=True))
 
     def _by_structure(self, gold: Gold, given: str) -> bool | None:
@@ -231,7 +246,7 @@ class Comparison:
             return None  # upstream reads pairs of signs
         verdict = compared(gold.text, given, self._same_texts, self.question.names)
         if verdict is None:
-            verdict = equal_sets(gold.text, given, _constant)
+            verdict = equal_sets(gold.text, given, constant_of)
         if verdict is None:
             verdict = equal_formulas(gold.text, given)
         if verdict is None:
@@ -245,21 +260,21 @@ class Comparison:
         """Compare units and written-out numbers; None (or False if ``final``) if an answer is not written out."""
         named = given if "=" in gold.text else NAMED.sub("", given)
         single = re.fullmatch(r"\s*\[([^,\[\]]*)\]\s*", named)
-        found = quantity(single[1] if single and not gold.text.startswith("[") else named)
+        answer = quantity(single[1] if single and not gold.text.startswith("[") else named)
         comma = re.fullmatch(r"([+-]?\d+),(\d+)", named.strip())
         if gold.literal is not None and comma and (gold.literal.decimal or gold.literal.value.denominator > 1):
             readings = (literal(f"{comma[1]}.{comma[2]}"), literal(named))  # 1,200 is 1.2 to some and 1200 to others
             return any(number is not None and same_number(gold.literal, number, self.decimals) for number in readings)
-        return self._equal_quantities(gold.quantity, found, final=final)
+        return self._equal_quantities(gold.quantity, answer, final=final)
 
-    def _equal_quantities(self, gold: Quantity, found: Quantity, *, final: bool) -> bool | None:
-        pair = measured(gold, found, self.question.unit)
+    def _equal_quantities(self, gold: Quantity, given: Quantity, *, final: bool) -> bool | None:
+        pair = measured(gold, given, self.question.unit)
         if pair.excluded:
             return False
         ours = literal(bare(gold.value))
-        theirs = literal(bare(found.value))
-        if ours is not None and theirs is not None:
-            return equal_literals(pair, ours, theirs, self.decimals)
+        candidate = literal(bare(given.value))
+        if ours is not None and candidate is not None:
+            return equal_literals(pair, ours, candidate, self.decimals)
         return False if final else equal_expressions(pair, self.decimals)
 
     def _by_calculation(self, gold: Gold, given: str, *, boxed: bool) -> tuple[bool, str]:
@@ -269,8 +284,8 @@ class Comparison:
         if not stated.solved or not self._measured(gold, stated.value, final=True):
             return False, ""
         values = [calculated(quantity(side).value) for side in stated.numbers]
-        wanted = gold.literal or Literal(Fraction(0))
-        rounded = replace(wanted, decimal=True, places=99, digits=99)
+        expected = gold.literal or Literal(Fraction(0))
+        rounded = replace(expected, decimal=True, places=99, digits=99)
         if not all(
             value is None or same_number(rounded, Literal(value, True, 6, 6), self.decimals) for value in values
         ):
@@ -279,29 +294,28 @@ class Comparison:
 
     def _same_set(self, gold: Gold, given: str) -> bool:
         """True if each element of one set equals an element of the other, in any order."""
-        wanted, found = elements(gold.text), elements(given)
-        return all(
-            any(self._same_texts(a, b) for b in others)
-            for ones, others in ((wanted, found), (found, wanted))
-            for a in ones
+        expected = elements(gold.text)
+        result = elements(given)
+        return all(any(self._same_texts(a, b) for b in result) for a in expected) and all(
+            any(self._same_texts(b, a) for b in expected) for a in result
         )
 
     def _by_library(self, gold: Gold, given: str, *, boxed: bool, formula: bool) -> tuple[bool, str]:
-        wanted_text, given = self._comparable(gold, given)
-        if self.strict and _other_brackets(wanted_text, given):
+        expected_text, given = self._comparable(gold, given)
+        if self.strict and _other_brackets(expected_text, given):
             return False, "other brackets"
-        wanted = library.read(wanted_text)
-        if (rounded := self._by_rounding(wanted_text, given)) is not None:
+        expected = library.read(expected_text)
+        if (rounded := self._by_rounding(expected_text, given)) is not None:
             return rounded, ""
-        found = library.parse(given, boxed=True)
-        if not formula and not self._equal(wanted, found):  # a sentence: let upstream search it
-            found = library.parse(given, boxed=False)
-        if not found:
+        readings = library.parse(given, boxed=True)
+        if not formula and not self._equal(expected, readings):  # a sentence: let upstream search it
+            readings = library.parse(given, boxed=False)
+        if not readings:
             return False, "the answer is not understood as mathematics"
-        if not self._equal(wanted, found):
-            beyond = boxed and not gold.prose and equal_beyond_algebra(wanted_text, given, self.question)
-            return beyond or (boxed and equal_curves(wanted_text, given)), ""
-        if "=" not in gold.text and not self._equations_hold(wanted, given, found):
+        if not self._equal(expected, readings):
+            beyond = boxed and not gold.prose and equal_beyond_algebra(expected_text, given, self.question)
+            return beyond or (boxed and equal_curves(expected_text, given)), ""
+        if "=" not in gold.text and not self._equations_hold(expected, given, readings):
             return False, "a false equation"
         return True, ""
 
@@ -317,36 +331,39 @@ class Comparison:
                     return number.value == value or rounds(number, value)
         return None
 
-    def _equal(self, wanted: Any, found: Any) -> bool:
-        return library.equal(wanted, found, self.decimals, strict=self.strict)
+    def _equal(self, expected: Any, readings: Any) -> bool:
+        return library.equal(expected, readings, self.decimals, strict=self.strict)
 
     def _comparable(self, gold: Gold, given: str) -> tuple[str, str]:
         """Return both texts without units, as the library reads them best."""
         if gold.prose:
             return gold.text, given
-        wanted = gold.text
-        if bool(_MEMBER.search(wanted)) != bool(_MEMBER.search(given)):
-            wanted, given = _MEMBER.sub("", wanted), NAMED.sub("", _MEMBER.sub("", given))
-        ours_named, theirs_named = _FUNCTION.match(wanted), _FUNCTION.match(given)
-        if ours_named and theirs_named:
-            wanted, given = _FUNCTION.sub("", wanted), _FUNCTION.sub("", given)
-            letters = ours_named[1], theirs_named[1]
-            if letters[0] and letters[1] and letters[0] != letters[1]:
-                given = re.sub(rf"(?<![a-zA-Z\\]){letters[1]}(?![a-zA-Z])", letters[0], given)
-            return _spelled(wanted), _spelled(given)
-        ours, theirs = gold.quantity, quantity(given)
-        if ours.unit != PERCENT and theirs.unit != PERCENT:
-            wanted, given = ours.value or wanted, theirs.value
-        wanted, given = written_out(wanted, given)
-        return _spelled(wanted), _spelled(given)
+        expected = gold.text
+        if bool(_MEMBER.search(expected)) != bool(_MEMBER.search(given)):
+            expected = _MEMBER.sub("", expected)
+            given = NAMED.sub("", _MEMBER.sub("", given))
+        ours = _FUNCTION.match(expected)
+        candidate = _FUNCTION.match(given)
+        if ours and candidate:
+            expected = _FUNCTION.sub("", expected)
+            given = _FUNCTION.sub("", given)
+            if ours[1] and candidate[1] and ours[1] != candidate[1]:
+                given = re.sub(rf"(?<![a-zA-Z\\]){candidate[1]}(?![a-zA-Z])", ours[1], given)
+            return for_library(expected), for_library(given)
+        answer = quantity(given)
+        if gold.quantity.unit != PERCENT and answer.unit != PERCENT:
+            expected = gold.quantity.value or expected
+            given = answer.value
+        expected, given = written_out(expected, given)
+        return for_library(expected), for_library(given)
 
-    def _equations_hold(self, wanted: tuple[Any, ...], given: str, found: list[Any]) -> bool:
+    def _equations_hold(self, expected: tuple[Any, ...], given: str, readings: list[Any]) -> bool:
         sides = library.unequal_sides(given)
         if sides is not None:
             left = library.parse(sides[0], boxed=True)
-            if not library.equal(wanted, left, self.decimals, strict=True):
+            if not library.equal(expected, left, self.decimals, strict=True):
                 return False
-        return all(library.chain_holds(expression, self.decimals) for expression in found)
+        return all(library.chain_holds(expression, self.decimals) for expression in readings)
 
 
 def _kind(label: str) -> str:
@@ -357,10 +374,8 @@ def _kind(label: str) -> str:
 def _same_base(text: str, other: str) -> bool:
     """True if two numbers that name their bases have one value."""
     ours = based(text)
-    theirs = based(other)
-    if ours is None or theirs is None:
-        return False
-    return int(*ours) == int(*theirs)
+    candidate = based(other)
+    return ours is not None and candidate is not None and int(*ours) == int(*candidate)
 
 
 def _several(text: str) -> bool:
@@ -368,25 +383,9 @@ def _several(text: str) -> bool:
     return len(elements(text)) > 1 or has_signs(text)
 
 
-def _constant(text: str) -> Fraction | None:
-    """Return the value of a constant, written out or by the library."""
-    if (number := calculated(text)) is not None:
-        return number
-    return library.constant(text) if not has_letters(text) and len(text) < 60 else None
-
-
 def _last_side(text: str) -> str:
     """Return the text behind the last equals sign, without decimals that go on."""
     return _ROUNDED.sub("", text.rpartition("=")[2])
-
-
-def _spelled(text: str) -> str:
-    r"""Rewrite what the library misreads: decimals, degrees in trigonometric functions, remainders of integers."""
-    if TRIGONOMETRIC.search(text):
-        text = _DEGREES.sub(r"\\frac{\1\\pi}{180}", text)
-    text = _CHOICES.sub(r"\\binom{\1}{\2}", text)
-    text = re.sub(r"(\d{1,18})\s*\\b?mod\s*([1-9]\d{0,17})", lambda m: str(int(m[1]) % int(m[2])), text)
-    return text if literal(text) is not None else exact(text)
 
 
 def _other_brackets(gold: str, given: str) -> bool:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 
+from gspo_lightning.rewards.math import library
 from gspo_lightning.rewards.math.notation import canonical
 from gspo_lightning.rewards.math.numbers import calculated, literal
 from gspo_lightning.rewards.math.question import Question
@@ -52,6 +54,7 @@ _COMMAND = re.compile(
     r"\\(?:text|mathrm|operatorname|mbox|textrm)\s*\{[^{}]*\}|\\(?!alpha|beta|gamma|theta|phi|lambda|mu|omega"
     r"|sigma|rho)[a-zA-Z]+|_(?:\{[^{}]*\}|\w)"
 )
+_LONGEST_CONSTANT = 60
 _SOLVED_FOR = {"x", "y", "z"}
 """Letters that stand for an unknown where the prompt names none."""
 
@@ -159,6 +162,13 @@ def has_letters(text: str) -> bool:
         text,
     )
     return re.search(r"[A-Za-z]", rest) is not None
+
+
+def constant_of(text: str) -> Fraction | None:
+    """Return the value of a constant, written out or by the library; None if a text is none."""
+    if (number := calculated(text)) is not None:
+        return number
+    return library.constant(text) if not has_letters(text) and len(text) < _LONGEST_CONSTANT else None
 
 
 def _statements(text: str) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Literal as OneOf
 from gspo_lightning.rewards.math import library
 from gspo_lightning.rewards.math.bases import based
 from gspo_lightning.rewards.math.chemistry import compound as substance
+from gspo_lightning.rewards.math.kinds import is_of_a_kind
 from gspo_lightning.rewards.math.lists import vector
 from gspo_lightning.rewards.math.notation import bare_latex, in_latex, unwrapped
 from gspo_lightning.rewards.math.numbers import Literal, literal, plain_integer
@@ -69,7 +70,7 @@ class Gold:
         """True if anything can be compared with the answer; asks the library if necessary."""
         if self.plain or options(self.text) is not None or bool(_PLAIN.fullmatch(self.text) and _balanced(self.text)):
             return True
-        kinds = (has_structure, parts, vector, formula, substance)
+        kinds = (has_structure, parts, vector, formula, substance, is_of_a_kind)
         if not self.prose and any(kind(self.text) for kind in kinds):
             return True
         return bool(library.read(self.text))
@@ -132,8 +133,8 @@ def _label(text: str, listed: bool) -> str | None:
         return only_option(text)
     if (label := option(text)) is not None:
         return label
-    found = re.search(r"(?:^|\n)\s*(?:\(([A-J])\)|([A-J]))\s+[A-Z][a-z]+", plain)
-    return (found[1] or found[2]) if found else None
+    letter = re.search(r"(?:^|\n)\s*(?:\(([A-J])\)|([A-J]))\s+[A-Z][a-z]+", plain)
+    return (letter[1] or letter[2]) if letter else None
 
 
 def refusal(gold: Gold, answer_type: str) -> str | None:

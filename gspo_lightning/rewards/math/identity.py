@@ -67,7 +67,7 @@ def _agree(ours: Any, candidate: Any, *, positive: bool) -> bool:
     equal = 0
     for point in _POINTS if symbols else _POINTS[:1]:
         values = {s: abs(x) if positive else x for s, x in zip(symbols, point, strict=False)}
-        pair = [_number(item, values) for item in (ours, candidate)]
+        pair = [number_at(item, values) for item in (ours, candidate)]
         first, second = pair
         if first is None or second is None:
             if first is not second:
@@ -79,7 +79,7 @@ def _agree(ours: Any, candidate: Any, *, positive: bool) -> bool:
     return equal >= (3 if symbols else 1)
 
 
-def _number(expression: Any, values: dict[Any, float]) -> complex | None:
+def number_at(expression: Any, values: dict[Any, float]) -> complex | None:
     """Return the value at a point, or None if there is none."""
     from sympy import Float
 
@@ -143,37 +143,37 @@ def _same_span(first: tuple[Any, list[Any], frozenset[Any]], second: tuple[Any, 
     symbols = sorted(first[2], key=str)
     columns = []
     for function in (*first[1], *second[1], first[0] - second[0]):
-        values = [_number(function, dict(zip(symbols, _point(i, len(symbols)), strict=True))) for i in range(9)]
+        values = [number_at(function, dict(zip(symbols, _point(i, len(symbols)), strict=True))) for i in range(9)]
         columns.append([value for value in values if value is not None])
     count = len(first[1])
     rows = min(map(len, columns))
     if rows < count + 3 or rows < 9:
         return False
-    rank = _rank(columns[:count])
-    return rank == count == _rank(columns[count : 2 * count]) and rank == _rank(columns)
+    ranks = [rank(columns[:count]), rank(columns[count : 2 * count]), rank(columns)]
+    return ranks == [count] * 3
 
 
 def _point(index: int, size: int) -> tuple[float, ...]:
     return tuple(0.31 + 0.173 * index + 0.29 * place + 0.07 * ((index * 7 + place * 3) % 5) for place in range(size))
 
 
-def _rank(columns: list[list[complex]]) -> int:
+def rank(columns: list[list[complex]]) -> int:
     """Return the rank of a matrix of numbers, by elimination with pivots."""
     rest = [list(column) for column in columns]
     size = max((abs(x) for column in rest for x in column), default=0.0)
-    rank = 0
+    pivots = 0
     for row in range(len(rest[0])):
-        pivot = max(range(rank, len(rest)), key=lambda i: abs(rest[i][row]), default=None)
+        pivot = max(range(pivots, len(rest)), key=lambda i: abs(rest[i][row]), default=None)
         if pivot is None or abs(rest[pivot][row]) <= 1e-9 * size:
             continue
-        rest[rank], rest[pivot] = rest[pivot], rest[rank]
-        for i in range(rank + 1, len(rest)):
-            factor = rest[i][row] / rest[rank][row]
-            rest[i] = [a - factor * b for a, b in zip(rest[i], rest[rank], strict=True)]
-        rank += 1
-        if rank == len(rest):
+        rest[pivots], rest[pivot] = rest[pivot], rest[pivots]
+        for i in range(pivots + 1, len(rest)):
+            factor = rest[i][row] / rest[pivots][row]
+            rest[i] = [a - factor * b for a, b in zip(rest[i], rest[pivots], strict=True)]
+        pivots += 1
+        if pivots == len(rest):
             break
-    return rank
+    return pivots
 
 
 def equal_beyond_algebra(wanted_text: str, given_text: str, question: Question) -> bool:
@@ -210,8 +210,8 @@ def equal_curves(wanted_text: str, given_text: str) -> bool:
     ratios = []
     for point in _POINTS:
         values = dict(zip(symbols, point, strict=False))
-        above = _number(first, values)
-        below = _number(second, values)
+        above = number_at(first, values)
+        below = number_at(second, values)
         if above is None or below is None or 0 in (above, below):
             return False
         ratios.append(above / below)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 
 from gspo_lightning.rewards.math.equations import split
+from gspo_lightning.rewards.math.numbers import calculated
 from gspo_lightning.rewards.math.question import Question
 from gspo_lightning.rewards.math.structure import same_elements
 
@@ -24,6 +25,9 @@ _POINT = re.compile(
     r"\s*(?:[A-Z]'?\s*=?\s*)?(\(|\[|\\langle(?![a-z])|\\left\\langle|<)(.*?)(\)|\]|\\rangle(?![a-z])"
     r"|>)(?:\s*\^\s*\{?\s*(?:T|\\top|\\intercal)\s*\}?)?\s*",
     re.DOTALL,
+)
+_FACTOR = re.compile(
+    r"\s*([+-]?(?:\d+|\\frac\{[^{}]*\}\{[^{}]*\}))\s*(?:\\cdot\s*)?(\(.*\)|\\begin.*|\\langle.*)", re.DOTALL
 )
 _MATRIX = re.compile(r"\s*\\begin\{([pbBvV]?matrix|array)\}(?:\{[lcr|]*\})?(.*?)\\end\{\1\}\s*", re.DOTALL)
 _BASIS = re.compile(
@@ -44,7 +48,7 @@ def by_lists(gold: str, given: str, same: Same, question: Question) -> bool | No
     """
     point = vector(gold)
     if point is not None:
-        candidate = vector(given)
+        candidate = vector(given) or _multiple(given)
         if candidate is None or max(len(point), len(candidate)) > _MOST:
             return None
         if question.names and (order := _named(given, question)) is not None:
@@ -55,7 +59,7 @@ def by_lists(gold: str, given: str, same: Same, question: Question) -> bool | No
             point = [*point, "0"]
         return len(point) == len(candidate) and all(map(same, point, candidate))
     expected = _elements(gold)
-    result = _elements(given)
+    result = _elements(given) or (_chain(given) if question.ordered else None)
     if expected is None or len(expected) > _MOST:
         return None
     if result is None:
@@ -71,6 +75,24 @@ def by_lists(gold: str, given: str, same: Same, question: Question) -> bool | No
     if not braces[0] and (question.counted or repeats) and len(expected) != len(result):
         return False
     return _matched(expected, result, _alike(same), counted=not braces[0] and (question.counted or repeats))
+
+
+def _chain(text: str) -> list[str] | None:
+    """Return the members of a chain of one relation, which lists them in order: ``0.5 < 0.6 < 2``."""
+    for sign in (r"<|\\lt(?![a-z])", r">|\\gt(?![a-z])"):
+        members = [piece.strip() for piece in re.split(sign, text)]
+        values = [calculated(member) for member in members]
+        numbers = [number for number in values if number is not None]
+        if len(members) > 2 and len(numbers) == len(members):
+            return members if numbers == sorted(numbers, reverse=sign.startswith(">")) else None
+    return None
+
+
+def _multiple(text: str) -> list[str] | None:
+    r"""Return the coordinates of a vector with a number in front: ``\frac15(3, 4)``."""
+    match = _FACTOR.fullmatch(text)
+    coordinates = vector(match[2]) if match else None
+    return [f"{match[1]}\\cdot({item})" for item in coordinates] if match and coordinates else None
 
 
 def _single_of_several(expected: list[str], given: str, same: Same) -> bool | None:

@@ -30,6 +30,7 @@ _HOW_MANY = re.compile(
 )
 _ORDER = re.compile(
     r"\b(?:in|with|by)\s+(?:\w+\s+)?(?:order|sequence)\b|\bordered\b|\b(?:in)?(?:a|de)scending\b|\bincreasing order\b"
+    r"|\bfrom\s+(?:the\s+)?(?:least|lowest|smallest|greatest|largest|highest|shortest|longest|first|earliest|latest)\s+to\b"
     r"|\b(?:order|sort|rank|arrange)\s+(?:the|these|them)\b|\bsequence\b|\bfirst\s+(?:\w+\s+)?terms\b",
     re.IGNORECASE,
 )
@@ -63,7 +64,8 @@ _CONSTANTS = re.compile(
 )
 _BASES = {"bin": 2, "ter": 3, "oct": 8, "dec": 10, "hex": 16}
 _BASE = re.compile(
-    r"\b(?:in|to|into)\s+base[\s-]*(\d{1,2})\b|\b(?:in|to|into|as an?)\s+(binary|ternary|octal|decimal|hexadecimal)\b",
+    r"\b(?:in|to|into)\s+base[\s-]*(\d{1,2})\b"
+    r"|\b(?:in|to|into|as an?)\s+(binary|ternary|octal|decimal|hex(?:adecimal)?)\b",
     re.IGNORECASE,
 )
 _FORM = re.compile(r"\b(factor(?:i[sz]e)?|expand)\b(?! of| theorem)", re.IGNORECASE)

@@ -17,6 +17,25 @@ Value = Callable[[str], "Fraction | None"]
 Member = Callable[[Fraction], bool]
 
 _TEXT = re.compile(r"\\(?:text|mathrm|textrm|mbox)\s*\{([^{}]*)\}")
+_RELATIONS = (
+    (r"(?:greater|more|larger|bigger) than or equal to|no less than|not less than|at least|not smaller than", "\u2265"),
+    (r"(?:less|smaller) than or equal to|no (?:more|greater) than|not (?:more|greater) than|at most", "\u2264"),
+    (r"(?:strictly )?(?:greater|more|larger|bigger) than|above|exceeds|exceeding", ">"),
+    (r"(?:strictly )?(?:less|smaller|fewer) than|below", "<"),
+)
+_IN_WORDS = tuple((re.compile(rf"(?:\b(?:is|are|must be) )?\b(?:{words})\b"), sign) for words, sign in _RELATIONS)
+_SIGNS = {
+    "positive": ">0",
+    "negative": "<0",
+    "nonnegative": "\u22650",
+    "non-negative": "\u22650",
+    "nonpositive": "\u22640",
+}
+_SIGNED = re.compile(rf"(?:\b(?:is|are|must be) )?\b({'|'.join(_SIGNS)})\b")
+_ALL_REALS = re.compile(
+    r"\b(?:all|any|every) (?:real )?(?:numbers?|reals?|values?)(?: of)?(?: (?:that are|which are|is|are))?"
+)
+_ALL_SIGNED = re.compile(rf"(?:all|any|every) ({'|'.join(_SIGNS)}) (?:real numbers?|reals?|numbers?)")
 _SPELLINGS = (
     (re.compile(r"\\leq?(?![a-zA-Z])|<="), "\u2264"),
     (re.compile(r"\\geq?(?![a-zA-Z])|>="), "\u2265"),
@@ -98,18 +117,38 @@ def real_set(text: str, value: Value) -> RealSet | None:
         if "\\{" not in plain and plain.startswith("{")
         else plain
     )
+    anonymous = re.match(r"\s*(?:all|any|every)\b", plain) is not None
+    plain = _in_signs(plain)
     for pattern, replacement in _SPELLINGS:
         plain = pattern.sub(replacement, plain)
     if not re.search("[<>\u2264\u2265\u2260\u222a\u2229\u2216\u211d\u2208\\[\\]]|\u27e8\u27e9|^\\(.*\\)$", plain):
         return None
     if builder := _BUILDER.fullmatch(plain):
         plain = builder[2]
-    return _union(plain, value)
+    result = _union(plain, value)
+    return RealSet(result.member, result.points) if result and anonymous else result
+
+
+def _in_signs(text: str) -> str:
+    """Write inequalities in words with signs: ``m is at least 2``, ``all real numbers greater than 2``."""
+    if not re.search(r"[a-z]{4}", text) or "\\mathbb" in text:
+        return text
+    text = " ".join(text.split())
+    if match := _ALL_SIGNED.fullmatch(text):
+        return f"x{_SIGNS[match[1]]}"
+    for pattern, sign in _IN_WORDS:
+        text = pattern.sub(sign, text)
+    text = _SIGNED.sub(lambda m: _SIGNS[m[1]], text)
+    if subject := re.match(r"[a-z]\b", text):
+        text = re.sub(r"\b(and|or) ?(?=[<>\u2264\u2265])", rf"\1 {subject[0]}", text)
+    return _ALL_REALS.sub("x", text, count=1) if re.search("[<>\u2264\u2265]", text) else text
 
 
 def _split(text: str, marks: str) -> list[str]:
     """Split at marks outside brackets, which for intervals need not match in kind."""
-    pieces, depth, start = [], 0, 0
+    pieces: list[str] = []
+    depth = 0
+    start = 0
     interval = re.compile(r"[\[\](][^\[\]()<>]*[,;][^\[\]()<>]*[\])\[]")
     position = 0
     while position < len(text):
@@ -300,12 +339,12 @@ def _side(text: str, value: Value) -> _Side | None:
     match = _LINEAR.fullmatch(text)
     if match is None:
         return None
-    if match[2]:
-        factor, name, sign, rest = match[1], match[2], match[3], match[4]
-    else:
-        factor, name, sign, rest = f"{match[6]}{match[7]}", match[8], "+", match[5]
+    variable_first = match[2] is not None
+    factor = match[1] if variable_first else f"{match[6]}{match[7]}"
+    rest = match[4] if variable_first else match[5]
     slope = value(factor) if factor not in ("", "+", "-") else Fraction(f"{factor}1")
     constant = value(rest) if rest else Fraction(0)
     if slope is None or constant is None:
         return None
-    return _Side(slope, constant if sign != "-" else -constant, name)
+    subtracted = variable_first and match[3] == "-"
+    return _Side(slope, -constant if subtracted else constant, match[2] or match[8])

@@ -22,7 +22,7 @@ NAMED = re.compile(r"^\s*(?:\\text\s*\{[^{}]*\}\s*)?\\?[a-zA-Z]+(?:_\{?\w+\}?)?(
 """Name to which a value is assigned: ``x =``, ``f(x) =``, ``\\text{Area} =``."""
 _OR = rf"{_TEXT}\s*(?:and|or)\s*\}}|\\(?:lor|land|vee|wedge)(?![a-z])|\b(?:and|or)\b"
 _AND = re.compile(rf",?{_SPACE}(?:{_OR}){_SPACE}")
-_EQUATION = re.compile(r"([A-Za-z]{1,2}(?:_\{?\w+\}?)?)\s*=([^=<>]+)")
+_EQUATION = re.compile(r"([A-Za-z]{1,2}(?:_\{?\w+\}?)?(?:\s*\(\s*[a-z]\s*\))?)\s*=([^=<>]+)")
 _POINT = re.compile(rf"\(([^()]*)\){_SPACE}={_SPACE}\((.*)\)")
 _COLUMNS = re.compile(
     rf"\\begin\{{([pb]matrix)\}}(?P<names>[A-Za-z0-9_{{}}\s\\&]*?)\\end\{{\1\}}{_SPACE}={_SPACE}"
@@ -54,6 +54,10 @@ _DOMAIN = re.compile(
     r",? ?(?:is )?(?:an? )?(?:any )?(?P<sort>positive |natural |non-?negative )?(?:integers?|numbers?)|"
     r"(?<=integer .)|(?<=integers .)) ?\)? ?$"
 )
+_LISTED = re.compile(
+    r"(?<![A-Za-z\\])([a-z]) ?= ?(?:(0) ?, ?1|(?:(1) ?, ?2)) ?(?:, ?[2-4] ?){0,2}, ?(?:\\[lc]?dots|\.\.\.|\u2026) ?$"
+)
+"""Domain as a list that goes on: ``k = 0, 1, 2, \\ldots``."""
 _TAIL = 120
 """Characters at the end of a family that may name the domain of its variable."""
 _BUILT = re.compile(r"\\?\{(.*)\\?\}", re.DOTALL)
@@ -87,7 +91,7 @@ def has_structure(gold: str) -> bool:
     bare = re.sub(r"\\[{}]", "", gold)
     if bare.count("{") != bare.count("}"):
         return False
-    return any((_rows(gold), _congruence(gold), _family(gold), has_signs(gold)))
+    return any((_rows(gold), congruence(gold), family(gold), has_signs(gold)))
 
 
 def elements(text: str) -> list[str]:
@@ -103,31 +107,33 @@ def elements(text: str) -> list[str]:
 
 def _pieces(text: str) -> list[str]:
     text = _AND.sub(",", text)
-    found, depth, piece = [], 0, ""
+    pieces: list[str] = []
+    depth = 0
+    piece = ""
     for character in text:
         depth += (character in "([{") - (character in ")]}")
         if character in ",;" and depth == 0:
-            found.append(piece)
+            pieces.append(piece)
             piece = ""
         else:
             piece += character
-    return [*found, piece]
+    return [*pieces, piece]
 
 
-def _matched(wanted: list[str], found: list[str], same: Same) -> bool:
+def _matched(expected: list[str], answers: list[str], same: Same) -> bool:
     """True if the lists have the same elements, in any order; an answer with far more elements is not read."""
-    if len(dict.fromkeys(found)) > 2 * len(dict.fromkeys(wanted)) + 4:
+    if len(dict.fromkeys(answers)) > 2 * len(dict.fromkeys(expected)) + 4:
         return False
-    return same_elements(wanted, found, same)
+    return same_elements(expected, answers, same)
 
 
-def same_elements(ours: list[str], theirs: list[str], same: Same) -> bool:
+def same_elements(ours: list[str], others: list[str], same: Same) -> bool:
     """True if each element of one list equals an element of the other, in any order, however often it stands there."""
     ours = list(dict.fromkeys(ours))
-    theirs = list(dict.fromkeys(theirs))
-    if not all(any(same(a, b) for b in theirs) for a in ours):
+    others = list(dict.fromkeys(others))
+    if not all(any(same(a, b) for b in others) for a in ours):
         return False
-    return all(any(same(a, b) for a in ours) for b in theirs)
+    return all(any(same(a, b) for a in ours) for b in others)
 
 
 # named values -------------------------------------------------------------------------------------------------------
@@ -136,32 +142,35 @@ def same_elements(ours: list[str], theirs: list[str], same: Same) -> bool:
 def _names(text: str) -> dict[str, str] | None:
     r"""Parse ``x=1, y=2`` and ``(x,y) = (1,2)`` by name, in order; None unless there are two or more named values."""
     if point := _POINT.fullmatch(text.strip()):
-        names, values = [n.strip() for n in point[1].split(",")], [v.strip() for v in _pieces(point[2])]
-        if len(names) != len(values) or not all(re.fullmatch(r"[A-Za-z](?:_\{?\w+\}?)?", name) for name in names):
-            return None
-        found = list(zip(names, values, strict=True))
-    elif columns := _COLUMNS.fullmatch(text.strip()):
-        names, values = (re.split(r"\\\\|&", columns[group]) for group in ("names", "values"))
-        if len(names) != len(values):
-            return None
-        found = [(name.strip(), value.strip()) for name, value in zip(names, values, strict=True)]
-    else:
-        inner = re.fullmatch(r"\\?\{(.*?)\\?\}|\((.*)\)", text.strip(), re.DOTALL)
-        equations = [
-            _EQUATION.fullmatch(re.sub(rf"^{_SPACE}|{_SPACE}$", "", piece))
-            for piece in _pieces((inner[1] or inner[2] or "") if inner else text)
-        ]
-        if not all(equations):
-            return _points(text)
-        found = [(equation[1], equation[2].strip()) for equation in equations if equation]
-    return dict(found) if len(found) > 1 and len(dict(found)) == len(found) else None
+        return _paired(point[1].split(","), _pieces(point[2]), letters=True)
+    if columns := _COLUMNS.fullmatch(text.strip()):
+        return _paired(*(re.split(r"\\\\|&", columns[group]) for group in ("names", "values")))
+    inner = re.fullmatch(r"\\?\{(.*?)\\?\}|\((.*)\)", text.strip(), re.DOTALL)
+    equations = [
+        _EQUATION.fullmatch(re.sub(rf"^{_SPACE}|{_SPACE}$", "", piece))
+        for piece in _pieces((inner[1] or inner[2] or "") if inner else text)
+    ]
+    if not all(equations):
+        return _points(text)
+    named = [(equation[1], equation[2]) for equation in equations if equation]
+    return _paired([name for name, _ in named], [value for _, value in named])
+
+
+def _paired(names: list[str], values: list[str], *, letters: bool = False) -> dict[str, str] | None:
+    """Return the values by name; None unless there are as many values as different names, two or more."""
+    plain = [name.strip() for name in names]
+    if len(plain) != len(values) or not 1 < len(plain) == len(set(plain)):
+        return None
+    if letters and not all(re.fullmatch(r"[A-Za-z](?:_\{?\w+\}?)?", name) for name in plain):
+        return None
+    return dict(zip(plain, (value.strip() for value in values), strict=True))
 
 
 def _points(text: str) -> dict[str, str] | None:
     """Parse named points: ``P(1,2), Q(3,4)`` or ``P = (1,2), Q = (3,4)``; None unless there are two or more."""
-    found = [_POINT_NAMED.fullmatch(piece.strip(" \\,")) for piece in _pieces(text)]
-    names = {match[1]: match[2] for match in found if match}
-    return names if len(names) == len(found) > 1 else None
+    matches = [_POINT_NAMED.fullmatch(piece.strip(" \\,")) for piece in _pieces(text)]
+    names = {match[1]: match[2] for match in matches if match}
+    return names if len(names) == len(matches) > 1 else None
 
 
 def _by_names(gold: str, given: str, same: Same, order: tuple[str, ...]) -> bool | None:
@@ -170,25 +179,26 @@ def _by_names(gold: str, given: str, same: Same, order: tuple[str, ...]) -> bool
     def ordered(names: dict[str, str]) -> list[str]:
         return list(order) if set(order) == set(names) else sorted(names)
 
-    wanted, found = _names(gold), _names(given)
-    if wanted and found:
-        if set(wanted) != set(found):
+    expected = _names(gold)
+    result = _names(given)
+    if expected and result:
+        if set(expected) != set(result):
             return None
-        return all(same(value, found[name]) for name, value in wanted.items())
-    if wanted:
+        return all(same(value, result[name]) for name, value in expected.items())
+    if expected:
         point = re.fullmatch(r"\s*\((.*)\)\s*", given)
         values = [value.strip() for value in _pieces(point[1] if point else given)]
-        if len(values) != len(wanted) or "=" in given or re.match(r"\s*\\?\{", given):
+        if len(values) != len(expected) or "=" in given or re.match(r"\s*\\?\{", given):
             return None
-        names = ordered(wanted) if point else list(wanted)
-        return all(same(wanted[name], value) for name, value in zip(names, values, strict=True))
-    if found:
+        names = ordered(expected) if point else list(expected)
+        return all(same(expected[name], value) for name, value in zip(names, values, strict=True))
+    if result:
         point = re.fullmatch(r"\s*\((.*)\)\s*", gold)
         if not point or "=" in gold:
-            return None if "=" in gold else same(gold, ", ".join(found.values()))
+            return None if "=" in gold else same(gold, ", ".join(result.values()))
         values = [value.strip() for value in _pieces(point[1])]
-        ours = [found[name] for name in ordered(found)]
-        return len(values) == len(ours) and all(same(a, b) for a, b in zip(values, ours, strict=True))
+        coordinates = [result[name] for name in ordered(result)]
+        return len(values) == len(coordinates) and all(map(same, values, coordinates))
     return None
 
 
@@ -206,18 +216,20 @@ def _rows(text: str) -> tuple[str, list[list[str]]] | None:
 
 
 def _by_rows(gold: str, given: str, same: Same) -> bool | None:
-    wanted, found = _rows(gold), _rows(given)
-    if wanted is None or not wanted[1]:
-        if found is None or any(len(row) > 1 for row in found[1]) or found[0]:
+    expected = _rows(gold)
+    result = _rows(given)
+    if expected is None or not expected[1]:
+        if result is None or any(len(row) > 1 for row in result[1]) or result[0]:
             return None
-        return same(gold, ", ".join(row[0].strip(" ,;") for row in found[1]))
-    if all(len(row) == 1 for row in wanted[1]):  # a system of equations
-        systems = [", ".join(row[0].strip(" ,;") for row in rows[1]) for rows in (wanted, found) if rows]
-        return same(systems[0], systems[1] if found else given)
-    if found is None or len(found[1]) != len(wanted[1]) or any(len(row) != 2 for row in (*wanted[1], *found[1])):
+        return same(gold, _system(result[1]))
+    if all(len(row) == 1 for row in expected[1]):
+        return same(_system(expected[1]), _system(result[1]) if result else given)
+    if result is None or len(result[1]) != len(expected[1]):
         return False
-    rest = list(found[1])
-    for value, condition in wanted[1]:
+    if any(len(row) != 2 for row in (*expected[1], *result[1])):
+        return False
+    rest = list(result[1])
+    for value, condition in expected[1]:
         for row in rest:
             if _same_condition(condition, row[1], same) and same(value.strip(" ,"), row[0].strip(" ,")):
                 rest.remove(row)
@@ -227,26 +239,38 @@ def _by_rows(gold: str, given: str, same: Same) -> bool | None:
     return True
 
 
+def _system(rows: list[list[str]]) -> str:
+    """Return the equations of a system as a list."""
+    return ", ".join(row[0].strip(" ,;") for row in rows)
+
+
 def _same_condition(gold: str, given: str, same: Same) -> bool:
-    ours, theirs = (
-        _CONDITION.sub(lambda m: f" {m[1]} " if m[1] else " ", text.replace("$", "")) for text in (gold, given)
-    )
-    ours, theirs = (re.sub(r"\b(?:if|for|when|where|is)\b", " ", text).strip(" ,.\n") for text in (ours, theirs))
-    ours, theirs = (re.sub(r"^(?:else|otherwise)$", "otherwise", text) for text in (ours, theirs))
-    if canonical(ours) == canonical(theirs):
+    expected = _condition(gold)
+    result = _condition(given)
+    if canonical(expected) == canonical(result):
         return True
-    return "otherwise" not in (ours, theirs) and bool(re.search(r"[<>]|\\[lg]e", ours)) and same(ours, theirs)
+    if "otherwise" in (expected, result) or not re.search(r"[<>]|\\[lg]e", expected):
+        return False
+    return same(expected, result)
+
+
+def _condition(text: str) -> str:
+    """Return a condition without fonts and words such as "if"."""
+    plain = _CONDITION.sub(lambda m: f" {m[1]} " if m[1] else " ", text.replace("$", ""))
+    plain = re.sub(r"\b(?:if|for|when|where|is)\b", " ", plain).strip(" ,.\n")
+    return re.sub(r"^(?:else|otherwise)$", "otherwise", plain)
 
 
 # congruences ---------------------------------------------------------------------------------------------------------
 
 
-def _congruence(text: str) -> tuple[frozenset[int], int] | None:
+def congruence(text: str) -> tuple[frozenset[int], int] | None:
     r"""Return the residues and modulus of ``x \equiv 1, 3 \pmod 8``."""
     match = _MODULUS.fullmatch(text.strip())
     if match is None or int(match[2]) < 1 or not re.search(r"\\equiv|\u2261", match[1]):
         return None
-    modulus, residues = int(match[2]), set[int]()
+    modulus = int(match[2])
+    residues = set[int]()
     for piece in _pieces(match[1]):
         statement = _CONGRUENT.fullmatch(piece.strip())
         residue = _RESIDUE.fullmatch(re.sub(rf"^{_SPACE}|{_SPACE}$", "", statement[1])) if statement else None
@@ -257,21 +281,22 @@ def _congruence(text: str) -> tuple[frozenset[int], int] | None:
 
 
 def _by_congruence(gold: str, given: str, same: Same) -> bool | None:
-    wanted = _congruence(gold)
-    if wanted is None:
+    expected = congruence(gold)
+    if expected is None:
         return None
-    family = _family(given)
-    if family is not None:
-        residues, modulus = wanted
-        ours = Family(
-            tuple(f"{residue}+{modulus}{family.variable}" for residue in sorted(residues)), family.variable, "Z"
-        )
-        return equal_families(ours, family)
-    found = _congruence(given if re.search(r"\\equiv|\u2261", given) else f"x \\equiv {given}")
-    if found is None:
+    answer = family(given)
+    if answer is not None:
+        return equal_families(of_residues(*expected, answer.variable), answer)
+    result = congruence(given if re.search(r"\\equiv|\u2261", given) else f"x \\equiv {given}")
+    if result is None:
         return False
-    common = math.lcm(wanted[1], found[1])
-    return wanted == found or (common <= _MODULI and _modulo(*wanted, common) == _modulo(*found, common))
+    common = math.lcm(expected[1], result[1])
+    return expected == result or (common <= _MODULI and _modulo(*expected, common) == _modulo(*result, common))
+
+
+def of_residues(residues: frozenset[int], modulus: int, variable: str = "k") -> Family:
+    """Return the family of all integers with given residues."""
+    return Family(tuple(f"{residue}+{modulus}{variable}" for residue in sorted(residues)), variable, "Z")
 
 
 def _modulo(residues: frozenset[int], modulus: int, multiple: int) -> set[int]:
@@ -282,11 +307,12 @@ def _modulo(residues: frozenset[int], modulus: int, multiple: int) -> set[int]:
 # families ------------------------------------------------------------------------------------------------------------
 
 
-def _family(text: str) -> Family | None:
+def family(text: str) -> Family | None:
     r"""Return the terms and the variable of ``2k\pi, k \in \mathbb{Z}``; ``\pm`` stands for two terms."""
     built = _BUILT.fullmatch(text.strip())
     text = built[1].rstrip("\\") if built else text.strip()
     text = re.sub(" +", " ", _BLANK.sub(lambda m: f" {m[1]} " if m[1] else " ", text)).strip()
+    text = _LISTED.sub(lambda m: f"{m[1]} \\in \\mathbb{{N}}_{'0' if m[2] else '+'}", text)
     start = max(0, len(text) - _TAIL)
     domain = _DOMAIN.search(text, start)
     if domain is None:
@@ -303,6 +329,8 @@ def _domain(match: re.Match[str]) -> str:
     natural = any(name in ("N", "\u2115") for name in (match["one"], match["two"], match["three"]))
     if positive:
         return "N+"
+    if "0" in (match["mark"] or ""):
+        return "N0"
     return "N" if natural or match["sort"] else "Z"
 
 
@@ -316,26 +344,24 @@ def _uses(body: str, letter: str) -> bool:
 
 def _by_family(gold: str, given: str, same: Same) -> bool | None:
     """Compare families by their elements; the integer variable may have any name."""
-    wanted = _family(gold)
-    if wanted is None:
+    expected = family(gold)
+    if expected is None:
         return None
-    found = _family(given)
-    if found is None:
-        if (congruence := _congruence(given)) is not None:
-            residues, modulus = congruence
-            terms = tuple(f"{residue}+{modulus}k" for residue in sorted(residues))
-            return equal_families(wanted, Family(terms, "k", "Z"))
+    answer = family(given)
+    if answer is None:
+        if (classes := congruence(given)) is not None:
+            return equal_families(expected, of_residues(*classes))
         letters = [other for other in "knmlt" if _uses(given, other) and not _uses(gold, other)]
-        unnamed = letters[0] if len(letters) == 1 and not _uses(given, wanted.variable) else wanted.variable
+        unnamed = letters[0] if len(letters) == 1 and not _uses(given, expected.variable) else expected.variable
         if not _uses(given, unnamed):
             return False
-        found = Family(_terms(given), unnamed)
-    verdict = equal_families(wanted, found)
+        answer = Family(_terms(given), unnamed)
+    verdict = equal_families(expected, answer)
     if verdict is not None:
         return verdict
-    name = rf"(?<![a-zA-Z\\]){found.variable}(?![a-zA-Z])"
-    theirs = [re.sub(name, wanted.variable, term) for term in found.terms]
-    return found.domain in ("", wanted.domain) and _matched(list(wanted.terms), theirs, same)
+    name = rf"(?<![a-zA-Z\\]){answer.variable}(?![a-zA-Z])"
+    renamed = [re.sub(name, expected.variable, term) for term in answer.terms]
+    return answer.domain in ("", expected.domain) and _matched(list(expected.terms), renamed, same)
 
 
 # signs ---------------------------------------------------------------------------------------------------------------
@@ -361,8 +387,12 @@ def _by_signs(gold: str, given: str, same: Same) -> bool | None:
     """Compare values with signs; None if no sign in the record's answer stands for two."""
     if not has_signs(gold) or bool(_UNEQUAL.match(gold)) != bool(_UNEQUAL.match(given)):
         return None
-    wanted, found = (
-        [value for one in elements(_UNEQUAL.sub("", text)) for value in _signed(_UNEQUAL.sub("", one))]
-        for text in (gold, given)
-    )
-    return _matched(wanted, found, same)
+    expected = _all_signed(gold)
+    answers = _all_signed(given)
+    return _matched(expected, answers, same)
+
+
+def _all_signed(text: str) -> list[str]:
+    """Return the values of all elements of a list, with both signs of each."""
+    plain = _UNEQUAL.sub("", text)
+    return [value for element in elements(plain) for value in _signed(_UNEQUAL.sub("", element))]

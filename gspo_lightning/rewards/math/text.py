@@ -16,6 +16,7 @@ _JOINING = re.compile(
 )
 r"""Text allowed between two boxes of one answer: ``\quad \text{and} \quad``, ``, y_2 =`` ..."""
 _NAME = re.compile(r"([A-Za-z](?:_\{?\w+\}?)?)\s*=[\s$(\[\\]*$")
+_PART = re.compile(r"\(\s*([a-z]|[ivx]{1,4}|\d)\s*\)")
 _HIDING = re.compile(
     r"\\[hv]?phantom\s*\{|\\(?:[bx]?cancel|sout|st)\s*\{|\\(?:text)?color\s*\{\s*white\s*\}\s*\{?|\\iffalse(?![a-z])|<!--|"
     r"(?<![^\s(*_])~~(?=[^\s~])"
@@ -46,7 +47,8 @@ def without_hidden(text: str) -> str:
     >>> without_hidden(r"\boxed{\phantom{42}}"), without_hidden(r"\textcolor{red}{42}<!-- 41 -->")
     ('\\boxed{}', '{42}')
     """
-    kept, position = [], 0
+    kept: list[str] = []
+    position = 0
     while match := _HIDING.search(text, position):
         kept.append(text[position : match.start()])
         end = next((mark for start, mark in _ENDS.items() if match[0].startswith(start)), None)
@@ -66,21 +68,9 @@ def boxed(text: str, max_characters: int) -> Extracted:
     >>> boxed(r"so \boxed{\frac{1}{2}}.", 2000).text
     '\\frac{1}{2}'
     """
-    boxes: list[tuple[int, int, str]] = []
-    position = 0
-    while match := _BOX.search(text, position):
-        if not match[0].endswith("{"):
-            end = match.end()
-            while end < len(text) and not text[end].isspace() and text[end] != "$":
-                end += 1
-            content = text[match.end() : end].rstrip(".,;")
-        else:
-            closing = _closing_brace(text, match.end())
-            if closing is None:
-                return Extracted(reason="the last box is not closed")
-            content, end = text[match.end() : closing].strip(), closing + 1
-        boxes.append((match.start(), end, content))
-        position = end
+    boxes = _boxes(text)
+    if boxes is None:
+        return Extracted(reason="the last box is not closed")
     if not boxes:
         return Extracted(reason="no box")
     values = [boxes[-1]]
@@ -101,6 +91,47 @@ def boxed(text: str, max_characters: int) -> Extracted:
     if not answer:
         return Extracted(reason="an empty box")
     return Extracted(answer, boxed=True, before=text[: values[0][0]], after=text[values[-1][1] :])
+
+
+def labelled_boxes(text: str, labels: list[str]) -> dict[str, Extracted] | None:
+    r"""Return the boxes of the parts of an answer by their labels; None if a part has none, or more than one.
+
+    A box belongs to the last label in parentheses between it and the box before it.
+
+    >>> {label: box.text for label, box in (labelled_boxes(r"(a) \boxed{3}. (b) \boxed{4}.", ["a", "b"]) or {}).items()}
+    {'a': '3', 'b': '4'}
+    """
+    parts: dict[str, Extracted] = {}
+    position = 0
+    for start, end, content in _boxes(text) or ():
+        named = _PART.findall(text[position:start].lower())
+        position = end
+        if named and named[-1] in labels:
+            if named[-1] in parts:
+                return None
+            parts[named[-1]] = Extracted(content, boxed=True, before=text[:start])
+    return parts if len(parts) == len(labels) else None
+
+
+def _boxes(text: str) -> list[tuple[int, int, str]] | None:
+    """Return the start, the end and the content of each box; None if one is not closed."""
+    boxes: list[tuple[int, int, str]] = []
+    position = 0
+    while match := _BOX.search(text, position):
+        if not match[0].endswith("{"):
+            end = match.end()
+            while end < len(text) and not text[end].isspace() and text[end] != "$":
+                end += 1
+            content = text[match.end() : end].rstrip(".,;")
+        else:
+            closing = _closing_brace(text, match.end())
+            if closing is None:
+                return None
+            content = text[match.end() : closing].strip()
+            end = closing + 1
+        boxes.append((match.start(), end, content))
+        position = end
+    return boxes
 
 
 def _closing_brace(text: str, start: int) -> int | None:

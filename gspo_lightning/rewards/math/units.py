@@ -30,6 +30,8 @@ _DEGREES = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree)$")
 _MINUTES = re.compile(r"(?<=\d)\s*(''|'|\^\s*\{?\s*\\prime\s*\}?)$")
 TRIGONOMETRIC = re.compile(r"\\?(?<![a-zA-Z])(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 """A function of an angle: a degree sign behind it belongs to its argument, not to its value."""
+_PHASOR = re.compile(r"[\d}]\s*\\angle(?![a-z])")
+"""A number in polar form: its angle belongs to its value."""
 _POWER = r"(?:\s*\^\s*\{?\s*(\d)\s*\}?)?"
 _SPACE = r"(?:\s|~|\\[ ,;:!]|\\quad)*"
 _FONT = r"\\(?:text|mathrm|textrm|mbox|textbf|textit|textnormal|operatorname|rm|si|unit|mathit)"
@@ -55,17 +57,24 @@ _MAGNITUDES = re.compile(
     re.IGNORECASE,
 )
 """Words behind a number that change its value: they are part of it, not its unit."""
-_RIVALS = (
+_RIVALS: tuple[tuple[str, ...], ...] = (
     ("north", "south", "east", "west", "northeast", "northwest", "southeast", "southwest"),
     ("above", "below"),
     ("left", "right"),
-    ("up", "down", "upward", "downward", "upwards", "downwards"),
-    ("clockwise", "counterclockwise", "anticlockwise"),
-    ("more", "less", "fewer"),
-    ("gain", "loss", "profit"),
+    ("up upward upwards", "down downward downwards"),
+    ("clockwise", "counterclockwise anticlockwise"),
+    ("more", "less fewer"),
+    ("gain profit", "loss"),
     ("increase", "decrease"),
+    ("bc bce", "ad ce"),
 )
-"""Words behind a value that exclude each other."""
+"""Words behind a value that exclude each other; those of one meaning stand in one text."""
+_SIDES = {word: side for group in _RIVALS for side in group for word in side.split()}
+_SIDE_FIRST = re.compile(
+    r"(?:\\(?:text|mathrm)\s*\{\s*)?(?:an?\s+)?(?P<word>[A-Za-z]{4,})\s+of\s*(?:\}\s*)?(?P<value>[\d\\$+-].*)",
+    re.DOTALL,
+)
+"""Such a word in front of its value: ``a loss of 5``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +105,8 @@ def quantity(text: str) -> Quantity:
     if text.isascii() and text.isdigit():
         return Quantity(text)
     text = spaced(text).strip()
+    if (first := _SIDE_FIRST.fullmatch(text)) and first["word"].lower() in _SIDES:
+        text = f"{first['value']}\\text{{ {first['word'].lower()}}}"
     marked = _marked(text)
     if marked is not None:
         return marked
@@ -119,7 +130,11 @@ def _marked(text: str) -> Quantity | None:
         name = {"C": "celsius", "F": "fahrenheit"}[match[1] or match[2]]
         return Quantity(text[: match.start()].strip(), ((name, 1),))
     if (match := _DEGREES.search(text)) and match.start():
-        return Quantity(text) if TRIGONOMETRIC.search(text) else Quantity(text[: match.start()].strip(), DEGREE)
+        return (
+            Quantity(text)
+            if TRIGONOMETRIC.search(text) or _PHASOR.search(text)
+            else Quantity(text[: match.start()].strip(), DEGREE)
+        )
     if (match := _MINUTES.search(text)) and match.start():
         name = "arcsec" if match[1] == "''" else "arcmin"
         return Quantity(text[: match.start()].strip(), ((name, 1),))
@@ -220,8 +235,8 @@ def rivals(gold: Quantity, given: Quantity) -> bool:
     if not (gold.words and given.words):
         return False
     for group in map(set, _RIVALS):
-        ours = group.intersection(gold.words.split())
-        candidate = group.intersection(given.words.split())
+        ours = group.intersection(_SIDES.get(word) for word in gold.words.split())
+        candidate = group.intersection(_SIDES.get(word) for word in given.words.split())
         if ours and candidate and ours != candidate:
             return True
     return False

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Literal
 
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.thinking import UNFINISHED, after_thinking
 from gspo_lightning.rewards.math import library
 from gspo_lightning.rewards.math.comparison import Comparison
+from gspo_lightning.rewards.math.forms import asked_form, has_form, is_task, lacks_primes
 from gspo_lightning.rewards.math.gold import ANSWER_TYPES, Gold, bare, read_gold, refusal, spelled
 from gspo_lightning.rewards.math.notation import bare_latex, canonical, unwrapped
 from gspo_lightning.rewards.math.numbers import literal
+from gspo_lightning.rewards.math.parts import parts
 from gspo_lightning.rewards.math.question import Question, read_question
-from gspo_lightning.rewards.math.text import Extracted, boxed, without_hidden
+from gspo_lightning.rewards.math.text import Extracted, boxed, labelled_boxes, without_hidden
 from gspo_lightning.rewards.math.unboxed_answer import committed, concluded
 from gspo_lightning.rewards.math.units import quantity
 from gspo_lightning.rewards.math.withdrawn_boxes import taken_back
@@ -96,8 +99,12 @@ class MathVerifier(Reward):
             raise UserError(
                 "MathVerifier.answer_type", f"is {answer_type!r}; it must be one of {', '.join(ANSWER_TYPES)}, column"
             )
-        self.require_box, self.max_characters, self.decimals = require_box, max_characters, decimals
-        self.evaluated, self.form, self.answer_type = evaluated, form, answer_type
+        self.require_box = require_box
+        self.max_characters = max_characters
+        self.decimals = decimals
+        self.evaluated = evaluated
+        self.form = form
+        self.answer_type = answer_type
         self.strict = strict
 
     def prepare(self) -> None:
@@ -128,21 +135,21 @@ class MathVerifier(Reward):
         gold = read_gold(str(answer), question.options)
         unreadable = refusal(gold, kind)
         text = after_thinking(completion, unfinished_thought)
-        found = self._final(text, gold, question)
+        extracted = self._final(text, gold, question)
         if unreadable is not None:
-            repeated = gold.text and kind not in ("integer", "number", "choice") and not found.reason
+            repeated = gold.text and kind not in ("integer", "number", "choice") and not extracted.reason
             return (
                 Score(1.0)
-                if repeated and bare_latex(spelled(unwrapped(found.text))) == gold.canonical
+                if repeated and bare_latex(spelled(unwrapped(extracted.text))) == gold.canonical
                 else Score.missing(unreadable)
             )
-        if found.reason:
-            return Score.model_error(found.reason) if found.too_long else Score(0.0, detail=found.reason)
+        if extracted.reason:
+            return Score.model_error(extracted.reason) if extracted.too_long else Score(0.0, detail=extracted.reason)
         try:
             compare = Comparison(self.decimals, self.strict, question)
-            same, reason = compare.same(gold, found.text, kind, boxed=found.boxed, formula=found.formula)
+            same, reason = compare.same(gold, extracted.text, kind, boxed=extracted.boxed, formula=extracted.formula)
             if same:
-                reason = self._in_form(gold, found, question)
+                reason = self._in_form(gold, extracted, question)
         except MemoryError:
             raise
         except Exception as error:  # computer algebra may raise anything on model text
@@ -156,40 +163,36 @@ class MathVerifier(Reward):
         text = without_hidden(text)
         last_box = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
         if last_box >= 0 and (self.require_box or last_box > concluded(text)):
-            found = boxed(text, self.max_characters)
-            if not found.reason and taken_back(found):
+            extracted = boxed(text, self.max_characters)
+            labels = [] if gold.prose else [label for label, _ in parts(gold.text) or ()]
+            labelled = labelled_boxes(text, labels) if len(labels) > 1 and not extracted.reason else None
+            if labelled is not None:
+                extracted = replace(extracted, text=", ".join(f"({label}) {labelled[label].text}" for label in labels))
+            if not extracted.reason and any(map(taken_back, (extracted, *(labelled or {}).values()))):
                 return Extracted(reason="the box is taken back")
-            return found
+            return extracted
         if self.require_box:
             return Extracted(reason="no box")
         listed = gold.option is not None or (question.options and options(gold.text, joined=True) is not None)
         return committed(text, self.max_characters, options=listed)
 
-    def _in_form(self, gold: Gold, found: Extracted, question: Question) -> str:
+    def _in_form(self, gold: Gold, extracted: Extracted, question: Question) -> str:
         """Return why an equal answer is not in the required form; empty if it is."""
-        given = spelled(unwrapped(found.text))
+        given = spelled(unwrapped(extracted.text))
         if bare_latex(given) == gold.canonical:
             return ""
         if left_to_compute(gold, given) or (self.evaluated and unevaluated(gold.text, given, question.text)):
             return "not evaluated"
-        form = self.form if self.form != "any" else self._form_asked(gold, question)
+        if is_task(gold.text, given, question) or lacks_primes(gold.text, given, question):
+            return "the task in place of its answer"
+        form = self.form
+        if form == "any" and self.answer_type in ("any", "expression"):
+            form = asked_form(gold.text, question)
         if form != "any":
-            check: Any = {"factored": factored, "expanded": expanded}[form]
-            expressions = [e for e in library.parse(given, boxed=True) if not isinstance(e, str)]
-            if not all(check(getattr(e, "rhs", e)) for e in expressions):
+            readings = [item for item in library.parse(given, boxed=True) if not isinstance(item, str)]
+            if readings and not has_form(readings, form):
                 return f"not {form}"
         return ""
-
-    def _form_asked(self, gold: Gold, question: Question) -> str:
-        """Return the form that the prompt asks a polynomial to be brought into, if the record's answer has it."""
-        if not question.form or self.answer_type not in ("any", "expression") or not re.search("[a-z]", gold.text):
-            return "any"
-        product = re.search(r"\([^()]*[a-z][^()]*\)", gold.text) is not None
-        if product != (question.form == "factored"):
-            return "any"
-        check: Any = {"factored": factored, "expanded": expanded}[question.form]
-        expressions = [e for e in library.read(gold.text) if not isinstance(e, str)]
-        return question.form if expressions and all(check(getattr(e, "rhs", e)) for e in expressions) else "any"
 
 
 def left_to_compute(gold: Gold, given: str) -> bool:
@@ -239,42 +242,13 @@ def unevaluated(gold: str, given: str, prompt: str) -> bool:
     return len(copied) > 3 and copied != canonical(gold) and copied in canonical(prompt)
 
 
-def factored(expression: Any) -> bool:
-    """True if an expression is a product of irreducible factors over the rational numbers."""
-    from sympy import Mul, Pow, factor_list  # type: ignore[import-untyped]
-    from sympy.polys.polyerrors import PolynomialError  # type: ignore[import-untyped]
-
-    for factor in Mul.make_args(expression):
-        base = factor.base if isinstance(factor, Pow) else factor
-        if not base.free_symbols or base.is_Symbol:
-            continue
-        try:
-            content, factors = factor_list(base)
-        except PolynomialError:  # nothing to factor
-            continue
-        if abs(content) != 1 or sum(power for _, power in factors) != 1:
-            return False
-    return True
-
-
-def expanded(expression: Any) -> bool:
-    """True if nothing is left to multiply out: no sum is a factor, or the base of a power."""
-    from sympy import preorder_traversal
-
-    for node in preorder_traversal(expression):
-        powers = node.is_Pow and node.base.is_Add and node.exp.is_Integer and node.exp > 1
-        if powers or (node.is_Mul and any(factor.is_Add for factor in node.args)):
-            return False
-    return True
-
-
 def _text_of(prompt: object) -> str:
     """Return the text of a prompt; of chat messages what the last user's says, for earlier ones ask something else."""
     if isinstance(prompt, str):
         return prompt
     messages = prompt if isinstance(prompt, list | tuple) else []
-    asked: object = ""
+    latest: object = ""
     for message in messages:
         if isinstance(message, Mapping) and message.get("role") == "user":
-            asked = message.get("content")
-    return asked if isinstance(asked, str) else ""
+            latest = message.get("content")
+    return latest if isinstance(latest, str) else ""

@@ -23,7 +23,11 @@ _DENIED_BEFORE = re.compile(
     r"(?:\s+true that(?: the)?(?: \w+)? is)?[\s*_$(\\\[]*$|\\neq?\s*$|\\not\s*=?\s*$|\\neg\s*$|\u2260\s*$",
     re.IGNORECASE,
 )
-_CASES = re.compile(r"\??\s*if\b.*(?:\b(?:otherwise|else|if)\b.*\d|\d\s*(?:otherwise|if)\b)", re.DOTALL)
+_CASES = re.compile(
+    r"\??\s*(?:if\b.*(?:\b(?:otherwise|else|if)\b.*\d|\d\s*(?:otherwise|if)\b)"
+    r"|(?:unless|except (?:if|when))\b.*\b(?:then|in (?:which|that) case)\b.*\d)",
+    re.DOTALL,
+)
 _MARKERS = one_of(
     "but", "wait", "actually", "no", "oops", "sorry", "correction", "rather", "instead", "however", "scratch that",
     "second thought", "hmm+", "otherwise", "maybe", "perhaps", "alternatively", "meant", "should be", "must be",

@@ -28,7 +28,8 @@ _MORE = re.compile(
 """A second option behind the first one."""
 _ARTICLES = {"a", "an", "the"}
 _EMPTY = re.compile(
-    r"(?:there (?:is|are) )?no (?:real )?solutions?|(?:the )?empty ?set|\\emptyset|\\\{\s*\\\}|\{\s*\}", re.IGNORECASE
+    r"(?:there (?:is|are) )?no (?:real )?solutions?(?: exists?)?|(?:the )?empty ?set|\\emptyset|\\\{\s*\\\}|\{\s*\}",
+    re.IGNORECASE,
 )
 
 
@@ -52,6 +53,15 @@ _SAME = (
     ),
 )
 """Phrases of one meaning, and the words that stand for it."""
+_NEGATED = {
+    "discontinuous": "continuous", "inconsistent": "consistent", "irrational": "rational", "unbounded": "bounded",
+    "dependent": "independent", "invalid": "valid", "divergent": "convergent", "diverges": "converges",
+    "diverge": "converge", "insoluble": "soluble", "unsolvable": "solvable", "nonsingular": "singular",
+    "noninvertible": "invertible", "false": "true", "incorrect": "correct", "untrue": "true",
+}  # fmt: skip
+"""Adjectives and verbs that mean "not" and another one."""
+_NOT = re.compile(rf"\b(?:(?:does|do) )?not ({'|'.join(set(_NEGATED.values()) | set(_NEGATED))})\b")
+_OPPOSITES = {positive: negative for negative, positive in reversed(_NEGATED.items())}
 
 
 def words(text: str) -> str | None:
@@ -69,12 +79,19 @@ def words(text: str) -> str | None:
         return " ".join(sorted(_of_date(t) for t in re.findall(r"[a-z0-9]+", plain.lower()) if t not in ("of", "the")))
     if not _WORDS.fullmatch(plain) or _MATH.search(plain):
         return None
-    found: list[str] = re.findall(r"[a-z]+(?:['\u2019_-][a-z]+)*", plain.lower())
-    if not any(len(w) > 1 for w in found) or not (wrapped or any(map(_is_word, plain.split()))):
+    tokens: list[str] = re.findall(r"[a-z]+(?:['\u2019_-][a-z]+)*", plain.lower())
+    if not any(len(token) > 1 for token in tokens) or not (wrapped or any(map(_is_word, plain.split()))):
         return None
-    kept = [w for w in found if w not in _ARTICLES] if len(found) > 1 else found
-    said = _WEEKDAY.sub(r"\1", " ".join(kept))
-    return next((meaning for pattern, meaning in _SAME if pattern.fullmatch(said)), said)
+    kept = [token for token in tokens if token not in _ARTICLES] if len(tokens) > 1 else tokens
+    phrase = _WEEKDAY.sub(r"\1", " ".join(kept))
+    phrase = _NOT.sub(_without_not, phrase)
+    return next((meaning for pattern, meaning in _SAME if pattern.fullmatch(phrase)), phrase)
+
+
+def _without_not(match: re.Match[str]) -> str:
+    """Return one word for "not" and a word that has an opposite."""
+    word = match[1]
+    return _NEGATED[word] if word in _NEGATED else _OPPOSITES.get(f"{word}s", _OPPOSITES[word])
 
 
 def _of_date(token: str) -> str:
@@ -173,11 +190,11 @@ def case_differs(gold: str, given: str, *, symbol: bool = False) -> bool:
     (True, False, True)
     """
     ours = _NAMES.findall(gold)
-    theirs = _NAMES.findall(given)
-    if len(ours) != len(theirs) or any(a.lower() != b.lower() for a, b in zip(ours, theirs, strict=True)):
+    others = _NAMES.findall(given)
+    if len(ours) != len(others) or any(a.lower() != b.lower() for a, b in zip(ours, others, strict=True)):
         return False
     alone = len(ours) == 1
-    return any(a != b and _counts(a, b, symbol=symbol, alone=alone) for a, b in zip(ours, theirs, strict=True))
+    return any(a != b and _counts(a, b, symbol=symbol, alone=alone) for a, b in zip(ours, others, strict=True))
 
 
 def _counts(a: str, b: str, *, symbol: bool, alone: bool) -> bool:

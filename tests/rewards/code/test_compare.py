@@ -80,7 +80,7 @@ def nested(depth: int) -> list[Any]:
         ({"a": 1}, {"a": 1}, True),
         ({1: 2}, {"1": 2}, False),
         (0.1 + 0.2, 0.3, False),
-        (nested(20_000), nested(20_000), False),
+        (nested(100_000), nested(100_000), False),
     ],
 )
 def test_returned_values_are_compared_by_equality(returned: Any, expected: Any, same: bool) -> None:
@@ -144,8 +144,8 @@ def test_printed_text_by_the_rule_that_a_record_names(rule: Any, printed: str, e
         ("exact", (1, 2), [1, 2], False),
         ("exact", [1.0], [1], False),
         ("exact", {"a": [1]}, {"a": [1]}, True),
-        ("tolerance", nested(20_000), nested(20_000), False),
-        ("exact", nested(20_000), nested(20_000), False),
+        ("tolerance", nested(100_000), nested(100_000), False),
+        ("exact", nested(100_000), nested(100_000), False),
     ],
 )
 def test_returned_values_by_the_rule_that_a_record_names(rule: Any, returned: Any, expected: Any, same: bool) -> None:
