@@ -259,6 +259,20 @@ def test_two_ranks_go_on_bit_for_bit(tmp_path: Path, strategy: str) -> None:
 
 
 @pytest.mark.thorough
+def test_replicas_go_on_with_the_critic_of_plain_shards(tmp_path: Path) -> None:
+    run = two_ranks(tmp_path / "run", "fsdp2", "copy", "--trainer.max_epochs=1")
+    before = critic_state(run)["trunk"]
+    replicas = [*OPTIONS, "--trainer.max_epochs=2", "--ckpt_path=last"]
+    assert fit_on_ranks(tmp_path / "run", *replicas, overlay="hsdp", ranks=4) == run
+    after = critic_state(run)["trunk"]
+    for name, saved in before.items():
+        assert after[name]["step"] == 2 * saved["step"]
+        for key in ("weight", "exp_avg", "exp_avg_sq"):
+            assert after[name][key].shape == saved[key].shape, (name, key)
+        assert 0 < float((after[name]["weight"] - saved["weight"]).abs().max()) < 1e-2  # a few steps at a rate of 1e-3
+
+
+@pytest.mark.thorough
 def test_turns_and_a_penalty_per_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guess the number: what turns earn and what tokens pay arrives where it arose; the other side's tokens get 0."""
     seen: list[Rollout] = []

@@ -1,7 +1,8 @@
 """Checkpoint state of a critic: whole tensors under the model's names, for any number of ranks.
 
 Both versions of FSDP give each rank a contiguous piece of every flattened parameter, in rank order. So tensors are
-written flat, as the concatenation of all pieces, and a rank reads its piece behind those of the ranks before it.
+written flat, as the concatenation of all pieces, and a rank reads its piece behind those of the ranks before it. With
+replicas (HSDP) the first one alone writes, and each reads for itself.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from gspo_lightning.core.distributed import all_gather_objects, gather_objects, local, rank_and_world
-from gspo_lightning.policy.strategies.sharding import is_sharded, plain_name
+from gspo_lightning.policy.strategies.sharding import counts, is_sharded, plain_name
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -36,7 +38,8 @@ def written_state(
             moments = optimizers[1].state.get(parameter, {})  # none before the first step
             tensors = {"weight": parameter.detach()}
             tensors |= {key: moments[key] for key in _MOMENTS if key in moments}
-            pieces = {key: local(tensor).flatten().cpu().clone() for key, tensor in tensors.items()}
+            written = tensors if counts(parameter) else {}
+            pieces = {key: local(tensor).flatten().cpu().clone() for key, tensor in written.items()}
             state["trunk"][name] = _joined(pieces, float(moments.get("step", 0.0)), sharded)
     return state
 
@@ -53,8 +56,7 @@ def read_state(
     if backbone is None:
         return
     parameters = _trained(backbone)
-    sizes = {name: local(parameter.detach()).numel() for name, parameter in parameters.items()}
-    starts = _starts(sizes, is_sharded(backbone))
+    starts = _starts(parameters, is_sharded(backbone))
     fused = _fused(optimizers[1])
     for name, parameter in parameters.items():
         saved = state["trunk"][name]
@@ -92,13 +94,23 @@ def _joined(pieces: dict[str, Tensor], step: float, sharded: bool) -> dict[str, 
     return joined
 
 
-def _starts(sizes: dict[str, int], sharded: bool) -> dict[str, int]:
+def _starts(parameters: Mapping[str, nn.Parameter], sharded: bool) -> dict[str, int]:
     """Return the offset of this rank's piece in each flattened parameter."""
     if not sharded:
-        return dict.fromkeys(sizes, 0)
-    rank, _ = rank_and_world()
-    earlier_ranks = all_gather_objects(sizes)[:rank]
-    return {name: sum(rank_sizes[name] for rank_sizes in earlier_ranks) for name in sizes}
+        return dict.fromkeys(parameters, 0)
+    sizes = {name: local(parameter.detach()).numel() for name, parameter in parameters.items()}
+    sizes_by_rank = all_gather_objects(sizes)
+    starts = {}
+    for name, parameter in parameters.items():
+        earlier_ranks = sizes_by_rank[: _number_of_shard(parameter)]
+        starts[name] = sum(rank_sizes[name] for rank_sizes in earlier_ranks)
+    return starts
+
+
+def _number_of_shard(parameter: nn.Parameter) -> int:
+    """Return the number of this rank's shard: that of the rank, counted within its replica if there are several."""
+    mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+    return rank_and_world()[0] if mesh is None or mesh.ndim == 1 else mesh.get_local_rank(mesh.ndim - 1)
 
 
 def _fill(target: Tensor, flat: Tensor, start: int) -> None:
