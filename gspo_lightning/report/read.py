@@ -77,29 +77,36 @@ def event_files(folder: Path) -> list[Path]:
 def _check(folder: Path, command: str) -> None:
     if folder.is_file():
         raise UserError(command, f"{folder} is a file", fix=f"give its run folder: {folder.parent}")
-    own = (SUMMARY, SCALARS)
-    if folder.is_dir() and (event_files(folder) or any((folder / name).is_file() for name in own)):
+    if is_run_folder(folder):
         return
     if folder.is_dir():
         problem = f"{folder} is not a run folder: it has no {EVENTS}* file and no {SUMMARY}"
-        near = list(_runs_below(folder))
+        near = list(runs_below(folder))
     else:
         problem = f"{folder} does not exist"
-        near = list(_runs_below(next(p for p in folder.absolute().parents if p.is_dir())))
+        near = list(runs_below(next(p for p in folder.absolute().parents if p.is_dir())))
     near.sort(key=lambda p: (len(p.parts), -p.stat().st_mtime))
     where = "below it" if folder.is_dir() else "nearby"
     fix = f"run folders {where}: " + ", ".join(map(str, near[:5])) if near else None
     raise UserError(command, problem, fix=fix or f"there is none {where}; gspo fit makes run folders under runs/")
 
 
-def _runs_below(top: Path) -> Iterator[Path]:
+def is_run_folder(folder: Path) -> bool:
+    """True if a folder has numbers of a run: event files, scalars or a summary."""
+    return folder.is_dir() and (
+        bool(event_files(folder)) or any((folder / name).is_file() for name in (SUMMARY, SCALARS))
+    )
+
+
+def runs_below(top: Path) -> Iterator[Path]:
+    """Yield the run folders in a folder, itself included, down to a depth and a number of folders."""
     for count, (name, folders, files) in enumerate(os.walk(top)):
         here = Path(name)
         if count >= SEARCH_FOLDERS:
             return
         deep = len(here.relative_to(top).parts) >= SEARCH_DEPTH
         folders[:] = [] if deep else sorted(f for f in folders if not f.startswith("."))
-        if any(f.startswith(EVENTS) for f in files):
+        if any(f.startswith((EVENTS, SUMMARY, SCALARS)) for f in files) and is_run_folder(here):
             yield here
 
 
@@ -226,7 +233,7 @@ def problem_of(file: Path) -> str | None:
     if len(head) == _LENGTH + _CRC and struct.unpack("<I", head[_LENGTH:])[0] != masked_crc32c(head[:_LENGTH]):
         return f"{file.name} {NO_EVENTS}"
     found, end = records(file)
-    if found and not _event(file, *found[0]).file_version.startswith("brain.Event"):
+    if found and not event_at(file, *found[0]).file_version.startswith("brain.Event"):
         return f"{file.name} {NO_EVENTS}"
     if end < size:
         return (
@@ -254,15 +261,15 @@ def masked_crc32c(data: bytes) -> int:
 def last_scalar(file: Path) -> tuple[str, int] | None:
     """Return tag and step of the last scalar in the file."""
     for place in reversed(records(file)[0]):
-        event = _event(file, *place)
+        event = event_at(file, *place)
         for value in event.summary.value:
             if value.WhichOneof("value") == "simple_value":
                 return value.tag, event.step
     return None
 
 
-def _event(file: Path, start: int, length: int) -> Event:
-    """Return a record; an empty one if it cannot be read."""
+def event_at(file: Path, start: int, length: int) -> Event:
+    """Return a record of an event file (:func:`records`); an empty one if it cannot be read."""
     from tensorboard.compat.proto.event_pb2 import Event
 
     with open(file, "rb") as stream:

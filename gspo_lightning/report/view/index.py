@@ -196,14 +196,18 @@ class RolloutIndex:
             self._forget_facts()
             self._base.commit()
 
-    def find(self, query: Mapping[str, str], *, limit: int = 100, offset: int = 0) -> dict[str, Any]:
-        """Return ``total`` and the ``rows`` of a query, without their tokens.
+    def find(
+        self, query: Mapping[str, str], *, limit: int = 100, offset: int = 0, whole: bool = False
+    ) -> dict[str, Any]:
+        """Return ``total`` and the ``rows`` of a query, without their tokens, and the number of the ``last`` row.
 
         Args:
-            query: ``iteration``, ``prompt_id``, ``source``, ``choice``: exact; ``q``: text of prompt or answer;
-                ``sort``: a word of :data:`SORTS`; ``up``: smallest first; ``live``: with an advantage; ``clipped``.
+            query: ``iteration``, ``prompt_id``, ``source``, ``choice``, ``finish``: exact; ``q``: text of prompt or
+                answer; ``least``, ``most``: of the reward; ``sort``: a word of :data:`SORTS`; ``up``: smallest first;
+                ``live``: with an advantage; ``clipped``; ``last``: no rows that were recorded after this number.
             limit: number of rows.
             offset: rows before the first one.
+            whole: True for whole texts, False for the parts that a table shows.
 
         Raises:
             ValueError: a number is none.
@@ -212,14 +216,14 @@ class RolloutIndex:
         order = SORTS.get(query.get("sort", ""), "iteration")
         way = "ASC" if query.get("up") else "DESC"
         tie = ", prompt_id, sample, row" if order == "iteration" else f", n {way}"  # as its index has them
-        shown = [_SHOWN.get(name, name) for name in COLUMNS]
+        shown = COLUMNS if whole else [_SHOWN.get(name, name) for name in COLUMNS]
         with self._lock:
-            total = self._base.execute(f"SELECT count(*) FROM rollouts{where}", values).fetchone()[0]
+            total, last = self._base.execute(f"SELECT count(*), max(n) FROM rollouts{where}", values).fetchone()
             found = self._base.execute(
                 f"SELECT n, {', '.join(shown)} FROM rollouts{where} ORDER BY {order} {way}{tie} LIMIT ? OFFSET ?",
                 (*values, limit, offset),
             ).fetchall()
-        return {"total": total, "rows": [dict(zip(("n", *COLUMNS), row, strict=True)) for row in found]}
+        return {"total": total, "last": last, "rows": [dict(zip(("n", *COLUMNS), row, strict=True)) for row in found]}
 
     def rows(self, query: Mapping[str, str], limit: int) -> list[dict[str, Any]]:
         """Return whole rows of a query, with their tokens, in the order of samples.
@@ -340,7 +344,7 @@ def _where(query: Mapping[str, str]) -> tuple[str, list[Any]]:
         if query.get(name, "") != "":
             parts.append(f"{name} = ?")
             values.append(int(query[name]))
-    for name in ("source", "choice"):
+    for name in ("source", "choice", "finish"):
         if query.get(name):
             parts.append(f"{name} = ?")
             values.append(query[name])
@@ -348,6 +352,10 @@ def _where(query: Mapping[str, str]) -> tuple[str, list[Any]]:
         parts.append("(completion LIKE ? ESCAPE '\\' OR prompt LIKE ? ESCAPE '\\')")
         like = text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
         values += [f"%{like}%"] * 2
+    for name, condition in (("least", "reward >= ?"), ("most", "reward <= ?"), ("last", "n <= ?")):
+        if query.get(name, "") != "":
+            parts.append(condition)
+            values.append(float(query[name]))
     if query.get("live"):
         parts.append("advantage != 0")
     if query.get("clipped"):

@@ -16,12 +16,17 @@ from gspo_lightning.core.temp_files import temp_path
 from gspo_lightning.report.view.run_data import RunData
 
 _FOLDER = Path(__file__).with_name("page")
-SCRIPTS = ("tools.js", "charts.js", "overview.js", "responses.js", "group.js", "others.js", "app.js")
+SCRIPTS = (
+    "tools.js", "charts.js", "zoom.js", "reading.js", "histograms.js", "overview.js", "runs.js", "responses.js",
+    "group.js", "compare.js", "others.js", "app.js",
+)  # fmt: skip
 """Scripts of the page, in their order."""
 ASSETS = {"style.css": "text/css"} | dict.fromkeys(SCRIPTS, "text/javascript")
 """Files beside the page -> their content type."""
 ROLLOUTS_INSIDE = 600
 """Responses with tokens that a file holds of each run, spread over its iterations."""
+WHOLE_RUNS = 5
+"""Runs up to which a file holds :data:`ROLLOUTS_INSIDE` of each; of more runs, it holds as many in all."""
 
 
 def asset(name: str) -> str:
@@ -35,7 +40,8 @@ def write_page(runs: Sequence[RunData], out: Path) -> None:
     Raises:
         UserError: the file cannot be written.
     """
-    data = json.dumps([_inside(run) for run in runs], ensure_ascii=False)
+    rollouts = ROLLOUTS_INSIDE * min(len(runs), WHOLE_RUNS) // max(1, len(runs))
+    data = json.dumps([_inside(run, rollouts) for run in runs], ensure_ascii=False)
     for character in "<>&\u2028\u2029":  # no text can end the element that holds it
         data = data.replace(character, f"\\u{ord(character):04x}")
     style, scripts = asset("style.css"), [asset(name) for name in SCRIPTS]
@@ -79,21 +85,22 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _inside(run: RunData) -> dict[str, Any]:
-    """Return everything of a run that the file holds."""
+def _inside(run: RunData, rollouts: int) -> dict[str, Any]:
+    """Return everything of a run that the file holds, with about so many responses."""
     run.refresh()
     overview = run.overview()
-    step = max(1, overview["facts"]["rollouts"] // ROLLOUTS_INSIDE)
+    step = max(1, overview["facts"]["rollouts"] // rollouts)
     iterations = [row[0] for row in run.index.columns("DISTINCT iteration")]
     rows = [row for i in iterations[::step] for row in run.rows({"iteration": str(i)})["rows"]]
     return {
         "overview": overview,
         "series": run.series(list(overview["tags"])),
-        "rows": rows[: 4 * ROLLOUTS_INSIDE],
+        "rows": rows[: 4 * rollouts],
         "answers": run.answers(),
         "prompts": run.prompts(),
         "ratios": run.ratios(),
-        "pictures": dict(_pictures(run, rows[: 4 * ROLLOUTS_INSIDE])),
+        "histograms": run.histograms(),
+        "pictures": dict(_pictures(run, rows[: 4 * rollouts])),
     }
 
 

@@ -20,6 +20,8 @@ from gspo_lightning.report.read import read_run
 from gspo_lightning.report.resumes import read_resumes
 from gspo_lightning.report.run import Run, Series
 from gspo_lightning.report.view.index import RolloutIndex
+from gspo_lightning.report.view.plain import clean, spread
+from gspo_lightning.report.view.ratios import ratio_histograms
 from gspo_lightning.report.view.responses import all_verdicts
 from gspo_lightning.report.words import headline
 
@@ -29,6 +31,10 @@ DOTS, SPREAD, SIDE_BY_SIDE = 1_500, 12, 4
 """Responses in the figure of ratios; iterations of a prompt over time, and responses of each."""
 GROUP = 256
 """Rows of a group that are sent, at most."""
+EXPORTED = 500
+"""Responses in one piece of an export."""
+PROMPTS = 2_000
+"""Prompts that are sent to be compared with those of another run, at most."""
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -38,15 +44,17 @@ class RunData:
     Args:
         folder: the run folder.
         number: its place among the given ones.
+        listed: True if it was searched for below a given folder; the page then begins with the list of runs.
 
     Raises:
         UserError: it is not a run folder.
     """
 
-    def __init__(self, folder: Path, number: int = 0) -> None:
+    def __init__(self, folder: Path, number: int = 0, *, listed: bool = False) -> None:
         self.folder, self.number, self.label = folder, number, folder.name
+        self.listed = listed
         self._lock, self._run = threading.RLock(), read_run(folder, command="gspo view")
-        self._stamp = _stamp(folder)
+        self._stamp = stamp_of(folder)
         self.index = RolloutIndex(folder)
         self.trouble = ""
         """Why recorded responses cannot be shown; empty if they can."""
@@ -70,7 +78,7 @@ class RunData:
     def run(self) -> Run:
         """Scalars, config, summary and alarms."""
         with self._lock:
-            stamp = _stamp(self.folder)
+            stamp = stamp_of(self.folder)
             if stamp != self._stamp:
                 self._run, self._stamp = read_run(self.folder, command="gspo view"), stamp
             return self._run
@@ -92,18 +100,20 @@ class RunData:
             problems.append(self.trouble)
         return clean(
             {
-                "number": self.number, "folder": str(self.folder), "label": self.label,
+                "number": self.number, "folder": str(self.folder), "label": self.label, "listed": self.listed,
                 "objective": run.objective, "model": run.model, "seed": run.seed, "date": run.date,
                 "finished": run.finished, "updates": run.updates, "headline": headline(run), "problems": problems,
                 "verdicts": [verdict.plain() for verdict in all_verdicts(run, self.index, answers)],
                 "alarms": run.alarms, "facts": facts, "indexed": self.indexed,
                 "tags": {tag: _meaning(tag, run) for tag in sorted(run.scalars) if not tag.startswith("cold_start/")},
-                "held_out_tag": run.held_out_tag, "config": dict(flat(run.config)), "events": self._events(run),
+                "held_out_tag": run.held_out_tag, "held_out": list(run.held_out()),
+                "reward": run.first_and_last("reward/mean"), "config": dict(flat(run.config)),
+                "events": self._events(run),
                 "versions": run.summary.get("versions", {}),
                 "machine": (machine if isinstance(machine := run.summary.get("machine"), dict) else {})
                 | {k: run.summary[k] for k in ("seconds", "peak_memory_mb") if k in run.summary},
                 "kind": hashlib.blake2b(run.kind.encode(), digest_size=8).hexdigest() if run.kind else "",
-                "stamp": list(_stamp(self.folder)),
+                "stamp": list(stamp_of(self.folder)),
             }
         )  # fmt: skip
 
@@ -126,13 +136,21 @@ class RunData:
                 found.append({"update": int(series.steps[i + 1]), "what": "rollback"})
         return found
 
-    def series(self, tags: Sequence[str]) -> dict[str, Any]:
+    def series(self, tags: Sequence[str], between: tuple[float, float] | None = None) -> dict[str, Any]:
         """Return tag -> [steps, values], thinned to :data:`POINTS`; tags that the run lacks are left out.
 
         A metric that varies within iterations has [steps, means, lowest, highest] of them as a third entry.
+
+        Args:
+            tags: of scalars.
+            between: first and last update of a part, which comes with a point on either side; None: the whole run.
         """
         run = self.run
-        return {tag: [*thinned(run.scalars[tag]), *_iterations(run, tag)] for tag in tags if tag in run.scalars}
+        return {
+            tag: [*thinned(part_of(run.scalars[tag], between)), *_iterations(run, tag, between)]
+            for tag in tags
+            if tag in run.scalars
+        }
 
     def rollouts(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Return recorded responses of a query (:meth:`gspo_lightning.report.view.index.RolloutIndex.find`).
@@ -174,6 +192,31 @@ class RunData:
         some = self.index.rows({"tokens": "1"}, 1) if self.run.sequence_level else []
         return clean({"dots": list(dots), "band": some[0].get("band") if some else None})
 
+    def histograms(self) -> dict[str, Any]:
+        """Return histograms of ratios (:func:`gspo_lightning.report.view.ratios.ratio_histograms`)."""
+        return clean(ratio_histograms(self.run, self.index))
+
+    def export(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """Return a piece of the responses of a query with their whole texts, without tokens.
+
+        ``last`` is the number of the last response that was recorded when the export began: later ones are left out.
+
+        Raises:
+            ValueError: a number is none.
+        """
+        offset = max(0, int(query.get("offset") or 0))
+        return clean(self.index.find(query, limit=EXPORTED, offset=offset, whole=True)) | {"offset": offset}
+
+    def texts(self) -> dict[str, Any]:
+        """Return the ends of recorded prompts and their last iterations, to be found again in another run."""
+        first = f"SELECT DISTINCT prompt_id FROM rollouts WHERE prompt_id NOT NULL ORDER BY prompt_id LIMIT {PROMPTS}"
+        columns = self.index.columns(
+            "prompt_id", "length(prompt)", "substr(prompt, -400)", "max(iteration)",
+            where=f"WHERE prompt_id IN ({first}) GROUP BY prompt_id",
+        )  # fmt: skip
+        names = ("prompt_id", "characters", "prompt", "iteration")
+        return clean({"rows": [dict(zip(names, row, strict=True)) for row in columns]})
+
     def _pictured(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Leave those pictures in the rows whose thumbnails are there, and count the others."""
         for row in rows:
@@ -214,18 +257,7 @@ class RunData:
         return clean({"rows": [dict(zip(names, row, strict=True)) for row in rows]})
 
 
-def spread(values: Sequence[Any], count: int) -> list[Any]:
-    """Return the first and the last of some values, and others evenly between them.
-
-    >>> spread("abcdefghij", 4), spread("abc", 4)
-    (['a', 'd', 'g', 'j'], ['a', 'b', 'c'])
-    """
-    if len(values) <= count:
-        return list(values)
-    return [values[i * (len(values) - 1) // (count - 1)] for i in range(count)]
-
-
-def _stamp(folder: Path) -> tuple[int, int]:
+def stamp_of(folder: Path) -> tuple[int, int]:
     """Return a mark that changes whenever a file of the run does."""
     found = [path.stat() for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]
     return sum(status.st_size for status in found), max((status.st_mtime_ns for status in found), default=0)
@@ -246,12 +278,24 @@ def thinned(series: Series) -> list[list[float | int | None]]:
     return [steps.tolist(), [value if math.isfinite(value) else None for value in values.tolist()]]
 
 
-def _iterations(run: Run, tag: str) -> list[list[list[float | int | None]]]:
+def part_of(series: Series, between: tuple[float, float] | None) -> Series:
+    """Return the part of a series between two updates, with a point on either side."""
+    if between is None:
+        return series
+    first = max(0, int(np.searchsorted(series.steps, between[0], side="left")) - 1)
+    last = int(np.searchsorted(series.steps, between[1], side="right")) + 1
+    return Series(series.steps[first:last], series.values[first:last])
+
+
+def _iterations(run: Run, tag: str, between: tuple[float, float] | None) -> list[list[list[float | int | None]]]:
     """Return the ranges of a metric over its iterations, as one entry; none if it does not vary within them."""
-    found = by_iteration(run, tag)
-    if found is None:
+    ranges = by_iteration(run, tag)
+    if ranges is None:
         return []
-    steps, *rows = (column[:: -(-len(found[0]) // POINTS)] for column in found)
+    if between is not None:
+        within = (ranges[0] >= between[0]) & (ranges[0] <= between[1])
+        ranges = tuple(column[within] for column in ranges)
+    steps, *rows = (column[:: -(-max(1, len(ranges[0])) // POINTS)] for column in ranges)
     return [[steps.tolist(), *(row.tolist() for row in rows)]]
 
 
@@ -272,16 +316,3 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat(inner, f"{name}.{key}" if name else str(key))
     else:
         yield name, value
-
-
-def clean(value: Any) -> Any:
-    """Return JSON values that every parser reads: no NaN, no infinity, no lone surrogate, no other type."""
-    if isinstance(value, Mapping):
-        return {str(clean(str(key))): clean(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [clean(inner) for inner in value]
-    if isinstance(value, bool | int) or value is None:
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return str(value).encode("utf-8", "replace").decode("utf-8")

@@ -204,15 +204,22 @@ def answer(run: RunData, what: str, query: dict[str, str]) -> Any:
     """
     known: dict[str, Callable[[], Any]] = {
         "overview": run.overview,
-        "series": lambda: run.series(query.get("tags", "").split(",")),
+        "series": lambda: run.series(query.get("tags", "").split(","), _between(query)),
         "rollouts": lambda: run.rollouts(query),
         "rows": lambda: run.rows(query),
         "answers": run.answers,
         "prompts": run.prompts,
         "prompt": lambda: run.prompt(query),
         "ratios": run.ratios,
+        "histograms": run.histograms,
+        "export": lambda: run.export(query),
+        "texts": run.texts,
     }
     return known[what]()
+
+
+def _between(query: dict[str, str]) -> tuple[float, float] | None:
+    return (float(query["first"]), float(query["last"])) if query.get("first") and query.get("last") else None
 
 
 def _json(value: Any) -> web.Response:

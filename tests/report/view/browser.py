@@ -74,8 +74,10 @@ class Browser:
     def run(self, script: str, *arguments: Any) -> Any:
         """Run JavaScript, which may await, and return what it returns."""
         body = f"const done = arguments[arguments.length - 1]; (async function() {{ {script} }})"
-        body += ".apply(null, arguments).then(done);"
-        return self._ask("POST", "/execute/async", {"script": body, "args": list(arguments)})
+        body += ".apply(null, arguments).then((value) => done({ value }), (error) => done({ error: String(error) }));"
+        outcome = self._ask("POST", "/execute/async", {"script": body, "args": list(arguments)})
+        assert "error" not in outcome, f"{outcome['error']} in {script}"
+        return outcome.get("value")
 
     def until(self, script: str, seconds: float = 20) -> None:
         """Wait until JavaScript returns true."""
@@ -88,6 +90,18 @@ class Browser:
         """Return the text that a person sees in an element."""
         return str(self.run("return document.querySelector(arguments[0]).innerText", selector))
 
+    def texts(self, selector: str) -> list[str]:
+        """Return the text of each element."""
+        script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
+        return [str(text) for text in self.run(script, selector)]
+
+    def boxes(self, selector: str, side: str) -> list[float]:
+        """Return a measure of each element's box: ``left``, ``width`` or ``height``, in pixels."""
+        script = (
+            "return [...document.querySelectorAll(arguments[0])].map((e) => e.getBoundingClientRect()[arguments[1]])"
+        )
+        return [float(size) for size in self.run(script, selector, side)]
+
     def count(self, selector: str) -> int:
         """Return the number of elements."""
         return int(self.run("return document.querySelectorAll(arguments[0]).length", selector))
@@ -96,6 +110,20 @@ class Browser:
         """Press and release a key where the focus is."""
         actions = [{"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}]
         self._ask("POST", "/actions", {"actions": [{"type": "key", "id": "keys", "actions": actions}]})
+        self.run("await new Promise((r) => setTimeout(r, 60));")
+        self.settled()
+
+    def drag(self, selector: str, start: float, end: float) -> None:
+        """Press the pointer over an element at a share of its width, move it to another share, and release it."""
+        x, y, width = self.run(
+            "const e = document.querySelector(arguments[0]); e.scrollIntoView({ block: 'center' });"
+            "const box = e.getBoundingClientRect(); return [box.left, box.top + box.height / 2, box.width];",
+            selector,
+        )
+        moves = [{"type": "pointerMove", "x": round(x + share * width), "y": round(y), "duration": 0}
+                 for share in (start, (start + end) / 2, end)]  # fmt: skip
+        actions = [moves[0], {"type": "pointerDown", "button": 0}, *moves[1:], {"type": "pointerUp", "button": 0}]
+        self._ask("POST", "/actions", {"actions": [{"type": "pointer", "id": "mouse", "actions": actions}]})
         self.run("await new Promise((r) => setTimeout(r, 60));")
         self.settled()
 

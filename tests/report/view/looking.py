@@ -36,6 +36,8 @@ def views(folders: list[Path]) -> list[str]:
         "#rollouts?run=2&sort=reward&up=1", *(f"#group?{group}" for group in groups), *coloured,
         f"#prompt?{groups[0]}", "#answers?run=0", "#answers?run=2&all=1", "#config", "#config?all=1&find=objective",
         "#nonsense", "#rollouts?run=9", "#group?run=0&iteration=999&prompt_id=0",
+        "#runs", "#runs?sort=verdicts&find=gspo", "#compare", "#compare?kind=training", "#compare?a=2&b=4",
+        "#overview?from=2&to=4", f"#group?{groups[0]}&full=0.0",
     ]  # fmt: skip
 
 
@@ -46,10 +48,10 @@ def look_at(window: Browser, address: str, folders: Sequence[Path], look: str, f
         window: the browser.
         address: of the page.
         folders: the runs.
-        look: ``light``, ``dark`` or ``phone``.
+        look: ``light``, ``dark``, ``narrow`` (800 pixels) or ``phone``.
         folder: for pictures, or None.
     """
-    window.size(*((400, 860) if look == "phone" else (1280, 1000)))
+    window.size(*{"phone": (400, 860), "narrow": (800, 900)}.get(look, (1280, 1000)))
     window.open(address)
     window.run("theme(arguments[0]); await render();", "dark" if look == "dark" else "light")
     for number, view in enumerate(views(folders)):

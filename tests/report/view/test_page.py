@@ -27,7 +27,7 @@ pytestmark = [needs_browser, pytest.mark.thorough]
 PICTURES = os.environ.get("GSPO_PICTURES", "")
 """Folder for the pictures of the documentation; empty: they are taken and thrown away."""
 PICTURED = os.environ.get("GSPO_PICTURED", "")
-"""Look (light, dark, phone) whose views are all saved there, for people to look at."""
+"""Look (light, dark, narrow, phone) whose views are all saved there, for people to look at."""
 CONFIGS = ROOT / "configs"
 TAUGHT = ["--model.cold_start.steps=40", "--data.train.size=256"]
 ARROW_RIGHT, ENTER = "\ue014", "\ue007"
@@ -68,7 +68,7 @@ def address(folders: list[Path]) -> Iterator[str]:
         yield found
 
 
-@pytest.mark.parametrize("look", ["light", "dark", "phone"])
+@pytest.mark.parametrize("look", ["light", "dark", "narrow", "phone"])
 def test_every_view_without_a_complaint(window: Browser, address: str, folders: list[Path], look: str) -> None:
     look_at(window, address, folders, look, Path(PICTURES) if look == PICTURED else None)
 

@@ -16,7 +16,8 @@ from gspo_lightning.report.resumes import RESUMES, note_resume
 from gspo_lightning.report.run import Series
 from gspo_lightning.report.tokens import TOKENS
 from gspo_lightning.report.view.index import INDEX
-from gspo_lightning.report.view.run_data import POINTS, RunData, clean, thinned
+from gspo_lightning.report.view.plain import clean
+from gspo_lightning.report.view.run_data import POINTS, RunData, thinned
 from tests.report.view.made import make_run, row
 
 
@@ -73,11 +74,54 @@ def folder(tmp_path: Path) -> Path:
         ({"iteration": "3"}, [3]),
         ({"prompt_id": "1", "sort": "age", "up": "1"}, [1, 3, 5]),
         ({"clipped": "1"}, [4]),
+        ({"least": "0.2", "most": "0.4"}, [4, 3, 2]),
+        ({"finish": "stop", "most": "0"}, [0]),
+        ({"finish": "length"}, []),
         ({"offset": "4"}, [1, 0]),
     ],
 )
 def test_filters_and_orders(folder: Path, query: dict[str, str], expected: list[int]) -> None:
     assert samples(opened(folder), **query) == expected
+
+
+def test_an_export_holds_whole_texts_and_nothing_that_is_recorded_meanwhile(tmp_path: Path) -> None:
+    rows = [row(i, sample=k, completion=f"{i}.{k} " + "x" * 1_000) for i in range(150) for k in range(8)]
+    folder = make_run(tmp_path, rows)
+    data = opened(folder)
+    pieces = [data.export({})]
+    last = str(pieces[0]["last"])
+    with open(folder / TOKENS, "a") as file:
+        file.write(json.dumps(row(999, sample=0)) + "\n")
+    data.refresh()
+    assert data.rollouts({})["total"] == 1_201
+    for offset in (500, 1_000):
+        pieces.append(data.export({"offset": str(offset), "last": last}))
+    assert [len(piece["rows"]) for piece in pieces] == [500, 500, 200]
+    exported = [r["completion"] for piece in pieces for r in piece["rows"]]
+    assert sorted(exported) == sorted(str(r["completion"]) for r in rows)
+    assert len(data.rollouts({})["rows"][0]["completion"]) <= 400
+
+
+def test_prompts_are_compared_by_their_ends_and_lengths(tmp_path: Path) -> None:
+    long = "a" * 600 + "?"
+    rows = [row(i, prompt_id=i % 3, prompt=long if i % 3 else "short") for i in range(9)]
+    assert opened(make_run(tmp_path, rows)).texts()["rows"] == [
+        {"prompt_id": i, "characters": 601 if i else 5, "prompt": long[-400:] if i else "short", "iteration": 6 + i}
+        for i in range(3)
+    ]
+
+
+def test_a_part_of_a_long_run_has_the_points_that_the_whole_leaves_out(tmp_path: Path) -> None:
+    values = [math.sin(i / 7) for i in range(10_000)]
+    data = opened(make_run(tmp_path, scalars={"reward/mean": values, "clip/tokens": values}))
+    whole = data.series(["reward/mean"])["reward/mean"]
+    assert len(whole[0]) <= POINTS + 2
+    part = data.series(["reward/mean", "clip/tokens", "none"], (5_000, 5_100))
+    assert part["reward/mean"][0] == list(range(4_999, 5_102))
+    assert part["reward/mean"][1] == pytest.approx(values[4_998:5_101], abs=1e-6)
+    steps = part["clip/tokens"][2][0]
+    assert (steps[0], steps[-1], len(steps)) == (5_000, 5_100, 26)
+    assert data.series(["reward/mean"], (20_000, 30_000))["reward/mean"][0] == [10_000]
 
 
 def test_a_live_file_is_only_read_on(folder: Path) -> None:
@@ -224,6 +268,26 @@ def test_ratios_of_a_run(tmp_path: Path) -> None:
     assert all(dot == [4 * dot[4] + 2, dot[6] / 1e4, 1.0, int(dot[6] > 3), dot[4], 1, dot[6]] for dot in found["dots"])
     assert found["band"] == [0.0003, 0.0004]
     assert opened(make_run(tmp_path / "b", rows[:8])).ratios()["band"] is None, "the range of a token-level objective"
+
+
+def test_a_clip_range_is_drawn_over_the_ratios_that_it_clips(tmp_path: Path) -> None:
+    """GRPO clips the ratio of a token; DPPO, say, clips its probability, and its numbers say nothing of ratios."""
+    ratios = [0.3, 0.25, -0.3, 0.0]
+
+    def band(name: str, advantage: float, sides: list[int], **more: Any) -> Any:
+        tokens = {"text": list("abcd"), "log_ratio": ratios, "clip": sides}
+        recorded = row(0, advantage=advantage, tokens=tokens, **{"band": [0.2, 0.28], **more})
+        return opened(make_run(tmp_path / name, [recorded])).histograms()["band"]
+
+    assert band("up", 1.0, [1, 1, 0, 0]) == [0.2, 0.28]
+    assert band("missed", 1.0, [1, 0, 0, 0]) is None, "exp(0.25) is 1.284, above 1.28"
+    assert band("no ratio", 1.0, [0, 0, 1, 0]) is None
+    assert band("down", -1.0, [0, 0, -1, 0]) == [0.2, 0.28]
+    assert band("no range", 1.0, [0, 0, 0, 0], band=None) is None
+    scalars = {"clip/sequences": [0.1] * 40, "reward/mean": [0.5] * 40}
+    assert opened(make_run(tmp_path / "gspo", [row(0)], scalars=scalars)).histograms() == {
+        "level": "response", "edges": [], "updates": [], "band": [0.0003, 0.0004],
+    }  # fmt: skip
 
 
 def test_runs_that_differ_in_their_seed_are_of_a_kind(tmp_path: Path) -> None:

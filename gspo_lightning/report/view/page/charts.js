@@ -93,30 +93,53 @@ function extent(values) {
   return [low, high];
 }
 
-// series: [{label, colour, dash, x: [], y: [], error: [] or null, range: [low [], high []] or null }]; marks: [{x, label, kind }]; band: [low, high] or null
+// The part of a figure in which curves are drawn: what lies outside of it, of a zoomed one, is cut
+let plots = 0;
+function clipTo(root, box) {
+  const id = `plot-${(plots += 1)}`, size = { x: box.left, width: box.width - box.left - box.right, y: box.top, height: box.height - box.top - box.bottom };
+  root.append(svg("defs", {}, svg("clipPath", { id }, svg("rect", size))));
+  return `url(#${id})`;
+}
+
+// Lowest and highest value that is drawn between two updates: of points, smoothed lines and spreads
+function heights(lines, first, last, usable) {
+  const ys = [];
+  for (const { x, y, drawn, spread } of lines) x.forEach((at, i) => {
+    if (at >= first && at <= last) ys.push(...[y[i], drawn[i], ...spread[i]].filter(usable));
+  });
+  return ys;
+}
+
+// series: [{label, colour, dash, x: [], y: [], error: [] or null, range: [low [], high []] or null }]; marks: [{x, label, kind }];
+// band: [low, high] or null; zoom: { range: [first, last] or null, set } or null
 function lineChart(known) {
-  const { title, unit, xLabel, series, band = null, marks = [], smooth = 0, log = false, open = null, paper = false } = known;
+  const { title, unit, xLabel, series, band = null, marks = [], smooth = 0, log = false, open = null, paper = false, zoom = null } = known;
   const { width = 420, height = 190 } = known;
   const { root, box } = frame({ title, unit, xLabel, paper, width, height, legend: series.length > 1 ? series : [] });
-  const ys = series.flatMap((s) => [...s.y, ...spreadOf(s).flat()]).filter((y) => isNumber(y) && (!log || y > 0));
+  const usable = (y) => isNumber(y) && (!log || y > 0);
+  const lines = series.map((s) => ({ ...s, drawn: smooth ? smoothed(s.y, smooth, log) : s.y, spread: spreadOf(s) }));
+  const all = extent(series.flatMap((s) => s.x));
+  let [first, last] = (zoom && zoom.range) || all, ys = heights(lines, first, last, usable);
+  if (!ys.length) ys = heights(lines, ...all, usable); // between two evaluations, say
   if (!ys.length) return nothing(root, box);
-  let [low, high] = extent(ys), [first, last] = extent(series.flatMap((s) => s.x));
+  let [low, high] = extent(ys);
   for (const edge of band || []) { // the edge of the healthy range is in view if it is near
     const near = edge !== null && edge > low - (high - low || 1) && edge < high + (high - low || 1);
-    if (near) [low, high] = [Math.min(low, edge), Math.max(high, edge)];
+    if (near && (!log || edge > 0)) [low, high] = [Math.min(low, edge), Math.max(high, edge)];
   }
   const bend = log ? Math.log10 : (value) => value;
-  if (log) low = Math.max(low, extent(ys)[0]);
-  if (low === high) { low -= Math.abs(low) * 0.1 || 0.5; high += Math.abs(high) * 0.1 || 0.5; }
+  if (nearlyEqual(low, high)) { low -= Math.abs(low) * 0.1 || 0.5; high += Math.abs(high) * 0.1 || 0.5; }
   if (first === last) { first -= 1; last += 1; }
   let [bottom, top] = [bend(low), bend(high)];
   const pad = (top - bottom) * 0.06;
   bottom -= pad; top += pad;
   const px = (x) => box.left + ((x - first) / (last - first)) * (box.width - box.left - box.right);
-  const py = (y) => box.top + Math.min(1, Math.max(0, 1 - (bend(y) - bottom) / (top - bottom))) * (box.height - box.top - box.bottom);
+  const py = (y) => box.top + (1 - (bend(y) - bottom) / (top - bottom)) * (box.height - box.top - box.bottom);
+  const within = (y) => Math.min(box.height - box.bottom, Math.max(box.top, y));
   if (band) {
     const from = band[0] === null ? -Infinity : band[0], to = band[1] === null ? Infinity : band[1];
-    const y1 = to === Infinity ? box.top : py(to), y2 = from === -Infinity || (log && from <= 0) ? box.height - box.bottom : py(from);
+    const y1 = to === Infinity ? box.top : log && to <= 0 ? box.height - box.bottom : within(py(to));
+    const y2 = from === -Infinity || (log && from <= 0) ? box.height - box.bottom : within(py(from));
     if (y2 > y1) root.append(svg("rect",
       { class: "band", x: box.left, width: box.width - box.left - box.right, y: y1, height: y2 - y1, fill: HEALTHY, "fill-opacity": 0.13 }));
   }
@@ -125,8 +148,9 @@ function lineChart(known) {
   for (const y of rows) box.rowOf(py(y), short(y));
   for (const x of ticks(first, last, 6).filter(Number.isInteger)) box.columnOf(px(x), thousands(x));
   drawMarks(root, box, marks.filter((mark) => mark.x >= first && mark.x <= last), px);
-  for (const s of series) drawLine(root, s, px, py, smooth, log);
-  if (!paper) hover(root, box, { series, first, last, px, open });
+  const clip = clipTo(root, box);
+  for (const line of lines) drawLine(root, line, { px, py, floor: box.height - box.bottom, usable, smooth, clip });
+  if (!paper) hover(root, box, { series, first, last, all, px, open, zoom, xLabel });
   return root;
 }
 
@@ -140,29 +164,29 @@ function drawMarks(root, box, marks, px) {
   }
 }
 
-function drawLine(root, s, px, py, smooth, log) {
-  const usable = (y) => y !== null && y !== undefined && (!log || y > 0);
-  if (s.error || s.range) {
-    const spread = spreadOf(s), known = s.x.map((x, i) => [x, ...spread[i]]).filter(([, low, high]) => usable(low) && usable(high));
-    const points = [...known.map(([x, , high]) => [x, high]), ...known.reverse().map(([x, low]) => [x, low])];
-    root.append(svg("polygon",
-      { points: points.map(([x, y]) => `${px(x).toFixed(1)},${py(y).toFixed(1)}`).join(" "), fill: s.colour, "fill-opacity": 0.15 }));
+function drawLine(root, s, { px, py, floor, usable, smooth, clip }) {
+  const place = (x, y) => `${px(x).toFixed(1)},${py(y).toFixed(1)}`;
+  if (s.error || s.range) { // on a log scale what reaches to 0 or below reaches to the lower edge
+    const known = s.x.map((x, i) => [x, ...s.spread[i]]).filter(([, low, high]) => isNumber(low) && usable(high));
+    const points = [...known.map(([x, , high]) => place(x, high)),
+      ...known.reverse().map(([x, low]) => (usable(low) ? place(x, low) : `${px(x).toFixed(1)},${floor}`))];
+    root.append(svg("polygon", { points: points.join(" "), fill: s.colour, "fill-opacity": 0.15, "clip-path": clip }));
   }
   const draw = (values, more) => {
     let path = "", pen = "M";
     s.x.forEach((x, i) => {
       if (!usable(values[i])) { pen = "M"; return; }
-      path += `${pen}${px(x).toFixed(1)} ${py(values[i]).toFixed(1)}`;
+      path += `${pen}${place(x, values[i]).replace(",", " ")}`;
       pen = "L";
     });
     root.append(svg("path",
       { d: path, fill: "none", stroke: s.colour, "stroke-width": 1.7, "stroke-dasharray": s.dash || null, "stroke-linejoin": "round",
-        ...more }));
+        "clip-path": clip, ...more }));
   };
   if (smooth) draw(s.y, { "stroke-opacity": 0.3, "stroke-width": 1 });
-  draw(smooth ? smoothed(s.y, smooth, log) : s.y, {});
+  draw(s.drawn, {});
   if (s.x.length <= 12) s.x.forEach((x, i) => usable(s.y[i]) && root.append(svg("circle",
-    { cx: px(x), cy: py(s.y[i]), r: 2.6, fill: s.colour })));
+    { cx: px(x), cy: py(s.y[i]), r: 2.6, fill: s.colour, "clip-path": clip })));
 }
 
 // A line and a box of words over a figure
@@ -206,26 +230,29 @@ function steer(root, by, enter) {
   if (enter) root.addEventListener("click", enter);
 }
 
-function hover(root, box, { series, first, last, px, open }) {
+function hover(root, box, { series, first, last, all, px, open, zoom, xLabel }) {
   const bubbleAt = bubble(root, box);
   let at = last;
   const show = (update) => {
     at = Math.min(last, Math.max(first, update));
     const found = series.map((s) => {
       let best = -1;
-      s.x.forEach((value, i) => { if (s.y[i] !== null && (best < 0 || Math.abs(value - at) < Math.abs(s.x[best] - at))) best = i; });
+      s.x.forEach((value, i) => {
+        if (s.y[i] !== null && value >= first && value <= last && (best < 0 || Math.abs(value - at) < Math.abs(s.x[best] - at))) best = i;
+      });
       return best < 0 ? null : { x: s.x[best], y: s.y[best], s, error: s.error && s.error[best] };
     }).filter(Boolean);
     if (!found.length) return;
     at = found[0].x;
-    bubbleAt(px(at), [{ words: `update ${thousands(Math.round(at))}` }, ...found.map(({ y, s, error }) => ({
+    bubbleAt(px(at), [{ words: `${xLabel} ${thousands(Math.round(at))}` }, ...found.map(({ y, s, error }) => ({
       words: `${short(y)}${isNumber(error) ? ` ± ${short(error)}` : ""}${series.length > 1 ? ` ${s.label.slice(0, 28)}` : ""}`,
       colour: series.length > 1 ? s.colour : "",
     }))]);
   };
-  root.addEventListener("pointermove",
-    (event) => show(first + ((within(root, box, event)[0] - box.left) / (box.width - box.left - box.right)) * (last - first)));
-  steer(root, (step) => show(at + (step * (last - first)) / 40), open && (() => open(at)));
+  const updateAt = (event) => first + ((within(root, box, event)[0] - box.left) / (box.width - box.left - box.right)) * (last - first);
+  root.addEventListener("pointermove", (event) => show(updateAt(event)));
+  const dragged = zoom ? zooming(root, box, { first, last, all, px, updateAt, zoom, at: () => at }) : () => false;
+  steer(root, (step) => show(at + (step * (last - first)) / 40), open && (() => dragged() || open(at)));
 }
 
 // --- ratios -------------------------------------------------------------------------------------------------------------

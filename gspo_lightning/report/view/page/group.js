@@ -51,8 +51,7 @@ function colouringBar(colouring, scale) {
 
 function tokenView(row, colouring, scale, fork) {
   const tokens = row.tokens || {}, values = valuesOf(row, colouring), sides = tokens.clip || [];
-  if (!(tokens.text || []).length) return [quiet("No tokens are recorded for this response."),
-    h("div", { class: "tokens plain" }, row.completion)];
+  if (!(tokens.text || []).length) return [quiet("No tokens are recorded for this response. "), long(row.completion, titleOf(row))];
   const spans = tokens.text.map((text, i) => {
     const own = !tokens.own || tokens.own[i], side = sides[i] > 0 ? " up" : sides[i] < 0 ? " down" : "";
     const span = h("span", { class: `tok${own ? "" : " other"}${side}${i === fork ? " fork" : ""}` }, text.replace(/\n/g, "⏎\n") || "·");
@@ -74,12 +73,15 @@ function tokenView(row, colouring, scale, fork) {
     }
     say(parts.join(" · "));
   };
-  const box = h("div", { class: "tokens", tabindex: "0", role: "group", "aria-label": "Tokens; arrow keys go through them" }, spans);
+  const box = h("div", { class: `tokens${isLong(tokens.text.join("")) ? " long" : ""}`, tabindex: "0", role: "group", "aria-label": "Tokens; arrow keys go through them" }, spans);
   let at = -1;
   box.addEventListener("pointerover", (event) => { const i = spans.indexOf(event.target); if (i >= 0) tell((at = i)); });
   box.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (step) { tell((at = Math.max(0, Math.min(spans.length - 1, at + step)))); event.preventDefault(); }
+    if (!step) return;
+    tell((at = Math.max(0, Math.min(spans.length - 1, at + step))));
+    spans[at].scrollIntoView({ block: "nearest" });
+    event.preventDefault();
   });
   return [box];
 }
@@ -125,15 +127,18 @@ function rewardsOf(row) {
       words(` ${value}${status}${reason}`))));
 }
 
-function rolloutCard(row, colouring, scale, best, isBest) {
-  const name = `#${row.sample}${row.rows > 1 ? `, row ${row.row + 1} of ${row.rows}` : ""}`, why = whyClipped(row);
+const titleOf = (row) => `#${row.sample}${row.rows > 1 ? `, row ${row.row + 1} of ${row.rows}` : ""}`;
+
+function rolloutCard(number, row, colouring, scale, best, isBest) {
+  const name = titleOf(row), why = whyClipped(row);
   const facts = [isNumber(row.update) ? `update ${thousands(row.update)}` : "", `${short(row.length)} tokens`, `end: ${row.finish}`,
     row.age ? `age ${row.age}` : "", row.source ? `source ${row.source}` : ""];
   return h("article",
     { class: `card${isBest ? " best" : ""}${row.parent >= 0 ? " branch" : ""}`, "data-sample": row.sample, "aria-label": `sample ${name}` },
     h("h3", {}, quiet(name), h("span", { class: rewardClass(row.reward) }, `reward ${rewardText(row.reward)}`),
       isNumber(row.advantage) ? h("span", {}, `A ${signed(row.advantage, 2)}`) : null,
-      isNumber(row.log_s) ? h("span", {}, `s_i ${Math.exp(row.log_s).toFixed(5)}`) : null, clipMark(row.clip)),
+      isNumber(row.log_s) ? h("span", {}, `s_i ${Math.exp(row.log_s).toFixed(5)}`) : null, clipMark(row.clip),
+      h("a", { class: "whole", "data-name": nameOf(row), href: responseOf(number, row), "aria-label": `Sample ${name} in full`, title: "In full; Esc closes it" }, "in full")),
     row.parent >= 0 ? quiet(`Branch of row ${row.parent + 1}: they share ${row.shared} of its ${row.context} tokens of context. `) : null,
     quiet(facts.filter(Boolean).join(" · ")),
     ...tokenView(row, colouring, scale, forkOf(row, best)),
@@ -161,7 +166,7 @@ function conversation(row) {
 
 function said(message, fate) {
   return h("li", { class: fate === "trained" ? "trained" : null }, h("div", { class: "role" }, words(`${message.role} (${fate})`)),
-    long(asText(message.content ?? "")),
+    long(asText(message.content ?? ""), `${message.role} (${fate})`),
     (message.tool_calls || []).map((call) => h("div", { class: "mono" }, words(`→ ${asText(call.function || call)}`))));
 }
 
@@ -194,7 +199,7 @@ function treeOf(nodes) {
 
 function promptCard(number, row) {
   const known = row.answer !== "" && row.answer !== undefined ? h("p", {}, quiet("known answer "), words(asText(row.answer))) : null;
-  return h("section", { class: "card prompt", "aria-label": "Prompt" }, pictures(number, row), long(row.prompt), known);
+  return h("section", { class: "card prompt", "aria-label": "Prompt" }, pictures(number, row), long(row.prompt, "Prompt"), known);
 }
 
 function groupFigure(rows) {
@@ -206,13 +211,15 @@ function groupFigure(rows) {
   return figure({ name: "group_ratios", title, told, draw: (more) => groupChart({ rows: placed, band: placed[0].band, title, ...more }) });
 }
 
+let readLast = null;
+
 async function group(query) {
-  const number = Number(query.run || 0), run = state.runs[number];
+  const number = runOf(query), run = state.runs[number];
   const { rows } = await ask(number, "rows", { iteration: query.iteration, prompt_id: query.prompt_id });
   if (!rows.length) { main.replaceChildren(warning("This group is not recorded.")); return; }
   rows.sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity) || a.sample - b.sample || (a.row || 0) - (b.row || 0));
   const colouring = COLOURINGS[query.colour] ? query.colour : "log_ratio", scale = scaleOf(rows, colouring);
-  const rewards = rows.map((row) => row.reward).filter(isNumber), top = Math.max(...rewards), dead = rewards.length < 2 || equalRewards(Math.min(...rewards), top);
+  const rewards = rows.map((row) => row.reward).filter(isNumber), top = Math.max(...rewards), dead = rewards.length < 2 || nearlyEqual(Math.min(...rewards), top);
   const best = dead ? null : rows.find((row) => row.reward === top), samples = new Set(rows.map((row) => row.sample)).size;
   const summary = dead ? "dead group: all rewards are equal, nothing is learned from it" : `rewards ${short(Math.min(...rewards))} to ${short(top)}`;
   main.replaceChildren(...[
@@ -221,14 +228,26 @@ async function group(query) {
       h("a", { href: address("prompt", { run: number, prompt_id: query.prompt_id }) }, "this prompt over time"), " · ",
       h("a", { href: address("rollouts", { run: number, iteration: query.iteration }) }, "this iteration")),
     promptCard(number, rows[0]), groupFigure(rows), colouringBar(colouring, scale),
-    h("div", { class: "cards" }, rows.map((row) => rolloutCard(row, colouring, scale, best, !dead && isNumber(row.reward) && equalRewards(row.reward, top)))),
+    h("div", { class: "cards" }, rows.map((row) => rolloutCard(number, row, colouring, scale, best, !dead && isNumber(row.reward) && nearlyEqual(row.reward, top)))),
   ].filter(Boolean));
+  const whole = query.full && rows.find((row) => nameOf(row) === query.full);
+  if (query.full && !whole) say("This response is not recorded.");
+  if (whole) {
+    const card = rolloutCard(number, whole, colouring, scale, best, false);
+    card.querySelectorAll("details").forEach((details) => { details.open = true; });
+    openReader(`Iteration ${query.iteration}, sample ${titleOf(whole)}`, [promptCard(number, whole), card],
+      () => { readLast = query.full; change({ full: "", at: whole.sample }); });
+  } else if (readLast) { // back to where it was opened
+    const link = main.querySelector(`[data-name="${CSS.escape(readLast)}"]`);
+    readLast = null;
+    if (link) link.focus();
+  }
   const at = query.at && main.querySelector(`[data-sample="${CSS.escape(query.at)}"]`);
   if (at) { at.classList.add("chosen"); if (at.getBoundingClientRect().bottom > innerHeight) at.scrollIntoView({ block: "center" }); }
 }
 
 async function prompt(query) {
-  const number = Number(query.run || 0), run = state.runs[number];
+  const number = runOf(query), run = state.runs[number];
   const { rows, rewards } = await ask(number, "prompt", { prompt_id: query.prompt_id });
   if (!rows.length) { main.replaceChildren(warning("This prompt is not recorded.")); return; }
   const colouring = COLOURINGS[query.colour] ? query.colour : "log_ratio", scale = scaleOf(rows, colouring);
@@ -241,11 +260,12 @@ async function prompt(query) {
     h("p", {}, words(run.label),
       ` · recorded in ${rewards.length} iteration${rewards.length === 1 ? "" : "s"}${iterations.length < rewards.length ? `, ${iterations.length} of them below` : ""}, up to 4 answers of each`),
     promptCard(number, rows[0]),
+    zoomButton(query, "iterations") || "",
     rewards.length > 1 ? figure({ name: "prompt_reward", title,
-      draw: (more) => lineChart({ ...known, ...more, open, width: wide(more.paper), height: 150 }) }) : "",
+      draw: (more) => lineChart({ ...known, ...more, open, zoom: zoomOf(query), width: wide(more.paper), height: 150 }) }) : "",
     colouringBar(colouring, scale),
     ...iterations.map((iteration) => h("section", {},
       h("h3", {}, h("a", { href: groupOf(number, { iteration, prompt_id: query.prompt_id }) }, `Iteration ${iteration}`)),
       h("div", { class: "cards" },
-        rows.filter((row) => row.iteration === iteration).map((row) => rolloutCard(row, colouring, scale, null, false))))));
+        rows.filter((row) => row.iteration === iteration).map((row) => rolloutCard(number, row, colouring, scale, null, false))))));
 }

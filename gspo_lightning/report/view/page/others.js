@@ -14,13 +14,13 @@ function fateOf(before, after) {
 function heldOutCell(row) {
   if (!row) return h("td", {}, "–");
   const right = solved(row.reward), mark = right ? "✓ " : row.reward > 0 ? "" : "✗ ";
-  return h("td", {}, long(row.completion),
+  return h("td", {}, long(row.completion, `Held-out answer after update ${thousands(row.update)}`),
     h("div", { class: right ? "ok" : row.reward > 0 ? "quiet" : "wrong" },
       `${mark}reward ${rewardText(row.reward)}, ${short(row.tokens)} tokens`));
 }
 
 async function answers(query) {
-  const number = Number(query.run || 0);
+  const number = runOf(query);
   const [{ rows }, prompts] = await Promise.all([ask(number, "answers"), ask(number, "prompts")]);
   const updates = [...new Set(rows.map((row) => row.update))].sort((a, b) => a - b), ids = [...new Set(rows.map((row) => row.id))];
   const shown = query.all || updates.length <= 4 ? updates : [updates[0], ...updates.slice(-3)];
@@ -31,7 +31,7 @@ async function answers(query) {
   const body = ids.filter((id) => !query.fate || fates.get(id) === query.fate).map((id) => {
     const first = of(id)[0];
     return h("tr", {},
-      h("td", {}, pictures(number, first), long(cut(first.prompt)),
+      h("td", {}, pictures(number, first), long(cut(first.prompt), "Prompt"),
         h("div", { class: "quiet" }, "known answer ", words(asText(first.answer ?? ""))),
         fates.get(id) ? h("span", { class: `chip ${fates.get(id)}` }, FATES[fates.get(id)]) : null),
       shown.map((update) => heldOutCell(at(id, update))));
@@ -64,6 +64,24 @@ function promptList(number, rows) {
 const MACHINE = [["seconds", "seconds"], ["peak_memory_mb", "peak memory, MB"], ["device", "device"], ["ranks", "ranks"],
   ["precision", "precision"], ["processors", "processors"], ["threads", "threads"], ["platform", "platform"]];
 
+// A name of a setting breaks after its dots only, a value there first
+const breakable = (name, kind = null) => h("span", { class: kind }, name.split(/(?<=[._])/).flatMap((part) => [part, h("wbr")]));
+
+// Settings by the first part of their names: model, data, trainer
+function groupsOf(names) {
+  const groups = new Map();
+  for (const name of names) groups.set(name.split(".")[0], [...(groups.get(name.split(".")[0]) || []), name]);
+  const many = [...groups].filter(([, some]) => some.length > 1), alone = [...groups].filter(([, some]) => some.length < 2);
+  return [...(alone.length ? [["the run", alone.flatMap(([, some]) => some)]] : []), ...many];
+}
+
+function settingsOf(title, names, count, drawn) {
+  const key = `settings ${title}`, open = folded.has(key) ? folded.get(key) : count <= 40;
+  const details = h("details", { class: "section", open },
+    h("summary", { onclick: () => folded.set(key, !details.open) }, h("h3", {}, words(title)), quiet(`${names.length} setting${names.length === 1 ? "" : "s"}`)), drawn);
+  return details;
+}
+
 async function config(query) {
   const runs = shownRuns(), names = [...new Set(runs.flatMap((run) => Object.keys(run.config)))].sort();
   const settingOf = (run, name) => (Object.hasOwn(run.config, name) ? asText(run.config[name]) : "–");
@@ -73,8 +91,8 @@ async function config(query) {
   const versions = [...new Set(runs.flatMap((run) => Object.keys(run.versions)))];
   const head = (label) => [h("th", { scope: "col" }, label),
     ...runs.map((run) => h("th", { scope: "col" }, swatch(run), " ", words(run.label)))];
-  const row = (name, values) => h("tr", {}, h("td", { class: "mono" }, words(name)),
-    values.map((value) => h("td", { class: "mono" }, words(value))));
+  const row = (name, values) => h("tr", {}, h("th", { scope: "row", class: "mono setting" }, breakable(name)),
+    values.map((value) => h("td", { class: "mono" }, isLong(value) ? long(value, name) : breakable(value, "text"))));
   const facts = [["folder", (run) => run.folder],
     ...MACHINE.filter(([name]) => runs.some((run) => Object.hasOwn(run.machine, name))).map(([name, label]) => [label,
       (run) => (isNumber(run.machine[name]) ? short(run.machine[name]) : String(run.machine[name] ?? "–"))])];
@@ -83,8 +101,8 @@ async function config(query) {
     h("div", { class: "bar" },
       field(query, "find", { type: "search", placeholder: "Part of a setting's name", "aria-label": "Find settings" }),
       runs.length > 1 ? tick(query, "all", "equal ones, too") : null, quiet(`${shown.length} of ${names.length} settings`)),
-    shown.length ? table("Settings", head("setting"),
-      shown.map((name) => row(name, runs.map((run) => settingOf(run, name))))) : note(text ? "No setting has that in its name." : "No setting differs."),
+    ...shown.length ? groupsOf(shown).map(([title, some]) => settingsOf(title, some, shown.length, table(`Settings of ${title}`, head("setting"),
+      some.map((name) => row(name, runs.map((run) => settingOf(run, name))))))) : [note(text ? "No setting has that in its name." : "No setting differs.")],
     h("h2", {}, "Machine and versions"),
     table("Machine and versions", head("what"),
       [...facts.map(([name, value]) => row(name, runs.map(value))),

@@ -14,12 +14,18 @@ const LEVELS = { bad: ["✖", "Wrong"], look: ["!", "Look at this"], note: ["i",
 const STUDENT = [12.71, 4.3, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23];
 
 const shownRuns = () => state.runs.filter((run) => state.shown.has(run.number));
-const colourOfRun = (run) => COLOURS[run.number % COLOURS.length];
-const dashOfRun = (run) => DASHES[Math.floor(run.number / 2) % DASHES.length];
-const seriesOf = (run, tag) => (state.series.get(run.number) || {})[tag];
+// Of a list, the runs that are ticked differ in colour; of named runs, each keeps its own
+const slotOf = (run) => (state.listed ? Math.max(0, shownRuns().indexOf(run)) : run.number);
+const colourOfRun = (run) => COLOURS[slotOf(run) % COLOURS.length];
+const dashOfRun = (run) => DASHES[Math.floor(slotOf(run) / 2) % DASHES.length];
+const seriesOf = (run, tag) => (state.series.get(seriesKey(run)) || {})[tag];
+// A long run is sent with fewer points than it has: a zoomed part of it is asked for anew
+const finer = (run) => !offline && state.zoom && run.updates > 1000;
+const seriesKey = (run) => `${run.number}${finer(run) ? `:${state.zoom.join("-")}` : ""}`;
 
 async function overview(query) {
   const runs = shownRuns();
+  state.zoom = zoomOf(query).range;
   const all = [...new Set(runs.flatMap((run) => Object.keys(run.tags)))].sort();
   const wanted = (query.tags || "").split(" ").filter(Boolean);
   let groups = CHARTS.map(([title, tags]) => [title,
@@ -29,39 +35,51 @@ async function overview(query) {
   if (query.chart && !groups.some(([, tags]) => tags.includes(query.chart))) groups.unshift(["From a verdict",
     all.filter((tag) => tag === query.chart)]);
   await fetchSeries(runs, [...groups.flatMap(([, tags]) => tags), ...ALSO.filter((tag) => all.includes(tag))]);
-  const ratios = query.find || wanted.length ? [] : await Promise.all(runs.map(async (run) => [run, await ask(run.number, "ratios")]));
+  const clips = query.find || wanted.length ? [] : await Promise.all(runs.map(async (run) => [run, await ask(run.number, "ratios"),
+    await ask(run.number, "histograms")]));
   const lines = linesOf(runs, Boolean(query.seeds));
-  const sections = groups.filter(([, tags]) => tags.length).map(([title, tags]) => [
-    h("h3", {}, title),
-    h("div", { class: "grid" },
-      title === "Why does it clip?" ? ratios.filter(([, found]) => found.dots.length).map(([run, found]) => ratioFigure(run, found)) : null,
-      tags.map((tag) => chart(tag, runs, lines, query))),
-  ]);
+  const drawn = groups.map(([title, tags]) => [title, tags, [
+    ...(title === "Why does it clip?" ? clips.flatMap(([run, dots, histograms]) => [
+      dots.dots.length ? ratioFigure(run, dots) : null, histograms.updates.length ? histogramFigure(run, histograms) : null]) : []).filter(Boolean),
+    ...tags.map((tag) => chart(tag, runs, lines, query)),
+  ]]).filter(([, , figures]) => figures.length);
   main.replaceChildren(
     h("div", { class: "runs" }, runs.map(aboutRun)),
     ...verdictsOf(runs),
-    h("h2", {}, "Curves"), curveBar(query, runs, all.length), ...sections.flat(),
+    h("h2", {}, "Curves"), curveBar(query, runs, all.length),
+    ...drawn.map(([title, tags, figures], i) => section(title, figures, !i || tags.includes(query.chart))),
     ...(runs.length ? [] : [note("No run is chosen: tick one at the top.")]),
+    ...(runs.length && !all.length ? [note("No number is logged yet.")] : []),
     ...(query.find && !groups[0][1].length ? [note(`No metric has “${query.find}” in its name.`)] : []));
   const marked = main.querySelector(".marked");
   if (marked) marked.scrollIntoView({ block: "center" });
 }
 
+// A part of the page that folds; in a narrow window only what must be seen is unfolded at first
+const folded = new Map();
+function section(title, content, needed) {
+  const open = needed || (folded.has(title) ? folded.get(title) : innerWidth >= 1000);
+  const details = h("details", { class: "section", open },
+    h("summary", { onclick: () => folded.set(title, !details.open) }, h("h3", {}, title), quiet(`${content.length} figure${content.length === 1 ? "" : "s"}`)), h("div", { class: "grid" }, content));
+  return details;
+}
+
 async function fetchSeries(runs, tags) {
   await Promise.all(runs.map(async (run) => {
-    const known = state.series.get(run.number) || {}, missing = tags.filter((tag) => !known[tag]);
-    if (missing.length) state.series.set(run.number, { ...known, ...(await ask(run.number, "series", { tags: missing.join(",") })) });
+    const key = seriesKey(run), known = state.series.get(key) || {}, missing = tags.filter((tag) => !known[tag]);
+    const part = finer(run) ? { first: state.zoom[0], last: state.zoom[1] } : {};
+    if (missing.length) state.series.set(key, { ...known, ...(await ask(run.number, "series", { tags: missing.join(","), ...part })) });
   }));
 }
 
 function curveBar(query, runs, count) {
   const kinds = runs.map((run) => run.kind).filter(Boolean), seeds = new Set(kinds).size < kinds.length;
-  return h("div", { class: "bar" },
+  return h("div", { class: `bar${state.zoom ? " sticky" : ""}` }, zoomButton(query, "updates"),
     field(query, "find", { type: "search", placeholder: "Find a metric", "aria-label": "Find metrics" }), quiet(`${count} metrics`),
     choice(query, "smooth", "smooth", SMOOTH, "0"), tick(query, "log", "log scale"), tick(query, "every", "every update"),
     seeds ? tick(query, "seeds", "mean of seeds, 95 % interval") : null,
     h("span", { class: "key quiet" }, h("i", { class: "band", "aria-hidden": "true" }),
-      "healthy range · ! alarm · ▾ change · click a curve: responses of that update"));
+      "healthy range · ! alarm · ▾ change · drag over a curve: zoom · click: responses of that update"));
 }
 
 function aboutRun(run) {
@@ -71,7 +89,9 @@ function aboutRun(run) {
     h("h2", {}, swatch(run), " ", words(run.label), run.finished ? null : h("span", { class: "pill" }, "not finished")),
     h("p", { class: "result" }, words(result)),
     h("p", { class: "quiet" }, words(facts.join(" · "))),
-    run.problems.map((problem) => warning(`This run is not whole: ${problem}`)),
+    run.finished || damageOf(run).length === run.problems.length ? null
+      : h("p", { class: "quiet" }, "It goes on, or it was stopped before its end: there is no summary.json."),
+    damageOf(run).map((problem) => warning(`This run is not whole: ${problem}`)),
     run.indexed || offline ? null : warning("Recorded responses are still being read; tables grow meanwhile."));
 }
 
@@ -87,7 +107,8 @@ function verdictsOf(runs) {
   const title = (verdict) => `${sentenceOf(verdict.topic)}: ${verdict.word}`;
   return [
     h("h2", {}, "Verdicts"),
-    runs.length && !wrong ? h("p", { class: "fine" }, `✓ Nothing looks wrong${open.length ? "; worth knowing:" : "."}`) : null,
+    runs.length && runs.every((run) => !run.updates) ? h("p", { class: "quiet" }, "Nothing can be judged before the first update.")
+      : runs.length && !wrong ? h("p", { class: "fine" }, `✓ Nothing looks wrong${open.length ? "; worth knowing:" : "."}`) : null,
     open.length ? h("ul", { class: "hints" }, open.map(([run, verdict]) => h("li",
       { class: `hint ${verdict.level}`, "data-topic": verdict.topic },
       h("h3", {}, h("span", { class: "level", role: "img", "aria-label": LEVELS[verdict.level][1] }, LEVELS[verdict.level][0]),
@@ -173,7 +194,7 @@ function chart(tag, runs, lines, query) {
   ]);
   const series = lines.map((line) => ({ ...line, ...pointsOf(line, tag, Boolean(query.every)) })).filter((line) => line.x);
   const known = { title: tag, unit: meaning.unit, xLabel: "update", series, band, marks, smooth: Number(query.smooth || 0),
-    log: Boolean(query.log) };
+    log: Boolean(query.log), zoom: zoomOf(query) };
   const open = (update) => {
     const steps = runs.length && seriesOf(runs[0], "data/iteration");
     if (steps) go("rollouts",

@@ -1,6 +1,10 @@
 // The table of recorded responses: filters, orders, pages.
 "use strict";
 
+const ENDS = ["stop", "length", "done", "turns", "lost"];
+const FILTERS = ["q", "iteration", "source", "finish", "least", "most", "live", "clipped", "prompt_id", "choice"];
+const COLUMNS = ["iteration", "update_", "prompt_id", "sample", "row", "source", "reward", "advantage", "log_s", "clip", "length", "age",
+  "finish", "choice", "prompt", "completion"];
 const HEADS = [
   ["iteration", "iteration", "Iteration of the run, from 0"], ["", "prompt"], ["", "answer of the policy"],
   ["reward", "reward"], ["advantage", "A", "Advantage: above 0 the answer is made more likely"],
@@ -10,7 +14,7 @@ const HEADS = [
 
 function runPicker(query) {
   if (state.runs.length < 2) return null;
-  return choice(query, "run", "run", state.runs.map((run) => [String(run.number), run.label]), "0");
+  return choice(query, "run", "run", state.runs.map((run) => [String(run.number), run.label]), String(standardRun()));
 }
 
 function clipMark(clip) {
@@ -25,17 +29,46 @@ function answerOf(row) {
   return row.completion.startsWith(said) ? row.completion.slice(said.length) : row.completion;
 }
 
+// A cell of a CSV file (RFC 4180). A spreadsheet would run a text that begins like a formula: it gets an apostrophe before it
+function csvCell(value) {
+  if (value === null || value === undefined) return "";
+  if (isNumber(value)) return String(value);
+  const text = /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
+  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
+
+async function saveCsv(number, query) {
+  const lines = [[...COLUMNS.map((name) => name.replace(/_$/, "")), "link"].join(",")], page = location.origin === "null" ? "" : location.origin;
+  let total = 1, done = 0, last = "";
+  while (done < total) { // in pieces; what is recorded meanwhile is left out
+    const piece = await ask(number, "export", { ...query, offset: done, last });
+    if (!piece.rows.length) break;
+    for (const row of piece.rows) lines.push([...COLUMNS.map((name) => csvCell(name === "update_" ? row.update_ ?? row.update : row[name])),
+      csvCell(`${page}${location.pathname}${responseOf(number, row)}`)].join(","));
+    done += piece.rows.length;
+    total = piece.total;
+    last = last || String(piece.last ?? "");
+    say(`${thousands(done)} of ${thousands(total)} responses`);
+  }
+  save(new Blob([lines.join("\r\n"), "\r\n"], { type: "text/csv" }), `responses_${state.runs[number].label}.csv`);
+}
+
 async function rollouts(query) {
-  const number = Number(query.run || 0), run = state.runs[number], { sources, rollouts: recorded } = run.facts;
+  const number = runOf(query), run = state.runs[number], { sources, rollouts: recorded } = run.facts;
   const found = await ask(number, "rollouts", query);
   const filters = h("div", { class: "bar", role: "search" }, runPicker(query),
     field(query, "q", { type: "search", placeholder: "Text in prompt or answer", "aria-label": "Text" }),
     h("label", {}, "iteration ", field(query, "iteration", { type: "number", min: 0, max: run.facts.last, "aria-label": "Iteration" })),
     sources.length ? choice(query, "source", "source", [["", "all"], ...sources.map((name) => [name, name])]) : null,
+    choice(query, "finish", "end", [["", "any"], ...ENDS.map((name) => [name, name])]),
+    h("label", {}, "reward ", field(query, "least", { type: "number", step: "any", "aria-label": "Reward at least" }), " to ",
+      field(query, "most", { type: "number", step: "any", "aria-label": "Reward at most" })),
     tick(query, "live", "A ≠ 0"), tick(query, "clipped", "clipped"),
     h("span", { class: "quiet", id: "total" }, `${thousands(found.total)} response${found.total === 1 ? "" : "s"}`),
-    ["q", "iteration", "source", "live", "clipped", "prompt_id", "choice"].some((name) => query[name]) ? h("a",
-      { href: address("rollouts", { run: query.run, sort: query.sort, up: query.up }) }, "all") : null);
+    FILTERS.some((name) => query[name]) ? h("a",
+      { href: address("rollouts", { run: query.run, sort: query.sort, up: query.up }) }, "all") : null,
+    found.total ? h("button", { type: "button", id: "csv", title: "These responses in this order, with their whole texts",
+      onclick: () => saveCsv(number, query) }, "Save as CSV") : null);
   const sort = query.sort || "iteration";
   const head = HEADS.map(([name, label, title]) => {
     const sorted = name && sort === name, arrow = sorted ? (query.up ? " ▴" : " ▾") : "";
@@ -49,7 +82,9 @@ async function rollouts(query) {
   const rows = found.rows.map((row, i) => {
     const target = groupOf(number, row), again = i > 0 && row.prompt === found.rows[i - 1].prompt;
     return h("tr", { class: "open", onclick: () => { location.hash = target; } },
-      h("td", { class: "num" }, h("a", { href: target }, String(row.iteration))),
+      h("td", { class: "num" }, h("a", { href: target }, String(row.iteration)), " ",
+        h("a", { class: "more", href: responseOf(number, row), "aria-label": `Sample ${row.sample} of iteration ${row.iteration} in full`,
+          onclick: (event) => event.stopPropagation() }, `#${row.sample}`)),
       h("td", { class: again ? "quiet" : null }, words(shown(endOf(row.prompt)))), h("td", {}, words(answerOf(row))),
       h("td", { class: "num" }, h("span", { class: rewardClass(row.reward) }, rewardText(row.reward))),
       h("td", { class: "num" }, signed(row.advantage, 2)),

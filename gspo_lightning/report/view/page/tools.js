@@ -4,7 +4,7 @@
 const inside = document.getElementById("data");
 const offline = inside ? JSON.parse(inside.textContent) : null;
 const main = document.getElementById("main");
-const state = { runs: [], shown: new Set(), series: new Map() };
+const state = { runs: [], shown: new Set(), series: new Map(), listed: false, zoom: null };
 
 // --- elements ---------------------------------------------------------------------------------------------------------
 
@@ -21,9 +21,6 @@ function h(tag, attributes, ...children) {
 }
 
 const words = (...children) => h("span", { class: "text" }, ...children);
-// A text that may be long scrolls in its own box, also by keys
-const long = (text) => (text.length > 500 ? h("span", { class: "text long", tabindex: "0", role: "group", "aria-label": "Long text" },
-  text) : words(text));
 const quiet = (...children) => h("span", { class: "quiet" }, ...children);
 const say = (text) => { document.getElementById("status").textContent = text; };
 const note = (text) => h("p", { class: "empty" }, text);
@@ -74,9 +71,9 @@ function signed(value, digits) {
 }
 
 const rewardText = (value) => (value === null || value === undefined ? "missing" : isNumber(value) ? short(value) : asText(value));
-// Rewards that differ by rounding only are equal: the rule of gspo_lightning/core/tolerance.py
-const equalRewards = (low, high) => high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high));
-const solved = (reward) => isNumber(reward) && (reward >= 1 || equalRewards(reward, 1));
+// Numbers that differ by rounding only are equal: the rule of gspo_lightning/core/tolerance.py
+const nearlyEqual = (low, high) => high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high));
+const solved = (reward) => isNumber(reward) && (reward >= 1 || nearlyEqual(reward, 1));
 // green is for what counts as right; a wrong answer may earn something, for its format, say
 const rewardClass = (value) => (!isNumber(value) ? "reward" : solved(value) ? "reward good" : value > 0 ? "reward some" : "reward poor");
 
@@ -99,23 +96,32 @@ const given = (value) => value !== "" && value !== null && value !== undefined &
 
 function place() {
   const [view, rest = ""] = location.hash.replace(/^#/, "").split("?");
-  return { view: view || "overview", query: Object.fromEntries(new URLSearchParams(rest)) };
+  return { view: view || (state.listed ? "runs" : "overview"), query: Object.fromEntries(new URLSearchParams(rest)) };
 }
 
-// Which runs are ticked belongs to it, unless all are
+// Which runs are ticked without a word in the address: all that were named; of a list, the newest
+const standardRuns = () => (state.listed ? state.runs.slice(0, 1) : state.runs).map((run) => run.number);
+
+// Which runs are ticked belongs to it, unless they are the standard ones
 function runsInAddress() {
-  const numbers = state.runs.map((run) => run.number).filter((number) => state.shown.has(number));
-  return numbers.length === state.runs.length ? "" : numbers.join(".") || "none";
+  const numbers = state.runs.map((run) => run.number).filter((number) => state.shown.has(number)).join(".");
+  return numbers === standardRuns().join(".") ? "" : numbers || "none";
 }
 
-function address(view, query) {
-  const kept = Object.entries({ ...query, runs: runsInAddress() }).filter(([, value]) => given(value));
+function address(view, query, runs = runsInAddress()) {
+  const kept = Object.entries({ ...query, runs }).filter(([, value]) => given(value));
   return `#${view}${kept.length ? "?" + new URLSearchParams(kept) : ""}`;
 }
 
 const go = (view, query) => { location.hash = address(view, query); };
 const change = (more) => { const { view, query } = place(); go(view, { ...query, ...more }); };
+// The run of a view of one run: the first that is ticked, unless the address names another
+const standardRun = () => (state.runs.find((run) => state.shown.has(run.number)) || state.runs[0]).number;
+const runOf = (query) => (query.run ? Number(query.run) : standardRun());
 const groupOf = (number, row) => address("group", { run: number, iteration: row.iteration, prompt_id: row.prompt_id, at: row.sample });
+const nameOf = (row) => `${row.sample}.${row.row || 0}`;
+// The address of one response: its group, with it in full
+const responseOf = (number, row) => address("group", { run: number, iteration: row.iteration, prompt_id: row.prompt_id, full: nameOf(row) });
 
 // --- data -------------------------------------------------------------------------------------------------------------
 
@@ -138,9 +144,17 @@ function fromFile(run, what, query) {
     const tags = query.tags.split(",").filter((tag) => Object.hasOwn(run.series, tag));
     return Object.fromEntries(tags.map((tag) => [tag, run.series[tag]]));
   }
+  if (what === "texts") return textsFromFile(run.rows);
   if (what === "prompt") return promptFromFile(run.rows.filter((row) => String(row.prompt_id) === query.prompt_id));
-  if (what === "rows" || what === "rollouts") return rowsFromFile(run.rows, what, query);
+  if (what === "rows" || what === "rollouts" || what === "export") return rowsFromFile(run.rows, what, query);
   return run[what];
+}
+
+function textsFromFile(all) {
+  const last = new Map();
+  for (const row of all) if (!last.has(row.prompt_id) || row.iteration > last.get(row.prompt_id).iteration) last.set(row.prompt_id, row);
+  return { rows: [...last.values()].map((row) => ({ prompt_id: row.prompt_id, iteration: row.iteration,
+    characters: [...row.prompt].length, prompt: [...row.prompt].slice(-400).join("") })) };
 }
 
 function promptFromFile(own) {
@@ -159,8 +173,10 @@ function rowsFromFile(all, what, query) {
   const text = (query.q || "").toLowerCase();
   const rows = all.filter((row) =>
     ["iteration", "prompt_id", "row"].every((name) => !query[name] || String(row[name]) === query[name]) &&
-    ["source", "choice"].every((name) => !query[name] || row[name] === query[name]) &&
+    ["source", "choice", "finish"].every((name) => !query[name] || row[name] === query[name]) &&
     (!text || `${row.prompt}\n${row.completion}`.toLowerCase().includes(text)) &&
+    (!query.least || (isNumber(row.reward) && row.reward >= Number(query.least))) &&
+    (!query.most || (isNumber(row.reward) && row.reward <= Number(query.most))) &&
     (!query.live || row.advantage) && (!query.clipped || row.clip));
   if (what === "rows") return { rows };
   const sort = query.sort || "iteration", way = query.up ? 1 : -1;
@@ -171,6 +187,6 @@ function rowsFromFile(all, what, query) {
   const byPlace = (a, b) => a.prompt_id - b.prompt_id || a.sample - b.sample || (a.row || 0) - (b.row || 0);
   const compare = (a, b) => (size(a) === size(b) ? 0 : size(a) < size(b) ? -1 : 1);
   rows.sort((a, b) => way * compare(a, b) || (sort === "iteration" ? byPlace(a, b) : way * (a.n - b.n)));
-  const offset = Number(query.offset || 0);
-  return { total: rows.length, offset, rows: rows.slice(offset, offset + 100) };
+  const offset = Number(query.offset || 0), count = what === "export" ? rows.length : 100;
+  return { total: rows.length, offset, rows: rows.slice(offset, offset + count) };
 }
