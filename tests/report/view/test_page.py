@@ -223,6 +223,11 @@ def test_no_text_becomes_markup_or_script(window: Browser, tmp_path: Path, offli
             "#overview",
             "#overview?find=<",
             *groups,
+            "#group?run=0&iteration=1&prompt_id=1&full=1.0",
+            "#runs",
+            "#runs?find=<",
+            "#compare?kind=training",
+            "#compare",
             "#prompt?run=0&prompt_id=1",
             "#rollouts",
             "#answers?all=1",
@@ -232,7 +237,8 @@ def test_no_text_becomes_markup_or_script(window: Browser, tmp_path: Path, offli
             window.go(view)
             window.run("document.querySelectorAll('details').forEach((e) => { e.open = true; })")
             assert window.run("return window.pwned") is None, view
-            assert window.count(", ".join(f"main {selector}" for selector in FOREIGN.split())) == 0, view
+            foreign = [f"{place} {selector}" for place in ("main", "dialog") for selector in FOREIGN.split()]
+            assert window.count(", ".join(foreign)) == 0, view
             links = window.run("return [...document.querySelectorAll('main a')].map((e) => e.getAttribute('href'))")
             assert all(link.startswith("#") for link in links)
             seen += window.run("return document.body.textContent")

@@ -79,7 +79,7 @@ def test_a_drag_over_a_curve_zooms_all_and_a_link_reproduces_it(window: Browser,
         assert window.run("return state.zoom") == [first, last]
         assert all(first <= update <= last for update in columns(window, "reward/mean"))
         clipped = window.count("figure[data-tag] > svg > path[clip-path]")
-        assert clipped == window.count("figure[data-tag] > svg > path") > 1, (
+        assert clipped == window.count("figure[data-tag] > svg > path:not(.dot)") > 1, (
             "what is beside the plot is not drawn over the axis"
         )
         # keys: in, along, and out again; the focus stays on the figure
@@ -102,6 +102,8 @@ def test_a_drag_over_a_curve_zooms_all_and_a_link_reproduces_it(window: Browser,
         assert window.run("return [state.zoom, location.hash.includes('from=')]") == [None, False]
         window.go("#overview?from=100&to=200")
         assert "updates 100 to 200: show all" in window.text(".bar")
+        dots = "return document.querySelectorAll('figure[data-tag=ratios_0] .dot').length"
+        assert window.run(dots) == 25, "responses of these updates, one in four of them"
         assert (axe(window), pale(window)) == ([], [])
         window.run("document.getElementById('whole').click()")
         window.until("return !location.hash.includes('from=')")

@@ -149,7 +149,7 @@ function lineChart(known) {
   for (const x of ticks(first, last, 6).filter(Number.isInteger)) box.columnOf(px(x), thousands(x));
   drawMarks(root, box, marks.filter((mark) => mark.x >= first && mark.x <= last), px);
   const clip = clipTo(root, box);
-  for (const line of lines) drawLine(root, line, { px, py, floor: box.height - box.bottom, usable, smooth, clip });
+  for (const line of lines) drawLine(root, line, { px, py, floor: box.height - box.bottom, usable, smooth, clip, first, last });
   if (!paper) hover(root, box, { series, first, last, all, px, open, zoom, xLabel });
   return root;
 }
@@ -164,7 +164,7 @@ function drawMarks(root, box, marks, px) {
   }
 }
 
-function drawLine(root, s, { px, py, floor, usable, smooth, clip }) {
+function drawLine(root, s, { px, py, floor, usable, smooth, clip, first, last }) {
   const place = (x, y) => `${px(x).toFixed(1)},${py(y).toFixed(1)}`;
   if (s.error || s.range) { // on a log scale what reaches to 0 or below reaches to the lower edge
     const known = s.x.map((x, i) => [x, ...s.spread[i]]).filter(([, low, high]) => isNumber(low) && usable(high));
@@ -185,8 +185,8 @@ function drawLine(root, s, { px, py, floor, usable, smooth, clip }) {
   };
   if (smooth) draw(s.y, { "stroke-opacity": 0.3, "stroke-width": 1 });
   draw(s.drawn, {});
-  if (s.x.length <= 12) s.x.forEach((x, i) => usable(s.y[i]) && root.append(svg("circle",
-    { cx: px(x), cy: py(s.y[i]), r: 2.6, fill: s.colour, "clip-path": clip })));
+  if (s.x.length <= 12) s.x.forEach((x, i) => usable(s.y[i]) && x >= first && x <= last && root.append(svg("circle",
+    { cx: px(x), cy: py(s.y[i]), r: 2.6, fill: s.colour })));
 }
 
 // A line and a box of words over a figure
@@ -283,9 +283,9 @@ function dotOf(x, y, advantage, clip, ink, size) {
 }
 
 // dots: [[update, log s_i, A, clip, iteration, prompt, sample]]; a click opens the group of the nearest one
-function ratioChart({ dots, band, title, open, paper = false, width = wide(paper), height = 230 }) {
+function ratioChart({ dots, band, title, open, range = null, paper = false, width = wide(paper), height = 230 }) {
   const { root, box } = frame({ title, unit: "nats", xLabel: "update", paper, width, height });
-  let [first, last] = extent(dots.map((dot) => dot[0]));
+  let [first, last] = range || extent(dots.map((dot) => dot[0]));
   if (first === last) { first -= 1; last += 1; }
   const sizes = dots.map((dot) => Math.abs(dot[1])), edge = bounds(band), unit = edge ? Math.max(edge.low, edge.high) : Math.max(...sizes) / 10 || 1e-4;
   const most = Math.max(...sizes, 3 * unit) * 1.15, reach = bent(most, unit), inner = box.height - box.top - box.bottom;

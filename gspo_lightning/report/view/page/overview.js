@@ -40,7 +40,7 @@ async function overview(query) {
   const lines = linesOf(runs, Boolean(query.seeds));
   const drawn = groups.map(([title, tags]) => [title, tags, [
     ...(title === "Why does it clip?" ? clips.flatMap(([run, dots, histograms]) => [
-      dots.dots.length ? ratioFigure(run, dots) : null, histograms.updates.length ? histogramFigure(run, histograms) : null]) : []).filter(Boolean),
+      dots.dots.some(inZoom) ? ratioFigure(run, dots) : null, histograms.updates.length ? histogramFigure(run, histograms) : null]) : []).filter(Boolean),
     ...tags.map((tag) => chart(tag, runs, lines, query)),
   ]]).filter(([, , figures]) => figures.length);
   main.replaceChildren(
@@ -226,6 +226,8 @@ function figure({ name, title, draw, told = [], last = [], marked = false, wide 
     last.length > 1 ? h("div", { class: "lasts" }, last) : null, draw({}), explained);
 }
 
+const inZoom = ([update]) => !state.zoom || (update >= state.zoom[0] && update <= state.zoom[1]);
+
 function ratioFigure(run, { dots, band }) {
   const several = state.shown.size > 1 ? `, ${run.label}` : "";
   const told = [
@@ -235,6 +237,6 @@ function ratioFigure(run, { dots, band }) {
       "Upwards of the range only A > 0 clips, downwards only A < 0: the update already went far enough. In the first update of an iteration all are exactly 0."),
   ];
   return figure({ name: `ratios_${run.number}`, title: `log s_i of responses${several}`, told, wide: true,
-    draw: (more) => ratioChart({ dots, band, title: `log s_i of responses${several}`,
+    draw: (more) => ratioChart({ dots: dots.filter(inZoom), band, range: state.zoom, title: `log s_i of responses${several}`,
       open: (dot) => { location.hash = groupOf(run.number, dot); }, ...more }) });
 }
