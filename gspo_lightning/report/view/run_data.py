@@ -55,6 +55,7 @@ class RunData:
         self.listed = listed
         self._lock, self._run = threading.RLock(), read_run(folder, command="gspo view")
         self._stamp = stamp_of(folder)
+        self._histograms: tuple[Any, dict[str, Any]] | None = None
         self.index = RolloutIndex(folder)
         self.trouble = ""
         """Why recorded responses cannot be shown; empty if they can."""
@@ -193,8 +194,16 @@ class RunData:
         return clean({"dots": list(dots), "band": some[0].get("band") if some else None})
 
     def histograms(self) -> dict[str, Any]:
-        """Return histograms of ratios (:func:`gspo_lightning.report.view.ratios.ratio_histograms`)."""
-        return clean(ratio_histograms(self.run, self.index))
+        """Return histograms of ratios (:func:`gspo_lightning.report.view.ratios.ratio_histograms`).
+
+        A view asks for them whenever it is drawn: event files are read again only if the run has changed.
+        """
+        run = self.run
+        with self._lock:
+            state = (self._stamp, self.index.facts()["rollouts"])
+            if self._histograms is None or self._histograms[0] != state:
+                self._histograms = (state, clean(ratio_histograms(run, self.index)))
+            return self._histograms[1]
 
     def export(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Return a piece of the responses of a query with their whole texts, without tokens.

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.tensorboard import SummaryWriter
 
 from gspo_lightning.cli import main
 from gspo_lightning.report.resumes import RESUMES, note_resume
@@ -18,6 +19,8 @@ from gspo_lightning.report.tokens import TOKENS
 from gspo_lightning.report.view.index import INDEX
 from gspo_lightning.report.view.plain import clean
 from gspo_lightning.report.view.run_data import POINTS, RunData, thinned
+from gspo_lightning.training.callbacks.dashboard import RATIO_BINS
+from gspo_lightning.training.callbacks.sink import write_counts
 from tests.report.view.made import make_run, row
 
 
@@ -288,6 +291,23 @@ def test_a_clip_range_is_drawn_over_the_ratios_that_it_clips(tmp_path: Path) -> 
     assert opened(make_run(tmp_path / "gspo", [row(0)], scalars=scalars)).histograms() == {
         "level": "response", "edges": [], "updates": [], "band": [0.0003, 0.0004],
     }  # fmt: skip
+
+
+def test_histograms_are_read_anew_when_the_run_went_on(tmp_path: Path) -> None:
+    scalars = {"clip/sequences": [0.1] * 40, "reward/mean": [0.5] * 40}
+    folder = make_run(tmp_path / "run", scalars=scalars)
+    data = opened(folder)
+    counts = np.zeros(len(RATIO_BINS) - 1)
+    for update in (1, 20):
+        with SummaryWriter(str(folder), filename_suffix=f".{update}") as writer:
+            counts[update] += 1
+            write_counts(writer, "ratio/histogram_negative", counts, RATIO_BINS, update)
+        updates = data.histograms()["updates"]
+        assert data.histograms()["updates"] is updates, "no file has changed"
+        assert updates[-1]["update"] == update
+    assert [(u["iteration"], u["mini_batch"], sum(u["positive"]), sum(u["negative"])) for u in updates] == [
+        (0, 0, 0.0, 1.0), (4, 3, 0.0, 2.0),
+    ]  # fmt: skip
 
 
 def test_runs_that_differ_in_their_seed_are_of_a_kind(tmp_path: Path) -> None:
