@@ -31,8 +31,8 @@ DOTS, SPREAD, SIDE_BY_SIDE = 1_500, 12, 4
 """Responses in the figure of ratios; iterations of a prompt over time, and responses of each."""
 GROUP = 256
 """Rows of a group that are sent, at most."""
-EXPORTED = 500
-"""Responses in one piece of an export."""
+EXPORTED = (200, 5_000)
+"""Least and largest number of responses in one piece of an export, which is about 2 MB of JSON."""
 PROMPTS = 2_000
 """Prompts that are sent to be compared with those of another run, at most."""
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -214,7 +214,8 @@ class RunData:
             ValueError: a number is none.
         """
         offset = max(0, int(query.get("offset") or 0))
-        return clean(self.index.find(query, limit=EXPORTED, offset=offset, whole=True)) | {"offset": offset}
+        limit = max(EXPORTED[0], self.index.sample(EXPORTED[1]))
+        return clean(self.index.find(query, limit=limit, offset=offset, whole=True)) | {"offset": offset}
 
     def texts(self) -> dict[str, Any]:
         """Return the ends of recorded prompts and their last iterations, to be found again in another run."""

@@ -33,12 +33,12 @@ function answerOf(row) {
 function csvCell(value) {
   if (value === null || value === undefined) return "";
   if (isNumber(value)) return String(value);
-  const text = /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
+  const text = /^[=+\-@\t\r\n]/.test(value) ? `'${value}` : String(value);
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 
 async function saveCsv(number, query) {
-  const lines = [[...COLUMNS.map((name) => name.replace(/_$/, "")), "link"].join(",")], page = location.origin === "null" ? "" : location.origin;
+  const lines = [[...COLUMNS.map((name) => name.replace(/_$/, "")), "link"].join(",")], page = location.protocol === "file:" ? "file://" : location.origin;
   let total = 1, done = 0, last = "";
   while (done < total) { // in pieces; what is recorded meanwhile is left out
     const piece = await ask(number, "export", { ...query, offset: done, last });
@@ -68,7 +68,7 @@ async function rollouts(query) {
     FILTERS.some((name) => query[name]) ? h("a",
       { href: address("rollouts", { run: query.run, sort: query.sort, up: query.up }) }, "all") : null,
     found.total ? h("button", { type: "button", id: "csv", title: "These responses in this order, with their whole texts",
-      onclick: () => saveCsv(number, query) }, "Save as CSV") : null);
+      onclick: () => saveCsv(number, query).catch((error) => say(`The file could not be made: ${error.message}`)) }, "Save as CSV") : null);
   const sort = query.sort || "iteration";
   const head = HEADS.map(([name, label, title]) => {
     const sorted = name && sort === name, arrow = sorted ? (query.up ? " ▴" : " ▾") : "";

@@ -152,7 +152,7 @@ function fromFile(run, what, query) {
 
 function textsFromFile(all) {
   const last = new Map();
-  for (const row of all) if (!last.has(row.prompt_id) || row.iteration > last.get(row.prompt_id).iteration) last.set(row.prompt_id, row);
+  for (const row of all) if (isNumber(row.prompt_id) && (!last.has(row.prompt_id) || row.iteration > last.get(row.prompt_id).iteration)) last.set(row.prompt_id, row);
   return { rows: [...last.values()].map((row) => ({ prompt_id: row.prompt_id, iteration: row.iteration,
     characters: [...row.prompt].length, prompt: [...row.prompt].slice(-400).join("") })) };
 }
