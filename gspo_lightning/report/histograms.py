@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gspo_lightning.report.read import event_at, event_files, records
 
 if TYPE_CHECKING:
-    from tensorboard.compat.proto.summary_pb2 import HistogramProto
+    from tensorboard.compat.proto.histogram_pb2 import HistogramProto
 
 SIGNS = ("positive", "negative")
 SEQUENCES = ("ratio/histogram_positive", "ratio/histogram_negative")

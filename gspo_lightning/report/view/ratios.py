@@ -52,11 +52,11 @@ def _ratio_band(run: Run, index: RolloutIndex) -> list[float] | None:
     contradicts the range.
     """
     rows = index.rows({"tokens": "1"}, 1 if run.sequence_level else ROWS)
-    bands = [row.get("band") for row in rows]
-    if not bands or not _is_band(bands[0]):
+    band: Any = rows[0].get("band") if rows else None
+    if not _is_band(band):
         return None
-    if run.sequence_level or all(_clips_ratios(row, bands[0]) for row in rows):
-        return list(bands[0])
+    if run.sequence_level or all(_clips_ratios(row, band) for row in rows):
+        return list(band)
     return None
 
 

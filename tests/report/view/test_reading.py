@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -192,7 +193,7 @@ def long_run(folder: Path) -> Path:
     words = [f"word{i} " for i in range(900)]
     tokens = {"text": words, "log_ratio": [1e-3] * 900, "entropy": [0.1] * 900}
     messages = [{"role": role, "content": "text " * 400} for role in ("user", "assistant")]
-    more = {"completion": "".join(words), "tokens": tokens, "length": 900, "messages": messages}
+    more: dict[str, Any] = {"completion": "".join(words), "tokens": tokens, "length": 900, "messages": messages}
     rows = [
         row(i, sample=k, reward=float(k % 2), advantage=1.0 - 2 * (k % 2), prompt="Explain. " * 200, **more)
         for i in range(3)
