@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from gspo_lightning.core.errors import UserError, first_line, frames_of, place_of
+from gspo_lightning.policy.strategies.checks import check_one_set_of_weights
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ def settings_of_optimizer() -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # packages raise anything: NotImplementedError, RuntimeError, AttributeError
         frame = _constructor(error)
         if isinstance(error, UserError) or place_of(error) is not None or frame is None:
             raise
@@ -60,16 +61,17 @@ def settings_of_optimizer() -> Iterator[None]:
 
 
 def try_optimizer(build: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> None:
-    """Build an optimizer of PyTorch over one weight, so that a wrong setting is found before a model is loaded.
+    """Build an optimizer over one weight, so that a wrong setting of PyTorch's is found before a model is loaded.
 
     Raises:
-        UserError: the optimizer refuses a setting.
+        UserError: the optimizer refuses a setting, or evaluates other weights than it trains.
     """
     try:
         with settings_of_optimizer():
-            build([nn.Parameter(torch.zeros(1, 1))])
+            made = build([nn.Parameter(torch.zeros(1, 1))])
+        check_one_set_of_weights(made)
     except UserError as error:
-        if _is_of_torch(error):
+        if error.__cause__ is None or _is_of_torch(error):
             raise
     except Exception:  # others may want more than one weight; they are built with the real ones
         log.debug("the optimizer cannot be tried out", exc_info=True)

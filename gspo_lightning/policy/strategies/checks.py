@@ -91,12 +91,31 @@ def check_experts(module: nn.Module, ranks: int) -> None:
             )
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer, policy: nn.Module) -> None:
-    """Refuse optimizers of bitsandbytes on shards: their 8-bit state belongs to blocks of whole tensors.
+def check_one_set_of_weights(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer whose weights of training are not those to evaluate (schedule-free, arXiv 2405.15682).
+
+    Its ``train()`` and ``eval()`` switch between the two. A run calls neither: without them some raise in the first
+    step, and others train, and the weights of training are evaluated and exported.
 
     Raises:
-        UserError: the policy is sharded and the optimizer is one of these.
+        UserError: the optimizer has both methods.
     """
+    if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
+        raise UserError(
+            "model.optimizer",
+            f"{type(optimizer).__name__} evaluates other weights than it trains (its train() and eval()), which a run "
+            "does not switch",
+            fix="use torch.optim.AdamW and the callback EMAWeightAveraging, whose average is evaluated and exported",
+        )
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, policy: nn.Module) -> None:
+    """Refuse optimizers of bitsandbytes on shards, whose 8-bit state belongs to blocks of whole tensors, and others.
+
+    Raises:
+        UserError: the policy is sharded and the optimizer is one of these, or it evaluates other weights than it trains.
+    """
+    check_one_set_of_weights(optimizer)
     if is_sharded(policy) and type(optimizer).__module__.startswith("bitsandbytes"):
         raise UserError(
             "model.optimizer",

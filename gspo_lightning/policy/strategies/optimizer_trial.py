@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -12,7 +13,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gspo_lightning.core.distributed import fail_together, local
-from gspo_lightning.core.errors import UserError, first_line
+from gspo_lightning.core.errors import UserError, first_line, place_of
 
 log = logging.getLogger(__name__)
 Build = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -27,7 +28,7 @@ Elementwise rules differ by rounding, 1e-6. Muon iterates in bfloat16, whose rou
 
 
 def try_steps(build: Build, policy: nn.Module) -> None:
-    """Refuse an optimizer that cannot step, or whose steps on the policy's shards are not those on whole weights.
+    """Refuse an optimizer that cannot step or resume, or whose steps on shards are not those on whole weights.
 
     Under FSDP2 it is given matrices that are sharded as the policy's are, under FSDP1 flat pieces of a matrix.
 
@@ -45,22 +46,58 @@ def try_steps(build: Build, policy: nn.Module) -> None:
     flat = isinstance(policy, FullyShardedDataParallel)
     try:
         whole = _stepped(build, start, gradients)
-        if sharded is None and not flat:
-            return
         again = _stepped(build, start, gradients)
     except Exception as error:  # one of somebody's own may need other weights
-        if not _is_of_a_library(build, start):
+        if not _is_of_a_library(build, start) and not _fails_on(build, parameters):
             log.debug("the optimizer cannot be tried out", exc_info=True)
             return
         raise _refusal(build, start, f"cannot step here: {first_line(error)}", "") from error
     if not torch.equal(whole, again):
         return  # it draws random numbers
+    _check_resumed(build, start, gradients, whole)
     with fail_together():
         if sharded is not None:
             _compare(build, start, gradients, whole, partial(_placed, like=sharded))
         elif flat:
             for piece in (slice(start.numel() // 3), slice(start.numel() // 3, None)):
                 _compare(build, start, gradients, whole, partial(_cut, piece=piece))
+
+
+def _check_resumed(build: Build, start: Tensor, gradients: list[Tensor], whole: Tensor) -> None:
+    """Compare the steps of an optimizer with those of another that goes on with its state after the first step."""
+    weight = nn.Parameter(start.clone())
+    first = _built(build, weight)
+    _step(first, weight, gradients[:1])
+    file = io.BytesIO()
+    try:
+        torch.save(first.state_dict(), file)
+        file.seek(0)
+        state = torch.load(file, weights_only=True, map_location="cpu")
+    except Exception as error:
+        problem = "keeps state that no checkpoint can be read with: objects of its package, or functions"
+        raise _refusal(build, start, problem, "") from error
+    second = build([weight])
+    try:
+        second.load_state_dict(state)
+        _step(second, weight, gradients[1:])
+    except Exception as error:
+        raise _refusal(build, start, f"cannot go on with its own state: {first_line(error)}", "") from error
+    if not torch.equal(weight.detach(), whole):
+        problem = "goes on otherwise after a checkpoint: it keeps something outside of its state_dict()"
+        raise _refusal(build, start, problem, "")
+
+
+def _fails_on(build: Build, parameters: Sequence[nn.Parameter]) -> bool:
+    """True if an optimizer of a package cannot step the policy's smallest matrix either; a plug-in's error stays."""
+    whole = [p for p in parameters if p.dim() == 2 and not isinstance(p, DTensor)]
+    if not whole:
+        return False
+    weight = min(whole, key=torch.numel).detach()
+    try:
+        _stepped(build, weight, [torch.ones_like(weight)])
+    except Exception as error:
+        return place_of(error) is None
+    return False
 
 
 def _compare(
@@ -81,18 +118,25 @@ def _compare(
 
 def _stepped(build: Build, start: Tensor, gradients: list[Tensor]) -> Tensor:
     weight = nn.Parameter(start.clone())
+    _step(_built(build, weight), weight, gradients)
+    return weight.detach()
+
+
+def _built(build: Build, weight: nn.Parameter) -> torch.optim.Optimizer:
     optimizer = build([weight])
     for settings in optimizer.param_groups:
         if isinstance(settings.get("lr"), float):
             settings["lr"] = RATE  # a small one is lost in rounding
+    return optimizer
 
+
+def _step(optimizer: torch.optim.Optimizer, weight: nn.Parameter, gradients: list[Tensor]) -> None:
     def closure(gradient: Tensor) -> float:
         weight.grad = gradient.clone()
         return 0.0
 
     for gradient in gradients:
         optimizer.step(partial(closure, gradient))
-    return weight.detach()
 
 
 def _matrices(shards: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:

@@ -1,0 +1,78 @@
+"""Optimizers as somebody would write them, which a run refuses; a plug-in of test_other_optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Closure = Callable[[], Any] | None
+
+
+class ScheduleFree(torch.optim.Optimizer):
+    """Schedule-free SGD (arXiv 2405.15682): the weights y are trained, their average x is to be evaluated."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float = 1e-3, beta: float = 0.9) -> None:
+        super().__init__(params, {"lr": lr, "beta": beta, "steps": 0})
+
+    def train(self) -> None:
+        """Put y in the place of x."""
+        self._move(lambda beta: 1 - beta)
+
+    def eval(self) -> None:
+        """Put x in the place of y."""
+        self._move(lambda beta: 1 - 1 / beta)
+
+    def _move(self, share: Callable[[float], float]) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if "z" in self.state[p]:
+                    p.data.lerp_(self.state[p]["z"], share(group["beta"]))
+
+    def step(self, closure: Closure = None) -> Any:
+        """Move y and z, and with y the average x."""
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            group["steps"] += 1
+            for p in group["params"]:
+                z = self.state[p].setdefault("z", p.detach().clone())
+                p.data.lerp_(z, 1 / group["steps"]).add_(p.grad, alpha=-group["lr"] * group["beta"])
+                z.sub_(p.grad, alpha=group["lr"])
+        return loss
+
+
+class Forgetful(torch.optim.SGD):
+    """Halves its step each time, and counts the steps in an attribute."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float = 1e-3) -> None:
+        super().__init__(params, lr)
+        self.steps = 0
+
+    def step(self, closure: Closure = None) -> Any:
+        """Take a step half as large as the last."""
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.sub_(p.grad, alpha=group["lr"] * 0.5**self.steps)
+        self.steps += 1
+        return loss
+
+
+class Rule:
+    """What an optimizer keeps beside tensors."""
+
+
+class KeepsObjects(torch.optim.SGD):
+    """Keeps an object of a class of its own in its state."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float = 1e-3) -> None:
+        super().__init__(params, lr)
+
+    def step(self, closure: Closure = None) -> Any:  # type: ignore[override]
+        """Take a step of SGD."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["rule"] = Rule()
+        return super().step(closure)
