@@ -8,7 +8,7 @@ from gspo_lightning.rewards.types import Score
 
 
 class ExactMatch(Reward):
-    """1 if the text after the marker equals ``answer`` exactly, otherwise 0.
+    """1 if the text after the marker equals ``answer`` exactly, otherwise 0; a whole float, 42.0, is also ``42``.
 
     Args:
         marker: text before the final answer; an empty text compares the whole completion, stripped of white space.
@@ -35,10 +35,20 @@ class ExactMatch(Reward):
         if unfinished_thought:
             return Score(0.0, detail=UNFINISHED)
         if not self.marker:
-            return Score(float(completion.strip() == str(answer)))
+            return Score(float(completion.strip() in _texts(answer)))
         count = completion.count(self.marker)
         if count == 0:
             return Score(0.0, detail="no marker")
         if count > 1 and self.exactly_one:
             return Score(0.0, detail=f"{count} markers")
-        return Score(float(completion.rsplit(self.marker, 1)[1] == str(answer)))
+        return Score(float(completion.rsplit(self.marker, 1)[1] in _texts(answer)))
+
+
+def _texts(answer: object) -> tuple[str, ...]:
+    """Return the texts of an answer; tables write integers as floats if a cell of their column is empty.
+
+    >>> _texts("42"), _texts(42.0), _texts(0.5)
+    (('42',), ('42.0', '42'), ('0.5',))
+    """
+    whole = isinstance(answer, float) and answer.is_integer()
+    return (str(answer), str(int(answer))) if whole else (str(answer),)

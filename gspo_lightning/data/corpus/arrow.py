@@ -1,8 +1,9 @@
 """Records of Arrow tables and Parquet files, as they were written before they became a table.
 
 A table gives every object the fields of all objects of its column, cannot mix types, and has types that JSON lacks.
-Here a null field of an object is absent, JSON text of the type ``arrow.json`` is the value that it encodes, and dates,
-times, durations, UUIDs and decimals are the texts and numbers that JSON lines hold.
+Here a null field of an object is absent, JSON text of the type ``arrow.json`` is the value that it encodes, dates,
+times, durations, UUIDs and decimals are the texts and numbers that JSON lines hold, and a float of 32 or 16 bits is
+the shortest decimal that means it: 0.1, not 0.10000000149011612.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def _is_plain(kind: pyarrow.DataType) -> bool:
         return _is_plain(kind.value_type)
     if types.is_dictionary(kind):
         return _is_plain(kind.value_type)
-    simple = (types.is_null, types.is_boolean, types.is_integer, types.is_floating, types.is_string)
+    simple = (types.is_null, types.is_boolean, types.is_integer, types.is_float64, types.is_string)
     return any(test(kind) for test in (*simple, types.is_large_string, types.is_binary, types.is_large_binary))
 
 
@@ -86,11 +87,27 @@ def _written(value: Any, kind: pyarrow.DataType) -> Any:
     if types.is_struct(kind):
         parts = ((field.name, _written(value[field.name], field.type)) for field in kind)
         return {name: part for name, part in parts if part is not None}
+    if types.is_floating(kind):
+        return shortest(value, kind.bit_width)
+    if types.is_dictionary(kind):
+        return _written(value, kind.value_type)
     if types.is_map(kind):
         return {key if isinstance(key, str) else str(key): _written(item, kind.item_type) for key, item in value}
     if isinstance(value, list):
         return [_written(part, kind.value_type) for part in value]
     return _scalar(value)
+
+
+def shortest(value: float, bits: int) -> float:
+    """Return the float of 64 bits with the fewest decimal digits that a float of fewer bits means.
+
+    >>> shortest(0.10000000149011612, 32), shortest(0.0999755859375, 16), shortest(0.1, 64)
+    (0.1, 0.1, 0.1)
+    """
+    import numpy as np
+
+    narrow = {16: np.float16, 32: np.float32}.get(bits)
+    return value if narrow is None else float(str(narrow(value)))
 
 
 def _scalar(value: Any) -> Any:

@@ -113,7 +113,8 @@ def check_optimizer(optimizer: torch.optim.Optimizer, policy: nn.Module) -> None
     """Refuse optimizers of bitsandbytes on shards, whose 8-bit state belongs to blocks of whole tensors, and others.
 
     Raises:
-        UserError: the policy is sharded and the optimizer is one of these, or it evaluates other weights than it trains.
+        UserError: the policy is sharded and the optimizer is one of these; or it evaluates other weights than it
+            trains.
     """
     check_one_set_of_weights(optimizer)
     if is_sharded(policy) and type(optimizer).__module__.startswith("bitsandbytes"):

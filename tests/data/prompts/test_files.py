@@ -183,6 +183,19 @@ def test_a_folder_means_its_training_file(tmp_path: Path) -> None:
         open_prompts(str(tmp_path), {})
 
 
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_folder_of_save_to_disk_is_refused_with_the_way_to_a_file(splits: bool, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_list([{"prompt": "1+1", "answer": "2"}])
+    (datasets.DatasetDict({"train": rows}) if splits else rows).save_to_disk(str(tmp_path / "kept"))
+    with pytest.raises(UserError) as caught:
+        open_prompts(str(tmp_path / "kept"), {})
+    error = caught.value
+    assert error.problem == "the folder 'kept' was written by save_to_disk of datasets, whose files are no records"
+    assert error.fix is not None
+    assert 'to_parquet("train.parquet")' in error.fix
+
+
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [

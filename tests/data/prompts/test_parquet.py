@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from gspo_lightning.cli import main
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.data.prompts import on_demand
 from gspo_lightning.data.prompts.formats import read_rows
@@ -69,3 +72,40 @@ def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path: Path) -> No
     file = Path(written(tmp_path / "p.parquet", 10, 10))
     with unreadable(file), pytest.raises(UserError, match=r"p\.parquet: cannot be read: Permission denied"):
         ParquetRows(str(file))
+
+
+def test_floats_of_fewer_bits_are_the_decimals_that_they_mean(tmp_path: Path) -> None:
+    half = pa.array([0.1, None], pa.float16())
+    table = {
+        "prompt": ["a", "b"],
+        "answer": pa.array([0.1, 42.0], pa.float32()),
+        "rates": pa.array([[0.3, 1 / 3], []], pa.list_(pa.float32())),
+        "about": pa.array([{"half": 0.7}, {}], pa.struct({"half": pa.float32()})),
+        "half": half,
+        "named": pa.array([0.6, 0.2], pa.float32()).dictionary_encode(),
+        "wide": [1 / 3, 0.1],
+    }
+    pq.write_table(pa.table(table), tmp_path / "p.parquet")
+    output = tmp_path / "p.jsonl"
+    assert main(["data", "convert", "--input", str(tmp_path / "p.parquet"), "--output", str(output)]) == 0
+    first, second = map(json.loads, output.read_text().splitlines())
+    assert first == {
+        "prompt": "a", "answer": 0.1, "rates": [0.3, 0.33333334], "about": {"half": 0.7}, "half": 0.1, "named": 0.6,
+        "wide": 1 / 3,
+    }  # fmt: skip
+    assert second["answer"] == 42.0
+    assert second["half"] is None
+
+
+def test_an_integer_beside_an_empty_cell_is_still_exactly_that_integer(tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"prompt": ["6*7=", "?"], "answer": [42, None]})  # pandas makes a column of floats
+    frame.to_parquet(tmp_path / "p.parquet")
+    records = read_rows(str(tmp_path / "p.parquet"))
+    lines = tmp_path / "said.jsonl"
+    said = {"#42": 1.0, "#42.0": 1.0, "#4": 0.0, "#42.5": 0.0}
+    with lines.open("w") as file:
+        for number, completion in enumerate(said):
+            file.write(json.dumps({"id": number, "completion": completion, **records[0]}) + "\n")
+    scored = tmp_path / "scored.jsonl"
+    assert main(["score", "--reward", "ExactMatch", "--input", str(lines), "--output", str(scored)]) == 0
+    assert [json.loads(line)["reward"] for line in scored.read_text().splitlines()] == list(said.values())

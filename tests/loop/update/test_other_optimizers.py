@@ -1,4 +1,4 @@
-"""Optimizers of other packages and of one's own, named in a config: those that cannot train here are refused by name."""
+"""Optimizers of packages and of one's own, named in a config: those that cannot train here are refused by name."""
 
 from __future__ import annotations
 
