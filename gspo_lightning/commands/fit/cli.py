@@ -26,7 +26,7 @@ from gspo_lightning.commands.fit.callbacks import callbacks_of, listed
 from gspo_lightning.commands.fit.class_names import prefer_torch
 from gspo_lightning.commands.fit.configs import located
 from gspo_lightning.commands.fit.defaults import DEFAULTS
-from gspo_lightning.commands.fit.explain import refuse_mappings
+from gspo_lightning.commands.fit.explain import refuse_mappings, refuse_nulls
 from gspo_lightning.commands.fit.one_writer import agree_first, hand_to_ranks, kept_open
 from gspo_lightning.commands.fit.run_folder import check_writable, loggers_of, runs_of
 from gspo_lightning.commands.fit.torchrun import follow_torchrun, say_one_device
@@ -249,6 +249,7 @@ class TrainingCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Refuse settings that Lightning would silently replace, and resolve the checkpoint ``last``."""
         config = self.config[self.subcommand]
+        refuse_nulls(sys.argv[2:])
         components = {name: config.data.get(name) for name in ("train", "val", "test", "predict", "rewards")}
         refuse_mappings(sys.argv[2:], components | {"demonstrations": config.model.get("cold_start.demonstrations")})
         keep_inputs(config, fit=self.subcommand == "fit")

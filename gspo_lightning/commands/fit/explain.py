@@ -35,6 +35,15 @@ def training_fields() -> Fields:
     return Fields(sections, defaults)
 
 
+def refuse_nulls(arguments: Sequence[str]) -> None:
+    """Refuse null in a config file where a setting has no such value, which the parser passes on.
+
+    Raises:
+        UserError: names the setting.
+    """
+    training_fields().refuse_nulls(settings(arguments))
+
+
 def refuse_mappings(arguments: Sequence[str], values: Mapping[str, object]) -> None:
     """Refuse a mapping meant as a component that the parser rejected and kept as a string or mapping.
 

@@ -33,7 +33,7 @@ from gspo_lightning.commands.fit.hints import (
     word,
 )
 from gspo_lightning.core import registry
-from gspo_lightning.core.errors import UserError, did_you_mean, nearest
+from gspo_lightning.core.errors import UserError, did_you_mean, is_own, nearest
 from gspo_lightning.core.parsing import load_yaml
 
 _GIVEN = ("params", "optimizer")
@@ -45,6 +45,7 @@ _PRECISIONS = {
 }
 """Precision that works here -> what other libraries call it."""
 _MANY = 25
+_IS_NULL = "is null"
 
 
 class Fields:
@@ -70,6 +71,17 @@ class Fields:
                 return error
         return None
 
+    def refuse_nulls(self, settings: Sequence[Setting]) -> None:
+        """Refuse null in a config file where a setting has no such value; the parser checks the type of no null there.
+
+        Raises:
+            UserError: names the first one.
+        """
+        files = [Setting((), kept, False) for one in settings if not one.flag and (kept := _nulls(one.value))]
+        fault = self.fault(files) if files else None
+        if fault is not None and fault.problem.startswith(_IS_NULL):
+            raise fault
+
     def place_of(self, name: str) -> str | None:
         """Return the field that holds a class of this name; call :meth:`fault` first."""
         return next((field for field, cls in self.classes.items() if cls.__name__ == name), None)
@@ -90,6 +102,8 @@ class Fields:
         self._value(path + key, hints[key], keys[1:], value, flag)
 
     def _value(self, path: str, hint: Any, keys: Sequence[str], value: Any, flag: bool) -> None:
+        if value is None and not flag and path not in self.sections and not {Any, type(None)} & set(members(hint)):
+            raise UserError(path, f"{_IS_NULL}; it must be {in_words(hint)}", fix="leave it out to keep its default")
         if path in self.sections and isinstance(hint, type) and hint not in WORDS:
             self._group(f"{path}.", parameters(hint), keys, value, flag)
             return
@@ -163,6 +177,8 @@ class Fields:
         hints = None
         if cls is not None and not takes_all(cls):
             hints = {name: hint for name, hint in parameters(cls).items() if name not in _GIVEN}
+            if not is_own(cls):  # many classes have a default of None that their annotations do not have
+                hints = {name: hint | None if isinstance(hint, type) else hint for name, hint in hints.items()}
         if keys:
             if hints is not None and keys[0] not in ("class_path", "dict_kwargs"):
                 self._group(f"{path}.", hints, keys, value, flag)
@@ -207,6 +223,19 @@ class Fields:
             for name in parameters(cls):
                 found.setdefault(name, f"{field}.{name}")
         return found
+
+
+def _nulls(value: Any) -> Any:
+    """Return the part of a config that holds nulls, with the names of its classes; empty if there is none.
+
+    >>> _nulls({"a": 1, "b": {"c": None, "d": 2}, "e": {"class_path": "E", "init_args": {"f": None}}, "g": {"h": 1}})
+    {'b': {'c': None}, 'e': {'class_path': 'E', 'init_args': {'f': None}}}
+    """
+    if not isinstance(value, Mapping):
+        return {}
+    inner = {key: _nulls(one) for key, one in value.items()}
+    kept = {key: None if value[key] is None else inner[key] for key in value if value[key] is None or inner[key]}
+    return {"class_path": value["class_path"], **kept} if kept and "class_path" in value else kept
 
 
 def _loaded(text: object) -> Any:

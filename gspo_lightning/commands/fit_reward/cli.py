@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from gspo_lightning.commands.fit.arguments import settings as settings_of
 from gspo_lightning.commands.fit.callbacks import SavedConfig, listed
 from gspo_lightning.commands.fit.cli import Parser
 from gspo_lightning.commands.fit.defaults import DEFAULT_ROOT
@@ -97,6 +99,7 @@ class RewardCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Refuse settings that cannot work, and resolve the checkpoint ``last``."""
+        fields().refuse_nulls(settings_of(sys.argv[2:]))
         config = self.config
         if isinstance(config.seed_everything, bool):
             raise UserError("seed_everything", "must be a number: a run has a seed that can be repeated")
