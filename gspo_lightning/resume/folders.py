@@ -14,7 +14,6 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gspo_lightning.core.distributed import all_gather_objects, fail_together, group, rank_and_world
 from gspo_lightning.core.errors import InfrastructureError, NonFiniteError
@@ -134,11 +133,13 @@ def _tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
         yield name, value.to_local()
     elif isinstance(value, ShardedTensor):
         yield from ((name, shard.tensor) for shard in value.local_shards())
-    elif isinstance(value, Tensor) and is_traceable_wrapper_subclass(value):  # 8-bit states of torchao
-        for part in value.__tensor_flatten__()[0]:
-            yield from _tensors(getattr(value, part), f"{name}.{part}")
     elif isinstance(value, Tensor):
-        yield name, value
+        flatten = getattr(value, "__tensor_flatten__", None)  # of 8-bit states of torchao, for example
+        if flatten is None:
+            yield name, value
+            return
+        for part in flatten()[0]:
+            yield from _tensors(getattr(value, part), f"{name}.{part}")
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from _tensors(item, f"{name}.{key}")

@@ -50,5 +50,6 @@ def _texts(answer: object) -> tuple[str, ...]:
     >>> _texts("42"), _texts(42.0), _texts(0.5)
     (('42',), ('42.0', '42'), ('0.5',))
     """
-    whole = isinstance(answer, float) and answer.is_integer()
-    return (str(answer), str(int(answer))) if whole else (str(answer),)
+    if isinstance(answer, float) and answer.is_integer():
+        return str(answer), str(int(answer))
+    return (str(answer),)

@@ -16,7 +16,7 @@ class Quantised(Tensor):
     """Codes and a scale behind the shape of a float tensor, with no operation of its own, as of torchao 0.18."""
 
     @staticmethod
-    def __new__(cls, codes: Tensor, scale: Tensor) -> Quantised:
+    def __new__(cls: type[Quantised], codes: Tensor, scale: Tensor) -> Quantised:
         wrapped: Any = Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
         return wrapped  # type: ignore[no-any-return]
 

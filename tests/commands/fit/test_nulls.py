@@ -1,4 +1,4 @@
-"""Null in a config file, which jsonargparse checks the type of nowhere, is refused where a setting has no such value."""
+"""Null in a config file, whose type jsonargparse does not check, is refused where a setting has no such value."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ def test_there_are_settings_without_null() -> None:
 
 
 @pytest.mark.thorough("rest")
-@pytest.mark.parametrize("names", [["data.temperature", "model.metrics"], [*settings("data"), *settings("model")]],
-                         ids=["two", "rest"])
+@pytest.mark.parametrize(
+    "names", [["data.temperature", "model.metrics"], [*settings("data"), *settings("model")]], ids=["two", "rest"]
+)
 def test_null_is_refused_by_name(names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in names:
         section, setting = name.split(".")
