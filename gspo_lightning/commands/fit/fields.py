@@ -77,7 +77,8 @@ class Fields:
         Raises:
             UserError: names the first one.
         """
-        files = [Setting((), kept, False) for one in settings if not one.flag and (kept := _nulls(one.value))]
+        contents = [_nulls(setting.value) for setting in settings if not setting.flag]
+        files = [Setting((), content, flag=False) for content in contents if content]
         fault = self.fault(files) if files else None
         if fault is not None and fault.problem.startswith(_IS_NULL):
             raise fault
@@ -233,9 +234,12 @@ def _nulls(value: Any) -> Any:
     """
     if not isinstance(value, Mapping):
         return {}
-    inner = {key: _nulls(one) for key, one in value.items()}
-    kept = {key: None if value[key] is None else inner[key] for key in value if value[key] is None or inner[key]}
-    return {"class_path": value["class_path"], **kept} if kept and "class_path" in value else kept
+    content: dict[str, Any] = {}
+    for key, part in value.items():
+        nulls = None if part is None else _nulls(part)
+        if nulls is None or nulls:
+            content[key] = nulls
+    return {"class_path": value["class_path"], **content} if content and "class_path" in value else content
 
 
 def _loaded(text: object) -> Any:

@@ -224,8 +224,8 @@ def _folder(folder: Path, columns: Columns) -> PromptFile:
     """Open the training file of a data set copied to this machine; ``datasets`` would copy its records again."""
     files = sorted(f for f in folder.rglob("*") if suffix_of(f.name) and f.name.startswith("train") and f.is_file())
     if (not files and (folder / "state.json").is_file()) or (folder / "dataset_dict.json").is_file():
-        what = f"the folder {folder.name!r} was written by save_to_disk of datasets, whose files are no records"
-        raise UserError("data", what, fix='load_from_disk(FOLDER).to_parquet("train.parquet"), and name that file')
+        problem = f"the folder {folder.name!r} was written by save_to_disk of datasets, whose files are no records"
+        raise UserError("data", problem, fix='load_from_disk(FOLDER).to_parquet("train.parquet"), and name that file')
     if len(files) != 1:
         found = f"holds {len(files)} files of records that begin with 'train'"
         raise UserError("data", f"the folder {folder.name!r} {found}", fix="name one file of records in it")

@@ -68,8 +68,8 @@ def try_optimizer(build: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) 
     """
     try:
         with settings_of_optimizer():
-            made = build([nn.Parameter(torch.zeros(1, 1))])
-        check_one_set_of_weights(made)
+            optimizer = build([nn.Parameter(torch.zeros(1, 1))])
+        check_one_set_of_weights(optimizer)
     except UserError as error:
         if error.__cause__ is None or _is_of_torch(error):
             raise
