@@ -102,7 +102,8 @@ def build_critic(
         UserError: its model cannot be loaded, or does not fit the policy.
     """
     if critic is not None and trainer.state.fn == "fit":
-        device, sharding = trainer.strategy.root_device, sharding_of(trainer.strategy)
+        device = trainer.strategy.root_device
+        sharding = sharding_of(trainer.strategy)
         critic.build(policy, settings, longest=longest, device=device, dtype=dtype, sharding=sharding)
 
 
@@ -130,28 +131,28 @@ def build_optimizers(
     check_trained_dtype(policy)
 
     def build(weights: list[nn.Parameter]) -> torch.optim.Optimizer:
-        made = undecayed(optimizer)(weights)
+        instance = undecayed(optimizer)(weights)
         if not scaled:
-            fuse(made)
-        return made
+            fuse(instance)
+        return instance
 
     with settings_of_optimizer():
-        made = build([p for p in policy.parameters() if p.requires_grad])
-    check_optimizer(made, policy)
+        policy_optimizer = build([p for p in policy.parameters() if p.requires_grad])
+    check_optimizer(policy_optimizer, policy)
     try_steps(build, policy)
-    if scaled and getattr(made, "_step_supports_amp_scaling", False):
+    if scaled and getattr(policy_optimizer, "_step_supports_amp_scaling", False):  # the user set fused: true
         raise UserError(
             "model.optimizer.fused",
             "is true, but a fused step divides the gradients of 16-mixed only after they were measured and clipped",
             fix="leave fused out, or use trainer.precision: bf16-mixed",
         )
-    warn_if_rate_is_high(policy, made)
+    warn_if_rate_is_high(policy, policy_optimizer)
     if scheduler is None:
-        return made
-    config = schedule(scheduler(made))
+        return policy_optimizer
+    config = schedule(scheduler(policy_optimizer))
     if "monitor" in config:
         check_monitor(config["monitor"], config["scheduler"].mode)
-    return {"optimizer": made, "lr_scheduler": config}
+    return {"optimizer": policy_optimizer, "lr_scheduler": config}
 
 
 def segments_of(
@@ -168,7 +169,9 @@ def segments_of(
         part: N rows.
     """
     if not delimiters:
-        given = part.segments is None and getattr(objective, "by", None) == "given"
-        return torch.zeros_like(part.response_mask, dtype=torch.int64) if given else part.segments
+        needs_segments = getattr(objective, "by", None) == "given"
+        if needs_segments and part.segments is None:  # no row has a step
+            return torch.zeros_like(part.response_mask, dtype=torch.int64)
+        return part.segments
     ends = [tokenizer.encode(text, add_special_tokens=False)[-1] for text in delimiters]
     return segments_by_delimiter(part.response_ids, part.response_mask, ends)

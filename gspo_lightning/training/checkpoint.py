@@ -52,7 +52,8 @@ class RunRecord:
         self.guard.skipped = int(checkpoint.get("gspo_skipped", 0))
         self.update_metrics.load_state_dict(checkpoint.get("gspo_meter", {}))
         self.old_logprobs.noise = checkpoint.get("gspo_noise")
-        self._of_critic, self._resumed = checkpoint.pop("gspo_critic", None), True
+        self._of_critic = checkpoint.pop("gspo_critic", None)
+        self._resumed = True
 
     def restore_critic(self) -> None:
         """Load the critic's state from the checkpoint, once the critic is built and on its device.

@@ -6,7 +6,6 @@ import logging
 import math
 from typing import Protocol
 
-import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from transformers import PreTrainedTokenizerBase
@@ -22,7 +21,6 @@ from gspo_lightning.loop.experience.sources import has_environment
 from gspo_lightning.loop.metrics.update_metrics import UpdateMetrics
 from gspo_lightning.loop.old_policy.logprobs import OldLogProbs
 from gspo_lightning.loop.old_policy.old_policy import OldPolicy
-from gspo_lightning.loop.update.loss_scale import scaler_of
 from gspo_lightning.loop.update.optimizers import try_optimizer
 from gspo_lightning.objectives import Objective
 from gspo_lightning.objectives.trial import try_objective
@@ -35,6 +33,7 @@ from gspo_lightning.rewards import StepReward
 from gspo_lightning.rewards.by_record import Judges
 from gspo_lightning.rollouts.sampler.sampler import GroupedSampler
 from gspo_lightning.training.data import PromptDataModule
+from gspo_lightning.training.precision_checks import check_device, check_loss_scale, check_precision
 from gspo_lightning.training.teacher import TeacherModel, check_teacher
 from gspo_lightning.training.trainer_checks import check_trainer
 
@@ -95,7 +94,7 @@ def check_run(data: PromptDataModule, module: RunModule, trainer: Trainer) -> No
         )
     check_trainer(data, module.update_metrics.level, trainer)
     check_precision(str(trainer.precision))
-    _check_scaled(module, trainer)
+    check_loss_scale(module.critic, trainer)
     check_device(str(trainer.precision), module.settings.dtype, trainer.strategy.root_device)
     check_strategy(trainer.strategy)
     data.settings.check_ranks(trainer.world_size)
@@ -250,8 +249,8 @@ def _check_replay(data: PromptDataModule, module: RunModule) -> None:
 def check_sampling(policy: Policy, sampling: SamplingParams) -> None:
     """Log differences between the model's generation config and the sampling and end tokens of training rollouts."""
     config = getattr(policy.model, "generation_config", None)
-    asked = config.to_diff_dict() if config is not None else {}
-    unused = ", ".join(f"{name} {asked[name]}" for name in _NOT_NEUTRAL if name in asked)
+    settings = config.to_diff_dict() if config is not None else {}
+    unused = ", ".join(f"{name} {settings[name]}" for name in _NOT_NEUTRAL if name in settings)
     if unused:
         log.info(
             "the model's generation_config (%s) is not used: training samples from the unchanged policy at "
@@ -274,30 +273,33 @@ def _check_adapters(module: RunModule, trainer: Trainer) -> None:
 def _check_batch_invariant(data: PromptDataModule, module: RunModule, trainer: Trainer) -> None:
     if not module.settings.batch_invariant:
         return
-    device, strategy, source = trainer.strategy.root_device, trainer.strategy, data.rollouts
-    if device.type != "cpu":
-        what = f"is true, but its kernels were only shown to be exact on a CPU, and this run is on {device.type}"
-        raise UserError("model.batch_invariant", what, fix="use trainer.accelerator: cpu, or batch_invariant: false")
-    if sharding_of(strategy) is not None:
+    kind = trainer.strategy.root_device.type
+    if kind != "cpu":
+        problem = f"is true, but its kernels were only shown to be exact on a CPU, and this run is on {kind}"
+        raise UserError("model.batch_invariant", problem, fix="use trainer.accelerator: cpu, or batch_invariant: false")
+    if sharding_of(trainer.strategy) is not None:
+        name = type(trainer.strategy).__name__
         raise UserError(
             "model.batch_invariant",
-            f"is true, but {type(strategy).__name__} gathers weights around modules in ways that were not compared",
+            f"is true, but {name} gathers weights around modules in ways that were not compared",
             fix="use trainer.strategy: ddp or a single device, or batch_invariant: false",
         )
-    if not isinstance(source.local(), GroupedSampler):
+    if not isinstance(data.rollouts.local(), GroupedSampler):
+        name = type(data.rollouts).__name__
         raise UserError(
             "model.batch_invariant",
-            f"is true, but {type(source).__name__} samples by other code, which rounds log-probabilities otherwise",
+            f"is true, but {name} samples by other code, which rounds log-probabilities otherwise",
             fix="use data.rollouts: GroupedSampler, or batch_invariant: false",
         )
 
 
 def _check_ahead(data: PromptDataModule, module: RunModule, trainer: Trainer) -> None:
     _check_ahead_of_shards(data, trainer)
-    if (every := module.old_policy.refresh_every) > 1:
+    if module.old_policy.refresh_every > 1:
         raise UserError(
             "model.old_policy.refresh_every",
-            f"is {every}, but rollouts ahead of training come from copies of the newest weights, not from a snapshot",
+            f"is {module.old_policy.refresh_every}, but rollouts ahead of training come from copies of the newest "
+            "weights, not from a snapshot",
             fix="use refresh_every: 1, or data.max_staleness: 0",
         )
     if module.objective.correction == "none":
@@ -309,91 +311,21 @@ def _check_ahead(data: PromptDataModule, module: RunModule, trainer: Trainer) ->
 
 
 def _check_ahead_of_shards(data: PromptDataModule, trainer: Trainer) -> None:
-    ahead, name, fix = data.settings.max_staleness, type(trainer.strategy).__name__, "or max_staleness: 0"
     if has_whole_weights(trainer.strategy):
         return
+    ahead = data.settings.max_staleness
+    strategy = type(trainer.strategy).__name__
     if sharding_of(trainer.strategy) is None or not data.rollouts.keeps_weights:
         raise UserError(
             "data.max_staleness",
-            f"is {ahead}, but no rank has whole weights under {name}, and {type(data.rollouts).__name__} samples from "
-            "those of this process",
-            fix=f"sample on servers (data.rollouts: VLLMServer), use a single device or ddp, {fix}",
+            f"is {ahead}, but no rank has whole weights under {strategy}, and {type(data.rollouts).__name__} samples "
+            "from those of this process",
+            fix="sample on servers (data.rollouts: VLLMServer), use a single device or ddp, or max_staleness: 0",
         )
     if ahead > 1:
         raise UserError(
             "data.max_staleness",
-            f"is {ahead}, but servers hold one version of the weights, and under {name} no rank keeps another: a "
+            f"is {ahead}, but servers hold one version of the weights, and under {strategy} no rank keeps another: a "
             "second rollout ahead would only make training wait for the first one",
-            fix=f"use max_staleness: 1 (all that sharded weights can overlap), {fix}",
-        )
-
-
-def check_precision(precision: str, *, cpu: bool = False) -> None:
-    """Refuse precisions that round log-probabilities, and float16 on a CPU, which Lightning would silently replace.
-
-    float64 is refused, too: samplers draw, and rollouts keep log-probabilities, in float32.
-    """
-    if precision == "bf16-true":
-        raise UserError(
-            "trainer.precision",
-            "'bf16-true' would round old log-probabilities and advantages to bfloat16 on their way to the model",
-            fix="use bf16-mixed (float32 masters)",
-        )
-    if precision in ("64", "64-true"):
-        raise UserError(
-            "trainer.precision",
-            f"{precision!r} is more than rollouts keep: their log-probabilities are float32",
-            fix="use 32-true; sums, norms and the reductions of statistics are float64 already",
-        )
-    if precision.startswith("transformer-engine"):
-        raise UserError(
-            "trainer.precision",
-            f"{precision!r} computes in 8 bits, whose rounding is larger than any clip range of sequences",
-            fix="use bf16-mixed or 32-true",
-        )
-    if precision == "16-true":
-        raise UserError(
-            "trainer.precision",
-            "'16-true' cannot hold the updates of its weights, nor log-ratios of the size of the clip range",
-            fix="use 16-mixed (float32 masters), bf16-mixed or 32-true",
-        )
-    if precision in ("16", "16-mixed") and cpu:
-        raise UserError(
-            "trainer.precision",
-            f"{precision!r} needs a GPU: on a CPU Lightning trains in bf16-mixed instead",
-            fix="use bf16-mixed or 32-true",
-        )
-
-
-def _check_scaled(module: RunModule, trainer: Trainer) -> None:
-    """Refuse float16 with a critic or sharding: its loss scale covers the policy's loss on whole gradients only."""
-    if scaler_of(trainer) is None and str(trainer.precision) != "16-mixed":
-        return
-    if sharding_of(trainer.strategy) is not None:
-        raise UserError(
-            "trainer.precision",
-            f"is '16-mixed', but {type(trainer.strategy).__name__} has no loss scale that all ranks share",
-            fix="use bf16-mixed, or trainer.strategy: ddp",
-        )
-    if module.critic is not None:
-        raise UserError(
-            "trainer.precision",
-            "is '16-mixed', but the loss of model.critic has no loss scale: its gradients would round to 0",
-            fix="use bf16-mixed, or advantages without a critic",
-        )
-
-
-def check_device(precision: str, dtype: str, device: torch.device) -> None:
-    """Refuse bfloat16 on a GPU without it.
-
-    Raises:
-        UserError: the hardware emulates it or cannot do it at all.
-    """
-    if "bf16" not in precision and dtype != "bfloat16":
-        return
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-        raise UserError(
-            "trainer.precision",
-            f"is {precision!r}, model.dtype {dtype!r}, but {torch.cuda.get_device_name(device)} has no bfloat16",
-            fix="use 32-true with model.dtype: float32, or a GPU of the Ampere generation or later",
+            fix="use max_staleness: 1 (all that sharded weights can overlap), or max_staleness: 0",
         )

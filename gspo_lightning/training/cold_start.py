@@ -45,8 +45,12 @@ from gspo_lightning.training.supervised import Point, Supervised, learn, write_c
 log = logging.getLogger(__name__)
 
 FIELD = "model.cold_start.demonstrations"
-_HELD_OUT_FROM, _HELD_OUT_SHARE, _HELD_OUT_MOST = 200, 20, 256
-"""Files of at least 200 demonstrations hold out one in 20 for measurement, at most 256."""
+_HELD_OUT_FROM = 200
+"""Smallest number of demonstrations in a file of which some are held out for measurement."""
+_HELD_OUT_SHARE = 20
+"""One demonstration in so many is held out."""
+_HELD_OUT_MOST = 256
+"""Largest number of held-out demonstrations."""
 _TRIED = 16
 """Demonstrations that are encoded before the model is loaded: a wrong template fails on the first."""
 _PLAIN = PromptFormat()
@@ -100,15 +104,17 @@ class ColdStart:
             UserError: the demonstrations cannot be read or learnt from.
         """
         self.check_adapters(settings.lora)
-        lora, settings = settings.lora, settings if self.adapters else dataclasses.replace(settings, lora=None)
+        lora = settings.lora
+        if not self.adapters:  # all weights are trained; new adapters are added to the result
+            settings = dataclasses.replace(settings, lora=None)
         target = root.resolve() / "cold_start" / self.key(settings, longest, prompt_format)
         saved = SavedProgress(target)
         make = partial(self._make, settings, longest, prompt_format, torch.device(device), saved)
         found_or_made(target, make, what="cold start", steps=self.steps)
         saved.remove()
-        if lora is not None and self.adapters:  # which bring their own layers
-            made = dataclasses.replace(lora, start_from=str(target), target_modules=LoRA.target_modules)
-            return dataclasses.replace(settings, lora=made)
+        if lora is not None and self.adapters:  # the trained adapters know their layers: target_modules is not needed
+            trained = dataclasses.replace(lora, start_from=str(target), target_modules=LoRA.target_modules)
+            return dataclasses.replace(settings, lora=trained)
         return dataclasses.replace(settings, lora=lora, name_or_path=str(target), config_overrides={}, revision=None)
 
     def made(self, settings: ModelSettings) -> Path:
@@ -123,12 +129,17 @@ class ColdStart:
             UserError: ``adapters`` without ``model.lora``, or ``model.lora.start_from`` without ``adapters``.
         """
         if self.adapters and lora is None:
-            what = "is true, but model.lora is not set"
-            raise UserError("model.cold_start.adapters", what, fix="set model.lora, for example {r: 16}")
+            raise UserError(
+                "model.cold_start.adapters",
+                "is true, but model.lora is not set",
+                fix="set model.lora, for example {r: 16}",
+            )
         if not self.adapters and lora is not None and lora.start_from is not None:
-            what = "is set, but a cold start would change the weights that these adapters were trained on"
-            fix = "leave out one of the two (--model.cold_start=null), or set model.cold_start.adapters: true"
-            raise UserError(START, what, fix=fix)
+            raise UserError(
+                START,
+                "is set, but a cold start would change the weights that these adapters were trained on",
+                fix="leave out one of the two (--model.cold_start=null), or set model.cold_start.adapters: true",
+            )
 
     def check(self, tokenizer: PreTrainedTokenizerBase, prompt_format: PromptFormat = _PLAIN) -> None:
         """Read all demonstrations and encode the first ones, while a mistake is still cheap.
@@ -141,7 +152,7 @@ class ColdStart:
 
     def fingerprint(self) -> dict[str, Any]:
         """Return number and SHA-256 of the demonstrations, for checkpoints."""
-        pairs = self._read()[0]
+        pairs, _ = self._read()
         return {"prompts": len(pairs), "sha256": hashlib.sha256(_json(list(pairs)).encode()).hexdigest()}
 
     def key(self, settings: ModelSettings, longest: int = 0, prompt_format: PromptFormat = _PLAIN) -> str:
@@ -149,17 +160,17 @@ class ColdStart:
         import transformers
 
         folder = Path(loadable_name(settings.name_or_path))
-        files = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in folder.glob("*")] if folder.is_dir() else []
+        files = []
+        if folder.is_dir():  # a folder may be overwritten under its name, so that its files count, too
+            files = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in folder.glob("*")]
         described_model = dataclasses.asdict(settings)
         if not described_model["mask_padding"]:  # as in the key of a run that began before there was such a mask
             del described_model["mask_padding"]
+        names = {field.name for field in dataclasses.fields(self)} - {"demonstrations", "adapters"}
+        demonstrations, _ = self._read()
         described = {
-            "cold_start": {
-                f.name: getattr(self, f.name)
-                for f in dataclasses.fields(self)
-                if f.name not in ("demonstrations", "adapters")
-            },
-            "demonstrations": list(self._read()[0]),
+            "cold_start": {name: getattr(self, name) for name in names},
+            "demonstrations": list(demonstrations),
             "model": [described_model, sorted(files)],
             "versions": [torch.__version__, transformers.__version__],
             "format": 2,
@@ -221,20 +232,21 @@ class ColdStart:
         if not self._from_file:
             prompt_format = dataclasses.replace(prompt_format, **_UNLIMITED)
         rows = teach(pairs, policy.tokenizer, policy.eos_token_ids, prompt_format, where, FIELD)
-        choose_layout(policy, layout, max(longest, *(len(row.prompt) + len(row.response) for row in rows)))
+        lengths = [len(row.prompt) + len(row.response) for row in rows]
+        choose_layout(policy, layout, max(longest, *lengths))
         rows, held_out = self._split(rows, seed)
 
         def batch(step: int) -> list[int]:
             order = permutation(stream(seed, Purpose.COLD_START, step), len(rows))
             return [int(i) for i in order[: self.batch_size]]
 
-        how = Supervised(self.steps, self.gradient_clip, lambda step: self.learning_rate * self._schedule(step), batch)
-        curve = learn(policy, rows, held_out, how, saved)
-        first, last = curve[0], curve[-1]
-        held = "" if last.held_out_loss is None else f", {last.held_out_loss:.3f} on {len(held_out)} held-out ones"
+        settings = Supervised(self.steps, self.gradient_clip, self._learning_rate, batch)
+        curve = learn(policy, rows, held_out, settings, saved)
+        held_out_loss = curve[-1].held_out_loss
+        measured = "" if held_out_loss is None else f", {held_out_loss:.3f} on {len(held_out)} held-out ones"
         log.info(
             "cold start: loss %.3f -> %.3f in %d steps on %d demonstrations%s",
-            first.loss, last.loss, self.steps, len(rows), held,
+            curve[0].loss, curve[-1].loss, self.steps, len(rows), measured,
         )  # fmt: skip
         return curve
 
@@ -243,12 +255,16 @@ class ColdStart:
         if not self._from_file or len(rows) < _HELD_OUT_FROM:
             return rows, []
         count = min(len(rows) // _HELD_OUT_SHARE, _HELD_OUT_MOST)
-        held_out = {int(i) for i in permutation(stream(seed, Purpose.COLD_START_HELD_OUT), len(rows))[:count]}
-        return [r for i, r in enumerate(rows) if i not in held_out], [rows[i] for i in sorted(held_out)]
+        order = permutation(stream(seed, Purpose.COLD_START_HELD_OUT), len(rows))
+        held_out = {int(number) for number in order[:count]}
+        train_rows = [row for number, row in enumerate(rows) if number not in held_out]
+        return train_rows, [rows[number] for number in sorted(held_out)]
 
-    def _schedule(self, step: int) -> float:
-        warm = min(1.0, (step + 1) / max(self.warmup_steps, 1))
-        return warm * (1.0 - 0.9 * step / self.steps)
+    def _learning_rate(self, step: int) -> float:
+        """Return the learning rate of a step, from 0: a linear warm-up, times a linear fall to a tenth."""
+        warm_up = min(1.0, (step + 1) / max(self.warmup_steps, 1))
+        decay = 1.0 - 0.9 * step / self.steps
+        return self.learning_rate * (warm_up * decay)
 
     @property
     def _from_file(self) -> bool:
@@ -257,24 +273,27 @@ class ColdStart:
     def _read(self) -> tuple[Sequence[Demonstration], Callable[[int], str]]:
         """Return the demonstrations, and a function from a number to its place in the source."""
         try:
-            found = open_prompts(self.demonstrations, {}).demonstrations()
+            demonstrations = open_prompts(self.demonstrations, {}).demonstrations()
         except NotImplementedError as error:
             fix = "give a file of demonstrations, or a prompt set that has them, such as ChainTask"
             raise UserError(FIELD, str(error), fix=fix) from error
         except UserError as error:
             raise UserError(FIELD, error.problem, fix=error.fix) if error.field == "data" else error from None
-        if isinstance(found, Demonstrations):
-            return found, found.where
-        return found, lambda number: f"{FIELD}, record {number + 1}"
+        if isinstance(demonstrations, Demonstrations):
+            return demonstrations, demonstrations.where
+        return demonstrations, lambda number: f"{FIELD}, record {number + 1}"
 
 
 def prompt_format_of(data: PromptDataModule) -> PromptFormat:
     """Return the prompt format of a run: demonstrations use the same."""
-    sets, settings = data.sets, data.settings
+    settings = data.settings
     return PromptFormat(
-        sets.system_prompt, sets.chat_template_kwargs, tuple(settings.stop_token_ids or ()), settings.max_prompt_tokens,
+        data.sets.system_prompt,
+        data.sets.chat_template_kwargs,
+        tuple(settings.stop_token_ids or ()),
+        settings.max_prompt_tokens,
         settings.max_response_tokens,
-    )  # fmt: skip
+    )
 
 
 def _json(value: Any) -> str:

@@ -120,32 +120,42 @@ class PromptDataModule(LightningDataModule):
         **experience: Any,
     ) -> None:
         super().__init__()
-        val = train.held_out() if val is None and isinstance(train, Mixture) else val
-        given = {"train": train, "val": val, "test": test or val, "predict": predict or val}
-        judges = all_rewards(rewards or {}, *given.values())
+        if val is None and isinstance(train, Mixture):
+            val = train.held_out()
+        prompts = {"train": train, "val": val, "test": test or val, "predict": predict or val}
+        judges = all_rewards(rewards or {}, *prompts.values())
         weights = weights_by_name(judges, reward_weights)
-        self.val, self.evaluation, self.rewards = val, evaluation, judges
-        self.curriculum, self.turn_credit = curriculum, turn_credit
+        self.val = val
+        self.evaluation = evaluation
+        self.rewards = judges
+        self.curriculum = curriculum
+        self.turn_credit = turn_credit
         self.rollouts = rollouts if rollouts is not None else GroupedSampler()
         self._retrying = partial(RetryingSource, retries=rollout_retries, wait_s=rollout_retry_s)
         self._make_runner = partial(
             RewardRunner, judges, weights, num_workers=reward_workers, deadline_s=reward_deadline_s,
             plugins=(plugins,) if isinstance(plugins, str) else tuple(plugins or ()),
         )  # fmt: skip
-        paid = [name for name, reward in judges.items() if isinstance(reward, EnvironmentReward)]
+        by_turn = [name for name, reward in judges.items() if isinstance(reward, EnvironmentReward)]
+        recorded = getattr(self.rollouts, "rewards", "score") == "recorded"  # then their names are in the rollouts
         shaping = Shaping(
-            truncated_responses, truncation_penalty, combine_rewards, weights,
-            next(iter(paid), None) if turn_credit == "turn" else None,
-            () if getattr(self.rollouts, "rewards", "score") == "recorded" else tuple(judges),
-        )  # fmt: skip
+            truncated_responses,
+            truncation_penalty,
+            combine_rewards,
+            weights,
+            turn_reward=next(iter(by_turn), None) if turn_credit == "turn" else None,
+            rewards=() if recorded else tuple(judges),
+        )
         self.settings = settings = ExperienceSettings(shaping=shaping, **experience)
         self._keeps_deal = settings.deal is None
-        system_prompt, kwargs = settings.system_prompt, chat_template_kwargs or {}
+        system_prompt = settings.system_prompt
+        template_kwargs = chat_template_kwargs or {}
         self.suites = SuiteEvaluations(suites or (), reward_workers, system_prompt, chat_template_kwargs)
         sources.check_sources(self.settings, self.rollouts, judges, weights, turn_credit)
         evaluation.check(judges)
         if isinstance(self.rollouts, WrappingSource):
-            self.rollouts.system_prompt, self.rollouts.chat_template_kwargs = system_prompt, kwargs
+            self.rollouts.system_prompt = system_prompt
+            self.rollouts.chat_template_kwargs = template_kwargs
         self.loader = ExperienceLoader(
             self._roll_out, settings.minibatches_per_rollout, settings.epochs_per_rollout, settings.seed
         )
@@ -157,7 +167,9 @@ class PromptDataModule(LightningDataModule):
         self._prefetcher = RolloutPrefetcher[Responses](settings.max_staleness) if settings.max_staleness else None
         self._one_request = threading.Lock()  # a source answers one request at a time
         self._runner: RewardRunner | None = None
-        self.sets = PromptSets(given, columns or {}, settings.max_prompt_tokens, system_prompt, kwargs, pictures)
+        self.sets = PromptSets(
+            prompts, columns or {}, settings.max_prompt_tokens, system_prompt, template_kwargs, pictures
+        )
 
     # before a run ------------------------------------------------------------------------------------------------
 
@@ -182,7 +194,8 @@ class PromptDataModule(LightningDataModule):
         if stage == "fit":
             self._order = sources.training_order(self.sets, self.settings, self.curriculum)
             self.partial = sources.partial_rollouts(self._retrying(self.rollouts), self._order, self.settings, world)
-        (self.rollouts if stage == "fit" else self.rollouts.for_evaluation()).open(self.longest)
+        source = self.rollouts if stage == "fit" else self.rollouts.for_evaluation()
+        source.open(self.longest)
         if self._runner is None and self.rewards:  # the workers start now: their import time hides behind the model's
             sources.check_rewards(self.runner, self.sets, self.rollouts, tokenizer)
 
@@ -194,7 +207,8 @@ class PromptDataModule(LightningDataModule):
             folder: the run folder.
             distributions: keep measurements of single responses.
         """
-        settings, context = self.settings, state.forward_context
+        settings = self.settings
+        context = state.forward_context
         build = partial(GenerateAndScore, total_steps=partial(total_steps, state, settings.updates_per_iteration))
         rewards = self.runner if self.rewards else Unrewarded()
         self.score_held_out = build(
@@ -265,14 +279,14 @@ class PromptDataModule(LightningDataModule):
         Raises:
             UserError: the number of ranks changed in the middle of an iteration.
         """
-        mine = part_of(state_dict["ranks"], *rank_and_world())
+        position = part_of(state_dict["ranks"], *rank_and_world())
         if self._order is not None:
             self._order.load_state_dict(state_dict)
         if self._keeps_deal:
             self._deal_as(state_dict["deal"])
-        self.loader.go_to(mine)
-        if self.partial is not None and "partial" in mine:
-            self.partial.load_state_dict(mine["partial"], self.sets.read["train"].by_id)
+        self.loader.go_to(position)
+        if self.partial is not None and "partial" in position:
+            self.partial.load_state_dict(position["partial"], self.sets.read["train"].by_id)
 
     # used by the module and the callbacks ------------------------------------------------------------------------
 
@@ -287,8 +301,8 @@ class PromptDataModule(LightningDataModule):
     @property
     def longest(self) -> int:
         """Largest number of tokens in a row, prompt and response, in training or in an evaluation."""
-        settings, evaluation = self.settings, self.evaluation
-        return settings.max_prompt_tokens + max(settings.max_response_tokens, evaluation.max_response_tokens or 0)
+        longest_response = max(self.settings.max_response_tokens, self.evaluation.max_response_tokens or 0)
+        return self.settings.max_prompt_tokens + longest_response
 
     def held_out_sampling(self, policy: Policy) -> SamplingParams:
         """Return the sampling parameters of evaluations."""

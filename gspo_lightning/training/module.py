@@ -126,12 +126,18 @@ class GSPOModule(PolicyModule):
         self.reference: ReferencePolicy | None = None
         self.teacher_model = taught_by(teacher)
         self.teacher: Teacher | None = None
-        self.critic, self.build_optimizer, self.build_scheduler = critic, optimizer, lr_scheduler
-        self.segment_delimiters, self.ess_step_scaling = segment_delimiters or [], ess_step_scaling
-        self.allow_unusual_clip, self.histogram_every = allow_unusual_clip, histogram_every
-        self.routing_replay, self.router_metrics = replay_word(routing_replay), router_metrics
+        self.critic = critic
+        self.build_optimizer = optimizer
+        self.build_scheduler = lr_scheduler
+        self.segment_delimiters = segment_delimiters or []
+        self.ess_step_scaling = ess_step_scaling
+        self.allow_unusual_clip = allow_unusual_clip
+        self.histogram_every = histogram_every
+        self.routing_replay = replay_word(routing_replay)
+        self.router_metrics = router_metrics
         self.router_aux_loss_coef = router_aux_loss_coef
-        self.update_metrics, self.guard = UpdateMetrics(metrics), NonFiniteGuard(on_nonfinite, max_skips)
+        self.update_metrics = UpdateMetrics(metrics)
+        self.guard = NonFiniteGuard(on_nonfinite, max_skips)
         self.run = RunRecord(self.guard, self.update_metrics, self.old_logprobs, self.evaluator, critic)
         self.before_update: list[Callable[[dict[str, float]], None]] = []
         """Callbacks that get the metrics of an update, before the optimizer steps."""
@@ -163,9 +169,10 @@ class GSPOModule(PolicyModule):
 
     def terms(self) -> LossTerms:
         """Return the inputs of this run's loss."""
-        temperature, coef = self.data.settings.temperature, self.router_aux_loss_coef
+        temperature = self.data.settings.temperature
+        router_coef = self.router_aux_loss_coef
         segments = partial(segments_of, self.objective, self.segment_delimiters, self.tokenizer)
-        return LossTerms(self.policy, self.old_policy, self.objective, temperature, segments, coef, self.teacher)
+        return LossTerms(self.policy, self.old_policy, self.objective, temperature, segments, router_coef, self.teacher)
 
     # building ----------------------------------------------------------------------------------------------------
 
@@ -198,7 +205,8 @@ class GSPOModule(PolicyModule):
         """Load the policy; shard it, the old policy and the reference if the strategy does so."""
         if hasattr(self, "policy"):
             return
-        settings, strategy = self.start(), self.trainer.strategy
+        settings = self.start()
+        strategy = self.trainer.strategy
         sharding = sharding_of(strategy)
         dtype = self.autocast_dtype(strategy.root_device)
         self.policy = self.fitting(build_policy(
@@ -224,8 +232,10 @@ class GSPOModule(PolicyModule):
         """Load the teacher and check ratios and sampling, with the device, precision and strategy of training."""
         self.restored = None  # callbacks have used it
         if self.teacher is None:
-            parts = self.settings, self.policy, self.objective, self.data, self.trainer
-            self.teacher = load_teacher(self.teacher_model, *parts, self.autocast_dtype(self.device))
+            dtype = self.autocast_dtype(self.device)
+            self.teacher = load_teacher(
+                self.teacher_model, self.settings, self.policy, self.objective, self.data, self.trainer, dtype
+            )
         rows = probe(self.policy, probe_length(self.policy, self.data.longest, self.data.token_budget))
         check_ratio_noise(self.policy, rows.to(self.device), self.objective, self.forward_context)
         check_stop_tokens(self.data.settings.stop_token_ids or (), self.policy.unsaid)
@@ -244,9 +254,9 @@ class GSPOModule(PolicyModule):
 
     def configure_optimizers(self) -> Any:
         """Build the optimizer over the policy's trainable parameters, and the scheduler stepped with it."""
-        watched = partial(check_monitor, "model.lr_scheduler", data=self.data, level=self.update_metrics.level)
+        check = partial(check_monitor, "model.lr_scheduler", data=self.data, level=self.update_metrics.level)
         scaled = scaler_of(self.trainer) is not None
-        return build_optimizers(self.policy, self.build_optimizer, self.build_scheduler, watched, scaled=scaled)
+        return build_optimizers(self.policy, self.build_optimizer, self.build_scheduler, check, scaled=scaled)
 
     # checkpoints -------------------------------------------------------------------------------------------------
 
@@ -287,9 +297,13 @@ class GSPOModule(PolicyModule):
         """Run forward and backward of every micro-batch of an update; Lightning does the last backward and the step."""
         self._update = update = Update(batch, self.on_policy(batch), time.perf_counter())
         check_accumulation(self.trainer)
-        memory, terms, strategy = self.data.memory, self.terms(), self.trainer.strategy
+        terms = self.terms()
+        strategy = self.trainer.strategy
+        memory = self.data.memory
         memory.about(self.policy.packed, is_sharded(self.policy), self.policy.decoding.release)
-        without_sync, scale = partial(no_backward_sync, strategy, self.policy), Scale(scaler_of(self.trainer))
+        without_sync = partial(no_backward_sync, strategy, self.policy)
+        scale = Scale(scaler_of(self.trainer))
+        # the gradient noise compares micro-batches, whose rows must not be sorted by length (as padded ones are)
         comparable = memory.packed and not memory.sharded and scale.scaler is None
 
         def backward(parts: list[MicroBatch]) -> tuple[Tensor, MetricSums]:
@@ -312,13 +326,16 @@ class GSPOModule(PolicyModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Record the gradient norm before clipping; drop an update with a NaN or infinity, and keep the weights."""
-        values, gradients = self._update.values, [p.grad for p in self.policy.parameters() if p.grad is not None]
+        values = self._update.values
+        gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
         norm = total_norm(gradients, sharded=is_sharded(self.policy), device=self.device)
         if self.ess_step_scaling:
             self._update.scale_step(optimizer)
-        values["optim/gradient_norm"], values["optim/lr"] = norm, float(optimizer.param_groups[0]["lr"])
+        values["optim/gradient_norm"] = norm
+        values["optim/lr"] = float(optimizer.param_groups[0]["lr"])
         suspects = self._update.suspects
-        if (scaler := scaler_of(self.trainer)) is not None:
+        scaler = scaler_of(self.trainer)
+        if scaler is not None:
             values["optim/loss_scale"] = scaler.get_scale()
             if overflows(scaler, suspects):  # the scaler skips this update
                 values["optim/gradient_norm"] = suspects["gradient norm"] = norm = 0.0
@@ -326,8 +343,8 @@ class GSPOModule(PolicyModule):
         if skipped or self.critic_only:
             optimizer.zero_grad(set_to_none=True)  # a step without gradients changes nothing
         values |= self.update_metrics.before_step(self.policy, norm)
-        for look in self.before_update:
-            look(values)
+        for callback in self.before_update:
+            callback(values)
 
     def configure_gradient_clipping(
         self,
@@ -343,23 +360,25 @@ class GSPOModule(PolicyModule):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Make the optimizer step; only then count the mini-batch as trained on, and log the update."""
         super().optimizer_step(*args, **kwargs)
-        update, step = self._update, self.global_step + 1  # Lightning counts the step after this hook
+        update = self._update
+        step = self.global_step + 1  # Lightning counts the step after this hook
         update.restore_rates(self.policy_optimizer)
         changes = self.update_metrics.after_step(self.policy)
         if not finite_by_norms(changes):  # otherwise every weight that was trained is finite, without another pass
             check_weights(self.policy, f"after update {step}")
         update.values |= changes
         self.data.loader.mark_trained()
-        over = self.data.loader.spent
-        if self.policy.routing is not None and over:
-            first, temperature = update.batch.micro_batches[0], self.data.settings.temperature
-            update.values["moe/changed_over_iteration"] = changed_routes(first, self.policy, temperature)
+        last_of_iteration = self.data.loader.spent
+        if self.policy.routing is not None and last_of_iteration:
+            rows = update.batch.micro_batches[0]
+            temperature = self.data.settings.temperature
+            update.values["moe/changed_over_iteration"] = changed_routes(rows, self.policy, temperature)
         if not self.last_update:
             check_measured(self.trainer, update.values)
         update.log(self.loggers, step)
         self.last_update = update.values
         self.trainer.callback_metrics.update({tag: torch.tensor(value) for tag, value in update.values.items()})
-        if over:
+        if last_of_iteration:
             step_plateaus(self.trainer.lr_scheduler_configs, update.values, self.lr_scheduler_step)
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
@@ -369,7 +388,8 @@ class GSPOModule(PolicyModule):
 
     def dump_update(self, values: dict[str, float]) -> Path:
         """Write the inputs of this update and the current weights to ``dumps/``; return the path."""
-        data, update = self.data, self._update
+        data = self.data
+        update = self._update
         dump = make_dump(
             update.batch, self.terms(), on_policy=update.on_policy, update=self.global_step + 1, values=values,
             rewards=data.loader.experience.rewards, model=self.settings, longest=data.longest,

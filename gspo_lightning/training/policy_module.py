@@ -50,7 +50,8 @@ class PolicyModule(LightningModule):
 
     def __init__(self, settings: ModelSettings, cold_start: ColdStart | None) -> None:
         super().__init__()
-        self.settings, self.cold_start = settings, cold_start
+        self.settings = settings
+        self.cold_start = cold_start
         self.evaluator = Evaluator()
         self.average: Average | None = None
         """Average of the weights, if a callback asks for one; evaluations use it."""
@@ -100,9 +101,9 @@ class PolicyModule(LightningModule):
     @property
     def policy_optimizer(self) -> torch.optim.Optimizer:
         """The policy's optimizer, without Lightning's wrapper."""
-        found = self.optimizers(use_pl_optimizer=False)
-        assert isinstance(found, torch.optim.Optimizer)
-        return found
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        assert isinstance(optimizer, torch.optim.Optimizer)
+        return optimizer
 
     def on_train_batch_end(self, *_: Any) -> None:
         """Free the gradients, after the callbacks have seen them: the next rollouts need the memory."""
@@ -153,12 +154,13 @@ class PolicyModule(LightningModule):
 
     def fingerprints(self, data: PromptDataModule) -> dict[str, dict[str, Any]]:
         """Return fingerprints of what a resumed run starts from: its demonstrations, or the adapters it began with."""
-        found: dict[str, dict[str, Any]] = {}
-        if self.settings.lora is not None and (start := self.settings.lora.start_from) is not None:
-            found[START] = {"sha256": sha256(adapter_folder(start) / WEIGHTS)}
+        fingerprints: dict[str, dict[str, Any]] = {}
+        lora = self.settings.lora
+        if lora is not None and lora.start_from is not None:
+            fingerprints[START] = {"sha256": sha256(adapter_folder(lora.start_from) / WEIGHTS)}
         if self.cold_start is not None and self.keeps_start(data):
-            found[FIELD] = self.cold_start.fingerprint()
-        return found
+            fingerprints[FIELD] = self.cold_start.fingerprint()
+        return fingerprints
 
     def keeps_start(self, data: PromptDataModule) -> bool:
         """True if the model to start from is needed unchanged, even when a checkpoint has newer weights."""
@@ -175,7 +177,8 @@ class PolicyModule(LightningModule):
             if self.cold_start is None or not self.makes_start(data):
                 self._started = self.settings
             else:
-                root, device = Path(self.trainer.default_root_dir), self.trainer.strategy.root_device
+                root = Path(self.trainer.default_root_dir)
+                device = self.trainer.strategy.root_device
                 prompt_format = prompt_format_of(data)
                 self._started = self.cold_start.ensure(self.settings, root, data.longest, prompt_format, device)
         return self._started
@@ -202,8 +205,13 @@ class PolicyModule(LightningModule):
 
     def verify(self, policy: Policy, source: RolloutSource) -> None:
         """Verify that a source computes the policy's log-probabilities; see :mod:`gspo_lightning.rollouts.verify`."""
-        temperature, longest = self.data.settings.temperature, self.data.longest
-        verify_decoding(policy, source, temperature=temperature, longest=longest, context=self.forward_context)
+        verify_decoding(
+            policy,
+            source,
+            temperature=self.data.settings.temperature,
+            longest=self.data.longest,
+            context=self.forward_context,
+        )
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the trained weights: with adapters only these, in every checkpoint and under every strategy."""
@@ -213,11 +221,13 @@ class PolicyModule(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse adapters that were trained on other base weights."""
         self.loaded_step = int(checkpoint.get("global_step", 0))
-        if self.settings.lora is not None:
-            self.configure_model()
-            check_base(checkpoint, self.base_norm)
-            if state := checkpoint.get("state_dict", {}):
-                check_names(state, self.state_dict())
+        if self.settings.lora is None:
+            return
+        self.configure_model()
+        check_base(checkpoint, self.base_norm)
+        state = checkpoint.get("state_dict", {})
+        if state:  # if sharded, the strategy has loaded the weights
+            check_names(state, self.state_dict())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the model's settings (for ``gspo export``)."""
@@ -232,8 +242,8 @@ class PolicyModule(LightningModule):
         """Reset the counts, after any rollout ahead of training has released the source."""
         if self.data.iteration is not None and self.data.iteration.sampling.prefetcher is not None:
             self.data.iteration.sampling.prefetcher.settle()
-        test = self.trainer.state.fn == "test"
-        self.evaluator.start(self.data.evaluation, self.device, self.data.sets.source_names("test" if test else "val"))
+        split = "test" if self.trainer.state.fn == "test" else "val"
+        self.evaluator.start(self.data.evaluation, self.device, self.data.sets.source_names(split))
         self.on_predict_epoch_start()
 
     def validation_step(self, batch: list[Prompt], batch_idx: int) -> None:
@@ -242,15 +252,15 @@ class PolicyModule(LightningModule):
 
     def on_validation_epoch_end(self, to_callbacks: bool = True) -> None:
         """Log under the number of updates so far; the evaluation before the first update is step 0."""
-        found = self.evaluator.finish(self.global_step, self._measure_suites())
+        metrics = self.evaluator.finish(self.global_step, self._measure_suites())
         if self.data.iteration is None or self.data.iteration.sampling.prefetcher is None:
             self.data.rollouts.for_evaluation().sleep()
         if self.trainer.state.fn == "fit":
             for logger in self.loggers:
-                logger.log_metrics(found, step=self.global_step)
+                logger.log_metrics(metrics, step=self.global_step)
         if to_callbacks and not self.trainer.sanity_checking:  # Lightning refuses self.log there; others may monitor it
-            self.log_dict(found, logger=False)
-            step_plateaus(self.trainer.lr_scheduler_configs, found, self.lr_scheduler_step)
+            self.log_dict(metrics, logger=False)
+            step_plateaus(self.trainer.lr_scheduler_configs, metrics, self.lr_scheduler_step)
 
     def _measure_suites(self) -> dict[str, float]:
         if not self.data.suites.names:

@@ -24,8 +24,10 @@ from gspo_lightning.resume import (
 
 log = logging.getLogger(__name__)
 
-EVERY_S, SHARE = 10.0, 20.0
-"""Seconds between two saves, and the least ratio of that time to the time of a save: at most 5 % of a cold start."""
+EVERY_S = 10.0
+"""Least number of seconds between two saves."""
+SHARE = 20.0
+"""Least ratio of that time to the time of a save, so that saving takes at most 5 % of a cold start."""
 
 
 class SavedProgress:
@@ -37,16 +39,18 @@ class SavedProgress:
 
     def __init__(self, target: Path) -> None:
         self.folder = target.with_name(f"{target.name}.progress")
-        self._last, self._took = time.monotonic(), 0.0
+        self._last = time.monotonic()
+        self._took = 0.0
 
     def load(self) -> dict[str, Any] | None:
         """Return the newest state that is intact; None if there is none."""
         for path, manifest in manifests(self.folder):
-            if (why := damage(path)) is None:
+            reason = damage(path)
+            if reason is None:
                 log.info("cold start: continuing behind step %d", manifest.step)
                 state: dict[str, Any] = read_tensors(path, "cold_start")
                 return state
-            log.warning("cold start: %s is not used (%s)", path, why)
+            log.warning("cold start: %s is not used (%s)", path, reason)
         return None
 
     def save_if_due(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
@@ -65,20 +69,22 @@ class SavedProgress:
             InfrastructureError: it cannot be written.
         """
         start = time.monotonic()
-        path, before = self.folder / f"step-{step:08d}.pt", manifests(self.folder)
+        path = self.folder / f"step-{step:08d}.pt"
+        earlier = manifests(self.folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with atomic_file(path) as file:
                 torch.save(state(), cast(Any, file))
             Manifest({path.name: (file.bytes, file.sha256)}, step, next_serial(self.folder)).write(path)
         except OSError as error:
-            what = f"the state of the cold start cannot be written to {path}: {error.strerror or error}"
+            problem = f"the state of the cold start cannot be written to {path}: {error.strerror or error}"
             raise InfrastructureError(
-                f"{what}\n  fix: make room, or the folder writable, and repeat the command"
+                f"{problem}\n  fix: make room, or the folder writable, and repeat the command"
             ) from error
-        for old in (old for old, _ in before if old != path):
-            old.unlink(missing_ok=True)
-            manifest_path(old).unlink(missing_ok=True)
+        for old, _ in earlier:
+            if old != path:
+                old.unlink(missing_ok=True)
+                manifest_path(old).unlink(missing_ok=True)
         self._last = time.monotonic()
         self._took = self._last - start
 

@@ -25,8 +25,10 @@ log = logging.getLogger(__name__)
 
 CURVE = "cold_start.jsonl"
 """File with the loss curve of a cold start, in the folder of the resulting model."""
-POINTS, _EVALUATIONS = 200, 20
-"""Largest number of points of a curve, and of measurements of the held-out loss."""
+POINTS = 200
+"""Largest number of points of a curve."""
+_EVALUATIONS = 20
+"""Largest number of measurements of the held-out loss."""
 _TOKENS = 16384
 """Tokens of one forward pass, with the padding of a padded layout; changes memory, never the loss."""
 
@@ -57,7 +59,7 @@ def learn(
     policy: Policy,
     rows: Sequence[Taught],
     held_out: Sequence[Taught],
-    how: Supervised,
+    settings: Supervised,
     saved: SavedProgress | None = None,
 ) -> list[Point]:
     """Train a policy in place; return its loss curve.
@@ -66,25 +68,27 @@ def learn(
         policy: the policy; in training mode afterwards.
         rows: rows to learn.
         held_out: rows that are only measured; may be empty.
-        how: settings of the steps.
+        settings: settings of the steps.
         saved: keeps the state now and then and at an interruption, and gives that of a killed process; None starts from
             the beginning.
     """
-    training = _Training(policy, how)
-    if saved is not None and (state := saved.load()) is not None:
+    training = _Training(policy, settings)
+    state = None if saved is None else saved.load()
+    if state is not None:
         training.load_state_dict(state)
     policy.train()
-    wait = 0.2 if sys.stderr.isatty() else 5.0
+    wait_s = 0.2 if sys.stderr.isatty() else 5.0  # into a file, seldom
+    steps = settings.steps
     try:
-        with tqdm(total=how.steps, initial=training.done, desc="cold start", unit="step", mininterval=wait) as bar:
+        with tqdm(total=steps, initial=training.done, desc="cold start", unit="step", mininterval=wait_s) as bar:
             while True:
                 if training.note(held_out):
-                    bar.set_postfix_str(_shown(training.curve), refresh=False)
-                if training.done == how.steps:
+                    bar.set_postfix_str(_losses(training.curve), refresh=False)
+                if training.done == steps:
                     break
                 if saved is not None and training.done:
                     saved.save_if_due(training.done, training.state_dict)
-                training.step([rows[number] for number in how.batch(training.done)])
+                training.step([rows[number] for number in settings.batch(training.done)])
                 bar.update()
     except (KeyboardInterrupt, SystemExit):  # SystemExit: SIGTERM
         if saved is not None and training.done:
@@ -99,14 +103,17 @@ class _Training:
 
     Args:
         policy: trained in place.
-        how: settings of the steps.
+        settings: settings of the steps.
     """
 
-    def __init__(self, policy: Policy, how: Supervised) -> None:
-        self.policy, self.how, self.done = policy, how, 0
+    def __init__(self, policy: Policy, settings: Supervised) -> None:
+        self.policy = policy
+        self.settings = settings
+        self.done = 0
+        """Steps made so far."""
         self.trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
         self.optimizer = torch.optim.AdamW(
-            self.trained.values(), lr=how.learning_rate(0), betas=(0.9, 0.95), weight_decay=0.0
+            self.trained.values(), lr=settings.learning_rate(0), betas=(0.9, 0.95), weight_decay=0.0
         )
         self.curve: list[Point] = []
         self._losses: list[Tensor] = []
@@ -114,24 +121,26 @@ class _Training:
     def step(self, rows: Sequence[Taught]) -> None:
         """Make an optimizer step on the mean loss of a batch."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self.how.learning_rate(self.done)
+            group["lr"] = self.settings.learning_rate(self.done)
         self.optimizer.zero_grad(set_to_none=True)
         loss = _backward(self.policy, rows)
         with uninterrupted():  # signals wait until weights, losses and counter fit together
-            torch.nn.utils.clip_grad_norm_(self.trained.values(), self.how.gradient_clip)
+            torch.nn.utils.clip_grad_norm_(self.trained.values(), self.settings.gradient_clip)
             self.optimizer.step()
             self._losses.append(loss)
             self.done += 1
 
     def note(self, held_out: Sequence[Taught]) -> bool:
         """Add a point to the curve if one is due and not there; return True if it was added."""
-        steps, last = self.how.steps, self.done == self.how.steps
-        measures = bool(held_out) and (last or self.done % max(1, steps // _EVALUATIONS) == 0)
-        due = measures or last or self.done % max(1, steps // POINTS) == 0
+        steps = self.settings.steps
+        is_last = self.done == steps
+        measures = bool(held_out) and (is_last or self.done % max(1, steps // _EVALUATIONS) == 0)
+        due = measures or is_last or self.done % max(1, steps // POINTS) == 0
         if not due or not self._losses:
             return False
-        measured = measure(self.policy, held_out) if measures else None
-        self.curve.append(Point(self.done, float(torch.stack(self._losses).mean()), measured))
+        loss = float(torch.stack(self._losses).mean())
+        held_out_loss = measure(self.policy, held_out) if measures else None
+        self.curve.append(Point(self.done, loss, held_out_loss))
         self._losses = []
         return True
 
@@ -148,21 +157,25 @@ class _Training:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of :meth:`state_dict`."""
-        self.done, self.curve = int(state["done"]), [Point(*point) for point in state["curve"]]
+        self.done = int(state["done"])
+        self.curve = [Point(*point) for point in state["curve"]]
         for name, weight in self.trained.items():
             weight.copy_(state["weights"][name])
         self.optimizer.load_state_dict(state["optimizer"])
         self._losses = [loss.to(self.policy.device) for loss in state["losses"]]
 
 
-def _shown(curve: Sequence[Point]) -> str:
-    held_out = next((point.held_out_loss for point in reversed(curve) if point.held_out_loss is not None), None)
-    return f"loss={curve[-1].loss:.3f}" + ("" if held_out is None else f", held-out={held_out:.3f}")
+def _losses(curve: Sequence[Point]) -> str:
+    """Return the newest losses of a curve as text; the held-out loss is not measured at every point."""
+    text = f"loss={curve[-1].loss:.3f}"
+    held_out_losses = [point.held_out_loss for point in curve if point.held_out_loss is not None]
+    return f"{text}, held-out={held_out_losses[-1]:.3f}" if held_out_losses else text
 
 
 def _backward(policy: Policy, rows: Sequence[Taught]) -> Tensor:
     """Accumulate gradients of the mean loss over the taught tokens of all rows, piece by piece; return that loss."""
-    count, total = sum(sum(row.mask) for row in rows), torch.zeros(())
+    count = sum(sum(row.mask) for row in rows)
+    total = torch.zeros(())
     for piece in _pieces(rows, packed=policy.packed):
         loss = _loss(policy, piece) / count
         loss.backward()
@@ -188,31 +201,37 @@ def _loss(policy: Policy, rows: Sequence[Taught]) -> Tensor:
 def _pieces(rows: Sequence[Taught], *, packed: bool) -> Iterator[list[Taught]]:
     """Yield rows in order, in pieces of at most :data:`_TOKENS` tokens, or of one row."""
     piece: list[Taught] = []
-    longest = total = 0
+    longest = 0
+    total = 0
     for row in rows:
         length = len(row.prompt) + len(row.response)
         size = total + length if packed else max(longest, length) * (len(piece) + 1)
         if piece and size > _TOKENS:
             yield piece
-            piece, longest, total = [], 0, 0
+            piece = []
+            longest = 0
+            total = 0
         piece.append(row)
-        longest, total = max(longest, length), total + length
+        longest = max(longest, length)
+        total += length
     if piece:
         yield piece
 
 
 def _collate(rows: Sequence[Taught]) -> MicroBatch:
-    prompts = torch.tensor([len(row.prompt) for row in rows])
-    responses = torch.tensor([len(row.response) for row in rows])
-    ids = torch.zeros(len(rows), int((prompts + responses).max()), dtype=torch.int64)
-    mask = torch.zeros(len(rows), int(responses.max()), dtype=torch.bool)
+    """Return a micro-batch of rows [N, L] whose response mask [N, T] is that of the taught tokens."""
+    prompt_lengths = torch.tensor([len(row.prompt) for row in rows])
+    response_lengths = torch.tensor([len(row.response) for row in rows])
+    ids = torch.zeros(len(rows), int((prompt_lengths + response_lengths).max()), dtype=torch.int64)
+    mask = torch.zeros(len(rows), int(response_lengths.max()), dtype=torch.bool)
     for i, row in enumerate(rows):
         ids[i, : len(row.prompt) + len(row.response)] = torch.tensor([*row.prompt, *row.response])
         mask[i, : len(row.response)] = torch.tensor(row.mask)
     media = tuple(row.media for row in rows) if any(row.media for row in rows) else None
-    batch = MicroBatch(ids, prompts, responses, mask, torch.zeros(len(rows)), media=media)
-    if media is not None:
+    batch = MicroBatch(ids, prompt_lengths, response_lengths, mask, torch.zeros(len(rows)), media=media)
+    if media is not None:  # placeholders of different pictures are the same tokens: equal ids are not equal prompts
         return batch
+    # equal prompts share one computation of their prefix: all rows point to the last row with that prompt
     contexts = {tuple(row.prompt): number for number, row in enumerate(rows)}
     index = torch.tensor([contexts[tuple(row.prompt)] for row in rows])
     return replace(batch, prompt_index=index, common_prefix=common_prefix(contexts.keys()))
@@ -227,4 +246,6 @@ def write_curve(curve: Sequence[Point], folder: Path) -> None:
 def read_curve(folder: Path) -> list[Point]:
     """Read the loss curve of a cold start; return an empty list if older code made it."""
     file = folder / CURVE
-    return [Point(**json.loads(line)) for line in file.read_text("ascii").splitlines()] if file.is_file() else []
+    if not file.is_file():
+        return []
+    return [Point(**json.loads(line)) for line in file.read_text("ascii").splitlines()]

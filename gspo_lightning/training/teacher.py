@@ -204,7 +204,8 @@ def load_teacher(
     if start is None:
         return served_teacher(teacher, policy)
     if teacher.cold_start is not None:
-        root, device = Path(trainer.default_root_dir), trainer.strategy.root_device
+        root = Path(trainer.default_root_dir)
+        device = trainer.strategy.root_device
         start = teacher.cold_start.ensure(start, root, data.longest, prompt_format_of(data), device)
     sharding = sharding_of(trainer.strategy)
     return local_teacher(
@@ -241,12 +242,12 @@ def _loaded(settings: ModelSettings) -> Policy:
 
 def _of_teacher(error: UserError) -> UserError:
     """Return the same error, with the teacher as its field."""
-    named = FIELD if error.field == "model.name_or_path" else error.field
-    return UserError(named, error.problem, fix=error.fix)
+    field = FIELD if error.field == "model.name_or_path" else error.field
+    return UserError(field, error.problem, fix=error.fix)
 
 
 def local_teacher(
-    own: Policy,
+    teacher: Policy,
     policy: Policy,
     *,
     exact: bool,
@@ -257,7 +258,7 @@ def local_teacher(
     """Wrap a loaded model as the teacher.
 
     Args:
-        own: the teacher's weights.
+        teacher: the teacher's weights.
         policy: the trained policy.
         exact: compare whole distributions.
         longest: tokens that a row may have.
@@ -267,9 +268,9 @@ def local_teacher(
     Raises:
         UserError: its outputs differ from the policy's, or it cannot compute exact log-probabilities.
     """
-    check_outputs(policy, own, exact=exact)
-    choose_layout(own, "auto", longest, policy.device, dtype)
-    return LocalTeacher(own, exact=exact, shard=shard)
+    check_outputs(policy, teacher, exact=exact)
+    choose_layout(teacher, "auto", longest, policy.device, dtype)
+    return LocalTeacher(teacher, exact=exact, shard=shard)
 
 
 def teacher_of(
@@ -293,13 +294,13 @@ def teacher_of(
     exact = objective.distill_exact
     if isinstance(teacher, PreTrainedModel):
         check_causal(teacher)
-        own = Policy(teacher, policy.tokenizer)
-        check_head(own)
-        return local_teacher(own, policy, exact=exact, longest=longest)
-    named = TeacherModel(teacher)
+        given_teacher = Policy(teacher, policy.tokenizer)
+        check_head(given_teacher)
+        return local_teacher(given_teacher, policy, exact=exact, longest=longest)
+    settings = TeacherModel(teacher)
     if is_url(teacher):
-        check_served(named, objective, temperature)
-        return served_teacher(named, policy)
-    own = _loaded(ModelSettings(teacher, named.dtype))
-    check_vocabulary(policy.tokenizer, own.tokenizer)
-    return local_teacher(own, policy, exact=exact, longest=longest)
+        check_served(settings, objective, temperature)
+        return served_teacher(settings, policy)
+    loaded_teacher = _loaded(ModelSettings(teacher, settings.dtype))
+    check_vocabulary(policy.tokenizer, loaded_teacher.tokenizer)
+    return local_teacher(loaded_teacher, policy, exact=exact, longest=longest)

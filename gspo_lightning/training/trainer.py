@@ -29,7 +29,7 @@ from gspo_lightning.loop.advantages.advantages import Advantages
 from gspo_lightning.loop.advantages.shaping import Shaping
 from gspo_lightning.loop.advantages.within_groups import GroupNormalised
 from gspo_lightning.loop.critic import ValueModel
-from gspo_lightning.loop.experience.generate_and_score import GenerateAndScore, Scorer, Unrewarded
+from gspo_lightning.loop.experience.generate_and_score import GenerateAndScore, Scorer
 from gspo_lightning.loop.experience.iteration import Iteration
 from gspo_lightning.loop.experience.loader import ExperienceLoader
 from gspo_lightning.loop.experience.sampling import Sampling
@@ -65,6 +65,7 @@ from gspo_lightning.training.trainer_inputs import (
     RewardFunction,
     encode_queries,
     records_of,
+    scorer_of,
 )
 
 log = logging.getLogger(__name__)
@@ -131,8 +132,8 @@ class GSPOTrainer:
         teacher: PreTrainedModel | str | None = None,
     ) -> None:
         if isinstance(config, str | Path | Mapping):
-            config, found = config_of(config)
-            objective = found if objective is None else objective
+            config, objective_of_config = config_of(config)
+            objective = objective_of_config if objective is None else objective
         check_model(model)
         self.config = trainer_config.fitting(config or GSPOConfig(), trainer_config.context_of(model))
         if rank_and_world()[1] > 1:
@@ -210,32 +211,36 @@ class GSPOTrainer:
                 f"{len(records)} groups cannot be dealt evenly to {self.config.minibatches} mini-batches",
                 fix=f"give a multiple of minibatches = {self.config.minibatches}",
             )
-        caller = self._scorer(queries, records, reward_function)
-        config, iteration = self.config, self._iteration(self._read(records), caller)
+        scorer = scorer_of(queries, records, reward_function, self.objective, has_teacher=self.teacher is not None)
+        config = self.config
+        iteration = self._iteration(self._read(records), scorer)
         loader = ExperienceLoader(iteration.run, config.minibatches, config.epochs, config.seed)
         loader.iteration = self.iteration - 1  # the next rollout is this step's
         trained: list[MiniBatch] = []
-        sums, norm, seconds = MetricSums(), 0.0, 0.0
+        sums = MetricSums()
+        norms = 0.0
+        seconds = 0.0
         with modes_kept(self.policy):
             self.policy.train()
             for batch in loader:
                 self.iteration = batch.iteration + 1
                 start = time.perf_counter()
-                norm += self._update(batch.to(self.policy.device), sums)
+                norms += self._update(batch.to(self.policy.device), sums)
                 seconds += time.perf_counter() - start
                 trained.append(batch)
         self.examples = loader.experience.examples
         pairs, vectors, maxima = sums.reduce()
         self.old_logprobs.note(pairs)
         statistics = loader.experience.metrics | update_scalars(pairs) | maxima | ratio_percentiles(vectors["ratio"])
-        return statistics | self._means(statistics["loss"], norm, seconds, trained)
+        return statistics | self._means(statistics["loss"], norms, seconds, trained)
 
-    def _means(self, loss: float, norm: float, seconds: float, trained: Sequence[MiniBatch]) -> dict[str, float]:
+    def _means(self, losses: float, norms: float, seconds: float, trained: Sequence[MiniBatch]) -> dict[str, float]:
         """Return means over the updates of a step, from sums over them."""
-        updates, tokens = len(trained), sum(b.num_tokens for b in trained)
+        updates = len(trained)
+        tokens = sum(batch.num_tokens for batch in trained)
         return {
-            "loss": loss / updates,
-            "optim/gradient_norm": norm / updates,
+            "loss": losses / updates,
+            "optim/gradient_norm": norms / updates,
             "optim/lr": float(self.optimizer.param_groups[0]["lr"]),
             "data/tokens_per_update": tokens / updates,
             "data/micro_batches": sum(len(b.micro_batches) for b in trained) / updates,
@@ -284,22 +289,25 @@ class GSPOTrainer:
         Raises:
             UserError: as :meth:`train_step`.
         """
-        settings, records = Evaluation(temperature=temperature, samples=samples), records_of(queries)
+        settings = Evaluation(temperature=temperature, samples=samples)
+        records = records_of(queries)
         settings.check(())
-        caller, prompts = CallerReward.of(queries, records, reward_function), self._read(records)
-        generate_and_score = GenerateAndScore(self.rollouts, caller, samples, self.config.seed, Purpose.EVAL_SAMPLING)
+        scorer = CallerReward.of(queries, records, reward_function)
+        prompts = self._read(records)
+        generate_and_score = GenerateAndScore(self.rollouts, scorer, samples, self.config.seed, Purpose.EVAL_SAMPLING)
         sampling = settings.sampling(self._settings(self.config.minibatches).sampling(self.policy.eos_token_ids))
         metrics = EvaluationMetrics()
         metrics.start(settings, self.policy.device)
         with modes_kept(self.policy), torch.no_grad():
             groups, _ = generate_and_score(self.policy, prompts, sampling, iteration=0, version=self.version)
-        for rollout in (r for group in groups for r in group):
-            rollout.reward_parts = {REWARD: rollout.reward}
+        for group in groups:
+            for rollout in group:
+                rollout.reward_parts = {REWARD: rollout.reward}
         metrics.update(groups, REWARD)
-        self.examples = [
-            {"prompt": g[0].prompt.text, "completion": g[0].text, "reward": g[0].reward, "shown_as": "sample"}
-            for g in groups
-        ]
+        self.examples = []
+        for first, *_ in groups:
+            example = {"prompt": first.prompt.text, "completion": first.text, "reward": first.reward}
+            self.examples.append(example | {"shown_as": "sample"})
         return metrics.compute()
 
     def state_dict(self) -> dict[str, Any]:
@@ -329,31 +337,20 @@ class GSPOTrainer:
         """
         if (state["reference"] is None) != (self.reference is None):
             raise UserError("state", "is of an objective with another kl_coef", fix="give the same objective")
-        if ((theirs := state.get("critic")) is None) != (self.critic is None):
+        critic = state.get("critic")
+        if (critic is None) != (self.critic is None):
             raise UserError("state", "and this trainer must both have a critic, or neither", fix="give the same critic")
         self.policy.model.load_state_dict(state["model"])
-        if self.critic is not None and theirs is not None:
-            self.critic.load_state_dict(theirs)
+        if self.critic is not None and critic is not None:
+            self.critic.load_state_dict(critic)
         if self.reference is not None:
             self.reference.load_state_dict(state["reference"], self.policy)
         references = [] if self.reference is None else [self.reference.policy]
         trainer_config.restore_unsaid(state, self.policy, *references)
         self.optimizer.load_state_dict(state["optimizer"])
-        self.iteration, self.version = int(state["iteration"]), int(state["version"])
+        self.iteration = int(state["iteration"])
+        self.version = int(state["version"])
         self.old_logprobs.noise = state["noise"]
-
-    def _scorer(
-        self, queries: Sequence[Query], records: list[dict[str, Any]], reward: RewardFunction | Reward | None
-    ) -> Scorer:
-        """Return the scorer of a training step; with a teacher, rewards may be left out."""
-        if reward is not None:
-            return CallerReward.of(queries, records, reward)
-        if self.teacher is None:
-            raise UserError("reward_function", "is None, and there is no teacher either", fix="give one of the two")
-        if self.objective.positive_nll_coef > 0:
-            why = f"is None, so no response can be correct for positive_nll_coef={self.objective.positive_nll_coef:g}"
-            raise UserError("reward_function", why, fix="give one, or set positive_nll_coef=0")
-        return Unrewarded()
 
     def _read(self, records: list[dict[str, Any]]) -> list[Prompt]:
         """Return the queries, checked and encoded, in order; ids are their positions."""
@@ -362,16 +359,15 @@ class GSPOTrainer:
     def _prompt_limit(self) -> tuple[int, str]:
         return trainer_config.prompt_limit(self.config, trainer_config.context_of(self.policy.model))
 
-    def _iteration(self, prompts: list[Prompt], rewards: Scorer) -> Iteration:
+    def _iteration(self, prompts: list[Prompt], scorer: Scorer) -> Iteration:
         """Return the iteration of a step, as in ``gspo fit``, with these prompts and the caller's rewards."""
-        config, settings = self.config, self._settings(len(prompts))
+        config = self.config
         generate_and_score = GenerateAndScore(
-            self.rollouts, rewards, config.group_size, config.seed, Purpose.TRAIN_SAMPLING
+            self.rollouts, scorer, config.group_size, config.seed, Purpose.TRAIN_SAMPLING
         )
+        sampling = Sampling(self, self._settings(len(prompts)), FixedPrompts(prompts), generate_and_score)
         budget = config.max_tokens_per_micro_batch
-        return Iteration(
-            Sampling(self, settings, FixedPrompts(prompts), generate_and_score), lambda: budget, accuracy_reward=REWARD
-        )
+        return Iteration(sampling, lambda: budget, accuracy_reward=REWARD)
 
     def _settings(self, prompts: int) -> ExperienceSettings:
         return trainer_config.settings_of(self.config, prompts, self._prompt_limit()[0], self.advantages)

@@ -125,8 +125,8 @@ def check_trainer(data: PromptDataModule, level: Level, trainer: Trainer) -> Non
 
 
 def _check_evaluations(trainer: Trainer) -> None:
-    within = getattr(trainer, "_val_check_time_interval", None)  # Lightning then has no val_check_interval
-    interval = f"{within:g} s" if within is not None else getattr(trainer, "val_check_interval", None)
+    seconds = getattr(trainer, "_val_check_time_interval", None)  # Lightning then has no val_check_interval
+    interval = f"{seconds:g} s" if seconds is not None else getattr(trainer, "val_check_interval", None)
     if interval is not None and not (isinstance(interval, float) and interval == 1.0):
         raise UserError(
             "trainer.val_check_interval",
@@ -151,19 +151,20 @@ def _check_limits(data: PromptDataModule, trainer: Trainer) -> None:
             fix=f"give data.train just data.prompts_per_rollout = {data.settings.prompts_per_rollout} prompts: "
             "every iteration then has the same ones",
         )
-    whole, limit = data.settings.updates_per_iteration, trainer.limit_train_batches
-    if not _is_all(limit) and (not isinstance(limit, int) or limit < whole):
+    updates = data.settings.updates_per_iteration
+    limit = trainer.limit_train_batches
+    if not _is_all(limit) and (not isinstance(limit, int) or limit < updates):
         raise UserError(
             "trainer.limit_train_batches",
-            f"is {limit}, which would end iterations before all of their {whole} mini-batches are trained on",
+            f"is {limit}, which would end iterations before all of their {updates} mini-batches are trained on",
             fix="leave it out; data.minibatches_per_rollout and data.epochs_per_rollout make iterations shorter, "
             "trainer.max_epochs or max_steps the run",
         )
-    limit = trainer.limit_val_batches
-    if limit and not _is_all(limit):
+    val_limit = trainer.limit_val_batches
+    if val_limit and not _is_all(val_limit):
         raise UserError(
             "trainer.limit_val_batches",
-            f"is {limit}, a number of batches on every rank",
+            f"is {val_limit}, a number of batches on every rank",
             fix="set data.evaluation.limit (prompts over all ranks), or 0 for no evaluation",
         )
     if trainer.num_sanity_val_steps not in (0, math.inf):
@@ -201,8 +202,9 @@ def _check_callback(callback: Any, data: PromptDataModule, level: Level) -> None
 
 def monitored(trainer: Trainer) -> set[str]:
     """Return the metrics that callbacks and schedulers of this run monitor."""
-    callbacks = {getattr(callback, "monitor", None) for callback in trainer.callbacks}
-    return {name for name in (*callbacks, *(c.monitor for c in trainer.lr_scheduler_configs)) if name is not None}
+    of_callbacks = {getattr(callback, "monitor", None) for callback in trainer.callbacks}
+    of_schedulers = {config.monitor for config in trainer.lr_scheduler_configs}
+    return {name for name in of_callbacks | of_schedulers if name is not None}
 
 
 def check_monitor(field: str, monitor: str, mode: str, data: PromptDataModule, level: Level) -> None:
@@ -221,9 +223,10 @@ def check_monitor(field: str, monitor: str, mode: str, data: PromptDataModule, l
     spec = lookup(monitor)
     if spec is None or spec.kind != "scalar":
         tags = [s.tag for s in METRICS if s.kind == "scalar"]
-        hint = did_you_mean(monitor, tags).partition(" known:")[0]
-        near = hint if hint.startswith("did you mean") else "gspo list metrics prints all"
-        raise UserError(f"{field}.monitor", f"{monitor!r} is not a metric; {near}", fix="reward/mean, or val/accuracy")
+        hint, _, _ = did_you_mean(monitor, tags).partition(" known:")  # without the list of all tags
+        if not hint.startswith("did you mean"):
+            hint = "gspo list metrics prints all"
+        raise UserError(f"{field}.monitor", f"{monitor!r} is not a metric; {hint}", fix="reward/mean, or val/accuracy")
     if monitor.startswith("val/") and data.val is None:
         raise UserError(f"{field}.monitor", f"is {monitor!r}, but there are no held-out prompts", fix="set data.val")
     if spec.tag == "val/pass@<k>" and int(monitor.rpartition("@")[2]) not in data.evaluation.pass_at:

@@ -47,7 +47,7 @@ _OF_THE_CALLER = (
     "trainer.", "plugins", "model.name_or_path", "data.train", "data.val", "data.test", "data.predict", "data.columns",
     "data.reward", "data.prompts_per_rollout", "data.evaluation",
 )  # fmt: skip
-"""First letters of settings that the arguments of :class:`GSPOTrainer` and of its methods stand for."""
+"""Prefixes of settings that :class:`GSPOTrainer` and its methods take as arguments instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +93,12 @@ class GSPOConfig(SharedSettings):
     """Queries become user messages if the tokenizer has a chat template; False: they are encoded as they are."""
 
     def __post_init__(self) -> None:
-        names = ("group_size", "max_response_tokens", "minibatches", "epochs", "max_tokens_per_micro_batch", "max_rows")
-        for name in (*names, *(["max_prompt_tokens"] if self.max_prompt_tokens is not None else [])):
+        counts = [
+            "group_size", "max_response_tokens", "minibatches", "epochs", "max_tokens_per_micro_batch", "max_rows",
+        ]  # fmt: skip
+        if self.max_prompt_tokens is not None:
+            counts.append("max_prompt_tokens")
+        for name in counts:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UserError(name, f"is {value!r}, but must be a whole number >= 1")
@@ -143,22 +147,27 @@ def config_of(given: str | Path | Mapping[str, Any]) -> tuple[GSPOConfig, Object
             raise UserError("config", f"{str(given)!r} cannot be read: {first_line(error)}") from error
     if not isinstance(given, Mapping):
         raise UserError("config", "is no mapping of settings of gspo fit")
-    usual = ExperienceSettings()
-    found = {WORDS[path]: getattr(usual, name) for path in WORDS if hasattr(usual, name := path.removeprefix("data."))}
-    objective, kinds = None, {field.name: str(field.type) for field in dataclasses.fields(GSPOConfig)}
+    defaults = ExperienceSettings()  # of gspo fit: some differ from GSPOConfig's
+    fields: dict[str, Any] = {}
+    for path, field in WORDS.items():
+        name = path.removeprefix("data.")
+        if hasattr(defaults, name):
+            fields[field] = getattr(defaults, name)
+    types = {field.name: str(field.type) for field in dataclasses.fields(GSPOConfig)}
+    objective = None
     for path, value in _settings(given, ""):
-        last = str(value).rsplit(".", 1)[-1]
+        class_name = str(value).rsplit(".", 1)[-1]
         if path == "model.objective":
             named = value if isinstance(value, Mapping) else {"class_path": value}
             objective = component("objectives", named["class_path"])(**named.get("init_args", {}))
         elif path in WORDS:
-            number = isinstance(value, str) and kinds[WORDS[path]].startswith("float")
-            found[WORDS[path]] = float(value) if number else value  # 1e-6 is a text in YAML
-        elif last not in _ONLY.get(path, ()) and (path in _ONLY or not path.startswith(_OF_THE_CALLER)):
+            is_number = isinstance(value, str) and types[WORDS[path]].startswith("float")
+            fields[WORDS[path]] = float(value) if is_number else value  # 1e-6 is a text in YAML
+        elif class_name not in _ONLY.get(path, ()) and (path in _ONLY or not path.startswith(_OF_THE_CALLER)):
             raise UserError(path, "is no setting of GSPOTrainer", fix="leave it out, or use gspo fit")
-    if "learning_rate" not in found:
+    if "learning_rate" not in fields:
         raise UserError("model.optimizer.lr", "is not set", fix="docs/first_real_run.md has usual ones")
-    return GSPOConfig(**found), objective
+    return GSPOConfig(**fields), objective
 
 
 def _settings(given: Mapping[str, Any], at: str) -> Iterator[tuple[str, Any]]:
@@ -221,7 +230,8 @@ def prompt_limit(config: GSPOConfig, context: int | None) -> tuple[int, str]:
     >>> prompt_limit(GSPOConfig(max_response_tokens=100, max_prompt_tokens=200), 256)
     (156, "the model's context - max_response_tokens = 256 - 100")
     """
-    response, budget = config.max_response_tokens, config.max_tokens_per_micro_batch
+    response = config.max_response_tokens
+    budget = config.max_tokens_per_micro_batch
     limits = [(budget - response, f"max_tokens_per_micro_batch - max_response_tokens = {budget} - {response}")]
     if config.max_prompt_tokens is not None:
         limits.append((config.max_prompt_tokens, "max_prompt_tokens"))
@@ -256,8 +266,8 @@ def objective_of(given: Objective | type[Objective] | str | None, config: GSPOCo
     """
     if given is None:
         return GSPO(config.left_clip_range, config.right_clip_range)
-    usual = GSPOConfig()
-    if (config.left_clip_range, config.right_clip_range) != (usual.left_clip_range, usual.right_clip_range):
+    defaults = GSPOConfig()
+    if (config.left_clip_range, config.right_clip_range) != (defaults.left_clip_range, defaults.right_clip_range):
         raise UserError(
             "objective",
             "has its own clip range, but the config sets left_clip_range or right_clip_range",
@@ -268,8 +278,8 @@ def objective_of(given: Objective | type[Objective] | str | None, config: GSPOCo
     cls = component("objectives", given) if isinstance(given, str) else given
     if not (inspect.isclass(cls) and issubclass(cls, Objective)):
         raise UserError("objective", f"is {given!r}", fix="give an Objective: its name, class or an instance")
-    needed = [p.name for p in inspect.signature(cls).parameters.values() if p.default is p.empty]
-    if needed:
-        raise UserError("objective", f"{cls.__name__} needs {', '.join(needed)}", fix="give an instance")
-    made: Objective = cls()
-    return made
+    required = [p.name for p in inspect.signature(cls).parameters.values() if p.default is p.empty]
+    if required:
+        raise UserError("objective", f"{cls.__name__} needs {', '.join(required)}", fix="give an instance")
+    objective: Objective = cls()
+    return objective

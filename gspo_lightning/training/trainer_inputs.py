@@ -11,6 +11,8 @@ from transformers import PreTrainedTokenizerBase
 from gspo_lightning.core.errors import UserError, did_you_mean
 from gspo_lightning.core.types import Prompt, SystemPrompt
 from gspo_lightning.data.prompts.encode import encode_prompts
+from gspo_lightning.loop.experience.generate_and_score import Scorer, Unrewarded
+from gspo_lightning.objectives import Objective
 from gspo_lightning.rewards import Reward, Sample, SampleScore
 from gspo_lightning.rewards.scores import LARGEST, is_single
 from gspo_lightning.rewards.signature import BUILT_IN, make_plan
@@ -30,12 +32,13 @@ def records_of(queries: Sequence[Query]) -> list[dict[str, Any]]:
     Raises:
         UserError: the queries are not a list of texts or of records.
     """
-    given = [] if isinstance(queries, str | Mapping) else list(queries)
-    texts = all(isinstance(query, str) for query in given)
-    if not given or not (texts or all(isinstance(query, Mapping) and "prompt" in query for query in given)):
-        what = "a list of one text or more, or of records with a prompt"
-        raise UserError("queries", f"is {shown(queries)}, but must be {what}")
-    return [{"prompt": query} if isinstance(query, str) else dict(query) for query in given]
+    items = [] if isinstance(queries, str | Mapping) else list(queries)
+    are_texts = all(isinstance(query, str) for query in items)
+    are_records = all(isinstance(query, Mapping) and "prompt" in query for query in items)
+    if not items or not (are_texts or are_records):
+        rule = "a list of one text or more, or of records with a prompt"
+        raise UserError("queries", f"is {shown(queries)}, but must be {rule}")
+    return [{"prompt": query} if isinstance(query, str) else dict(query) for query in items]
 
 
 def encode_queries(
@@ -108,19 +111,19 @@ class CallerReward:
         if not callable(reward) and not isinstance(reward, Reward):
             raise UserError("reward_function", f"is {shown(reward)}, but must be a function of query and response")
         self.reward = reward
-        known = ("query", "response", *BUILT_IN)
+        built_in = ("query", "response", *BUILT_IN)
         self.plan = None
         if isinstance(reward, Reward):
             required = reward.required_columns()
         elif named:
-            self.plan = make_plan(reward, "reward_function", method=False, built_in=known)
+            self.plan = make_plan(reward, "reward_function", method=False, built_in=built_in)
             required = self.plan.required
         else:
             required = ()
         for column in required:
             if column not in columns:
-                near = did_you_mean(column, [*columns, *known])
-                problem = f"asks for {column!r}, which not every query has; {near}"
+                hint = did_you_mean(column, [*columns, *built_in])
+                problem = f"asks for {column!r}, which not every query has; {hint}"
                 raise UserError("reward_function", problem, fix="give records: [{prompt: ..., answer: ...}]")
 
     @classmethod
@@ -128,8 +131,8 @@ class CallerReward:
         cls, queries: Sequence[Query], records: list[dict[str, Any]], reward: RewardFunction | Reward
     ) -> CallerReward:
         """Build the scorer for these queries, given also as records (:func:`records_of`)."""
-        everywhere = set.intersection(*(set(record) for record in records))
-        return cls(reward, named=not isinstance(queries[0], str), columns=sorted(everywhere - {"prompt"}))
+        common = set.intersection(*(set(record) for record in records))
+        return cls(reward, named=not isinstance(queries[0], str), columns=sorted(common - {"prompt"}))
 
     def score(self, samples: Sequence[Sample]) -> list[SampleScore]:
         """Return one score per sample, in order."""
@@ -138,7 +141,7 @@ class CallerReward:
         return [self._score(sample, self.reward) for sample in samples]
 
     def _score(self, sample: Sample, function: RewardFunction) -> SampleScore:
-        value: object = function(**self._named(sample)) if self.plan else function(sample.prompt, sample.completion)
+        value: object = function(**self._arguments(sample)) if self.plan else function(sample.prompt, sample.completion)
         try:
             if isinstance(value, str | bytes):  # float("1") would work
                 raise TypeError
@@ -156,15 +159,50 @@ class CallerReward:
             )
         return SampleScore(number, {}, single=is_single(value))
 
-    def _named(self, sample: Sample) -> dict[str, Any]:
+    def _arguments(self, sample: Sample) -> dict[str, Any]:
+        """Return the arguments of the caller's function by name."""
         assert self.plan is not None
-        own = {"sample": sample, "query": sample.prompt, "response": sample.completion}
-        named = {name: own[name] if name in own else getattr(sample, name) for name in self.plan.built_in}
-        wanted = (*self.plan.required, *self.plan.optional)
-        named |= {name: sample.columns[name] for name in wanted if name in sample.columns}
+        aliases = {"sample": sample, "query": sample.prompt, "response": sample.completion}
+        arguments: dict[str, Any] = {}
+        for name in self.plan.built_in:
+            arguments[name] = aliases[name] if name in aliases else getattr(sample, name)
+        for name in (*self.plan.required, *self.plan.optional):
+            if name in sample.columns:
+                arguments[name] = sample.columns[name]
         if self.plan.takes_columns:
-            named |= {name: value for name, value in sample.columns.items() if name not in named}
-        return named
+            arguments = dict(sample.columns) | arguments
+        return arguments
+
+
+def scorer_of(
+    queries: Sequence[Query],
+    records: list[dict[str, Any]],
+    reward: RewardFunction | Reward | None,
+    objective: Objective,
+    *,
+    has_teacher: bool,
+) -> Scorer:
+    """Return the scorer of a training step; with a teacher, rewards may be left out.
+
+    Args:
+        queries: as the caller gave them.
+        records: the same as records (:func:`records_of`).
+        reward: of the caller; None trains on the teacher alone.
+        objective: of the trainer.
+        has_teacher: True if the trainer has one.
+
+    Raises:
+        UserError: there is no reward, and no teacher or a term that needs correct responses; or the reward is not a
+            function, or asks for a missing column.
+    """
+    if reward is not None:
+        return CallerReward.of(queries, records, reward)
+    if not has_teacher:
+        raise UserError("reward_function", "is None, and there is no teacher either", fix="give one of the two")
+    if objective.positive_nll_coef > 0:
+        problem = f"is None, so no response can be correct for positive_nll_coef={objective.positive_nll_coef:g}"
+        raise UserError("reward_function", problem, fix="give one, or set positive_nll_coef=0")
+    return Unrewarded()
 
 
 def shown(value: object) -> str:

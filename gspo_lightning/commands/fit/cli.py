@@ -45,8 +45,8 @@ from gspo_lightning.resume import Resumption, Writer, plain, write_text
 from gspo_lightning.resume.changes import versions
 from gspo_lightning.training.callbacks import AtomicCheckpointIO, show_evaluation
 from gspo_lightning.training.callbacks.folder import fresh_folder
-from gspo_lightning.training.checks import check_precision
 from gspo_lightning.training.module import GSPOModule
+from gspo_lightning.training.precision_checks import check_precision
 
 
 def shown_metrics(module: GSPOModule) -> dict[str, float]:

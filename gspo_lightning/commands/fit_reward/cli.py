@@ -34,7 +34,7 @@ from gspo_lightning.resume import Resumption, Writer, plain
 from gspo_lightning.resume.changes import versions
 from gspo_lightning.resume.exports import check_replaceable
 from gspo_lightning.training.callbacks import AtomicCheckpointIO
-from gspo_lightning.training.checks import check_device
+from gspo_lightning.training.precision_checks import check_device
 from gspo_lightning.training.reward_models import PreferenceDataModule, RewardModule
 
 DEFAULTS: dict[str, Any] = {

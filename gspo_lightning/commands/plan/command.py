@@ -19,7 +19,7 @@ from gspo_lightning.core.errors import UserError
 from gspo_lightning.loop.experience.sources import check_context
 from gspo_lightning.policy.load.trained_dtype import check_stored_dtype
 from gspo_lightning.policy.strategies.checks import check_experts
-from gspo_lightning.training.checks import check_precision
+from gspo_lightning.training.precision_checks import check_precision
 
 
 def main(argv: Sequence[str]) -> int:
