@@ -20,8 +20,15 @@ class AsyncSave:
     """
 
     def __init__(self) -> None:
-        self._group, pinned = another_group(), torch.cuda.is_available()
-        self._stager = DefaultStager(StagingOptions(pinned, False, False, pinned))
+        self._group = another_group()
+        on_gpu = torch.cuda.is_available()
+        options = StagingOptions(
+            use_pinned_memory=on_gpu,
+            use_shared_memory=False,
+            use_async_staging=False,  # the weights change with the next update: the copy must be whole on return
+            use_non_blocking_copy=on_gpu,
+        )
+        self._stager = DefaultStager(options)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -55,7 +62,9 @@ class AsyncSave:
             self._thread.join(seconds)
             if self._thread.is_alive():
                 return False
-        self._thread, error, self._error = None, self._error, None
+        self._thread = None
+        error = self._error
+        self._error = None
         if error is not None:
             raise error
         return True

@@ -49,24 +49,26 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             NonFiniteError: a weight or an optimizer state is not finite.
             InfrastructureError: the file cannot be written; the old file is untouched.
         """
-        with _said(Path(path)):
+        with _os_errors_named(Path(path)):
             Path(path).parent.mkdir(parents=True, exist_ok=True)  # not in the thread: the run may be deleted meanwhile
         options = storage_options or {}
         if not options.get("optimizer", True):
             checkpoint = {**checkpoint, "optimizer_states": []}
         check_finite(checkpoint)
         write = functools.partial(self._write, Path(path), options)
-        if (writer := options.get("async_save")) is None:
+        async_save = options.get("async_save")
+        if async_save is None:
             write(checkpoint)
         else:
-            writer.start(checkpoint, write)
+            async_save.start(checkpoint, write)
 
     def _write(self, target: Path, options: Mapping[str, Any], checkpoint: dict[str, Any]) -> None:
-        with _said(target), swapping(target.parent), contextlib.ExitStack() as stack:
+        with _os_errors_named(target), swapping(target.parent), contextlib.ExitStack() as stack:
             with atomic_file(target) as file:
                 _save(checkpoint, file)
                 stack.enter_context(uninterrupted())  # a swapped-in file must get its manifest
-            files, serial = {target.name: (file.bytes, file.sha256)}, next_serial(target.parent)
+            files = {target.name: (file.bytes, file.sha256)}
+            serial = next_serial(target.parent)
             step = int(checkpoint.get("global_step", 0))
             Manifest(files, step, serial, options.get("score"), options.get("ranks")).write(target)
 
@@ -90,7 +92,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 @contextlib.contextmanager
-def _said(target: Path) -> Iterator[None]:
+def _os_errors_named(target: Path) -> Iterator[None]:
+    """Raise errors of the operating system as InfrastructureError that names the file."""
     try:
         yield
     except OSError as error:
@@ -102,5 +105,5 @@ def _save(checkpoint: dict[str, Any], file: Any) -> None:
     try:
         torch.save(checkpoint, file)
     except Exception as error:
-        causes = [one for one in chain(error) if isinstance(one, OSError) or not isinstance(one, Exception)]
+        causes = [cause for cause in chain(error) if isinstance(cause, OSError) or not isinstance(cause, Exception)]
         raise causes[0] if causes else error  # noqa: B904 (the cause is the error)

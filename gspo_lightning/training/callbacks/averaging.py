@@ -30,7 +30,8 @@ class AveragedWeights(Callback):
 
     def __init__(self, chosen: WeightAveraging) -> None:
         self.chosen = chosen
-        self._step, self._iteration = 0, -1
+        self._step = 0
+        self._iteration = -1
 
     def state_dict(self) -> dict[str, Any]:
         """Return the step of the last update; the average itself is in the module's part of a checkpoint."""
@@ -38,7 +39,8 @@ class AveragedWeights(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of :meth:`state_dict`."""
-        self._step, self._iteration = state_dict["latest_update_step"], state_dict["latest_update_epoch"]
+        self._step = state_dict["latest_update_step"]
+        self._iteration = state_dict["latest_update_epoch"]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start from the current weights, or continue the average of the checkpoint.
@@ -54,28 +56,30 @@ class AveragedWeights(Callback):
                 fix="use trainer.strategy: ddp, or leave it out",
             )
         module.average = Average(module.policy, self.chosen._device, **self.chosen._kwargs)
-        if (checkpoint := module.restored) is not None:
-            module.average.load(checkpoint)
+        if module.restored is not None:
+            module.average.load(module.restored)
         elif trainer.ckpt_path is not None:
             log.info("the checkpoint contains no average of weights: averaging begins with its weights")
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Update the average after an update, and after an iteration before it is evaluated and saved."""
-        module, average = gspo_module(pl_module), gspo_module(pl_module).average
+        module = gspo_module(pl_module)
+        average = module.average
         assert average is not None, "on_fit_start comes first"
         if module.critic_only:
             return  # the policy is still at its initial weights
-        step, iteration = trainer.global_step, trainer.current_epoch
+        step = trainer.global_step
         if step > self._step and self.chosen.should_update(step_idx=step - 1):
             average.update()
             self._step = step
-        over = module.data.loader.spent and iteration > self._iteration
-        if over and self.chosen.should_update(epoch_idx=iteration):
+        iteration = trainer.current_epoch
+        iteration_ends = module.data.loader.spent and iteration > self._iteration
+        if iteration_ends and self.chosen.should_update(epoch_idx=iteration):
             average.update()
             self._iteration = iteration
 
 
-def adapted(given: Sequence[Callback], *, evaluates: bool) -> list[Callback]:
+def adapted(callbacks: Sequence[Callback], *, evaluates: bool) -> list[Callback]:
     """Return the callbacks that a user chose, adapted, in order.
 
     ``WeightAveraging`` averages the trained weights. ``EarlyStopping`` and ``ModelCheckpoint`` check when their metric
@@ -83,18 +87,20 @@ def adapted(given: Sequence[Callback], *, evaluates: bool) -> list[Callback]:
     ``check_val_every_n_epoch``, and may be never.
 
     Args:
-        given: callbacks in the form that Lightning takes.
+        callbacks: in the form that Lightning takes.
         evaluates: True if there are held-out prompts.
 
     Raises:
         UserError: there are two averages.
     """
-    if len(averages := [type(c).__name__ for c in given if isinstance(c, WeightAveraging)]) > 1:
+    averages = [type(c).__name__ for c in callbacks if isinstance(c, WeightAveraging)]
+    if len(averages) > 1:
         raise UserError("trainer.callbacks", f"{' and '.join(averages)}: a run keeps one average of its weights")
-    for callback in given:
+    for callback in callbacks:
         of_updates = not str(getattr(callback, "monitor", None)).startswith("val/")
         if isinstance(callback, EarlyStopping) and callback._check_on_train_epoch_end is None:
             callback._check_on_train_epoch_end = of_updates
         elif isinstance(callback, ModelCheckpoint) and callback._save_on_train_epoch_end is None and of_updates:
+            # without a metric, a run that evaluates leaves the choice to Lightning
             callback._save_on_train_epoch_end = True if callback.monitor is not None or not evaluates else None
-    return [AveragedWeights(c) if isinstance(c, WeightAveraging) else c for c in given]
+    return [AveragedWeights(c) if isinstance(c, WeightAveraging) else c for c in callbacks]

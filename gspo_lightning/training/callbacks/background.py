@@ -15,6 +15,7 @@ class Background:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._waiting: tuple[Job, Job] | None = None
+        """The next job, and what is called if a newer one takes its place."""
 
     def submit(self, job: Job, dropped: Job) -> None:
         """Run a job, after the one that runs now.
@@ -52,5 +53,6 @@ class Background:
                 if self._waiting is None:
                     self._thread = None
                     return
-                job, self._waiting = self._waiting[0], None
+                job, _ = self._waiting
+                self._waiting = None
             job()

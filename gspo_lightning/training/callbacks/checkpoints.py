@@ -31,7 +31,7 @@ from gspo_lightning.training.module import GSPOModule
 
 log = logging.getLogger(__name__)
 
-_OWN = re.compile(r"step-\d{8,}\.ckpt")
+_NAMES = re.compile(r"step-\d{8,}\.ckpt")
 """Names of checkpoints that LastCheckpoint writes."""
 SMALL = 100 << 20
 """Bytes below which a checkpoint is written after every iteration: it takes a fraction of a second."""
@@ -89,9 +89,13 @@ class LastCheckpoint(Checkpoint):
         ):
             if value is not None and not value >= least:
                 raise UserError(f"LastCheckpoint.{name}", f"is {value}; it must be at least {least}")
-        self.every_n_iterations, self.every_n_minutes = every_n_iterations, every_n_minutes
-        self.keep_last, self.keep_best, self.best_by = keep_last, keep_best, best_by
-        self.save_optimizer, self.async_save = save_optimizer, async_save
+        self.every_n_iterations = every_n_iterations
+        self.every_n_minutes = every_n_minutes
+        self.keep_last = keep_last
+        self.keep_best = keep_best
+        self.best_by = best_by
+        self.save_optimizer = save_optimizer
+        self.async_save = async_save
         self._folder = Path()
         self.protected: set[int] = set()
         """Update numbers whose checkpoints are written and kept: a rollback may need them."""
@@ -99,19 +103,27 @@ class LastCheckpoint(Checkpoint):
         """Update numbers after which nothing was suspicious: the newest checkpoint of one of them is kept."""
         self.followers: list[Follower] = []
         """Receivers of every checkpoint."""
-        self.save_top_k, self.last_model_path, self.best_model_path = keep_best, "", ""
+        # names that loggers read, as of Lightning's ModelCheckpoint
+        self.save_top_k = keep_best
+        self.last_model_path = ""
+        self.best_model_path = ""
         self.current_score: float | None = None
         self.best_model_score: float | None = None
-        self._saved, self._saved_at = -1, 0.0
-        self._there = False
+        self._saved = -1
+        """Step of the newest checkpoint."""
+        self._saved_at = 0.0
+        self._run_existed = False
+        """True if the run folder was there when training began: it is not made again after it was deleted."""
         self._writer: AsyncSave | None = None
         self._unfinished: tuple[Path, int] | None = None
         """Path and step of a checkpoint that is not linked yet."""
-        self._room: bool | None = None
+        self._copy_fits: bool | None = None
+        """True if the CPU has room for copies of checkpoints; None while their size is unknown."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Find the run folder, and remove files that a killed run left half written."""
-        if (sharding := sharding_of(trainer.strategy)) is not None and not self.save_optimizer:
+        sharding = sharding_of(trainer.strategy)
+        if sharding is not None and not self.save_optimizer:
             fix = "leave it out, or use a strategy that does not shard"
             raise UserError("LastCheckpoint.save_optimizer", "is false, and the strategy shards the weights", fix=fix)
         if sharding is not None and self.async_save and not sharding.saves_async:
@@ -132,8 +144,9 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Record the current step: a resumed run is already at a checkpoint."""
-        self._saved, self._saved_at = trainer.global_step, time.monotonic()
-        self._there = self._folder.parent.is_dir()
+        self._saved = trainer.global_step
+        self._saved_at = time.monotonic()
+        self._run_existed = self._folder.parent.is_dir()
         self._writer = AsyncSave() if self.async_save else None
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
@@ -167,38 +180,44 @@ class LastCheckpoint(Checkpoint):
         if iterations == 0 or rest:
             return
         self.finish(trainer)
-        wanted, waits = from_first_rank(
-            lambda: (self._wanted(iterations, trainer, module), not self._has_room(trainer))
-        )
-        if wanted:
+        due, waits = from_first_rank(lambda: (self._is_due(iterations, trainer, module), not self._has_room(trainer)))
+        if due:
             self.save(trainer, waits=waits)
 
-    def _wanted(self, iterations: int, trainer: Trainer, module: GSPOModule) -> bool:
-        own = [manifest for _, manifest in self._own()]
-        best = sorted((m.score for m in own if m.score is not None), reverse=True)[: self.keep_best]
-        score = self._score(module)
-        if trainer.global_step in self.protected or any(one.wants(trainer.global_step) for one in self.followers):
+    def _is_due(self, iterations: int, trainer: Trainer, module: GSPOModule) -> bool:
+        """True if this iteration, the ``iterations``-th of the run, ends with a checkpoint."""
+        step = trainer.global_step
+        if step in self.protected or any(follower.wants(step) for follower in self.followers):
             return True
+        earlier = [manifest for _, manifest in self._checkpoints()]
+        best = sorted((m.score for m in earlier if m.score is not None), reverse=True)[: self.keep_best]
+        score = self._score(module)
         if score is not None and self.keep_best and (len(best) < self.keep_best or score > best[-1]):
             return True
         if self.every_n_iterations is not None:
             return iterations % self.every_n_iterations == 0
-        old = time.monotonic() - self._saved_at >= 60 * self.every_n_minutes
-        return old or not own or own[0].bytes < SMALL
+        is_old = time.monotonic() - self._saved_at >= 60 * self.every_n_minutes
+        return is_old or not earlier or earlier[0].bytes < SMALL
 
     def _has_room(self, trainer: Trainer) -> bool:
         """True if a checkpoint can be written in a thread: this machine has room for the copies of its ranks."""
-        if self._writer is None or self._room is not None or not (own := self._own()):
-            return bool(self._room)
-        ranks = trainer.num_devices / trainer.world_size if sharding_of(trainer.strategy) is not None else 1
-        size, free = own[0][1].bytes * ranks, free_memory(torch.device("cpu"))
-        self._room = free is None or size < free
-        if not self._room:
+        if self._writer is None or self._copy_fits is not None:
+            return bool(self._copy_fits)
+        checkpoints = self._checkpoints()
+        if not checkpoints:
+            return False
+        _, newest = checkpoints[0]
+        sharded = sharding_of(trainer.strategy) is not None  # then a checkpoint is spread over all machines
+        share = trainer.num_devices / trainer.world_size if sharded else 1
+        size = newest.bytes * share
+        free = free_memory(torch.device("cpu"))
+        self._copy_fits = free is None or size < free
+        if not self._copy_fits:
             log.warning(
                 "LastCheckpoint.async_save: copies for the ranks of this machine take %.1f GB, and %.1f GB are free: "
                 "training waits for every checkpoint", size / 1e9, (free or 0) / 1e9,
             )  # fmt: skip
-        return self._room
+        return self._copy_fits
 
     def _score(self, module: GSPOModule) -> float | None:
         return {**module.evaluator.last, **module.last_update}.get(self.best_by)
@@ -215,16 +234,20 @@ class LastCheckpoint(Checkpoint):
         if trainer.global_step == self._saved:
             return path
         with fail_together():
-            if self._there and trainer.is_global_zero and not self._folder.parent.is_dir():  # saving would remake it
-                raise folder_gone(self._folder.parent)
+            run = self._folder.parent
+            if self._run_existed and trainer.is_global_zero and not run.is_dir():  # saving would make it again
+                raise folder_gone(run)
         module = gspo_module(trainer.lightning_module)
-        options: dict[str, Any] = {"score": self._score(module)} | ({} if self.save_optimizer else {"optimizer": False})
+        options: dict[str, Any] = {"score": self._score(module)}
+        if not self.save_optimizer:
+            options["optimizer"] = False
         if trainer.global_step % module.data.settings.updates_per_iteration > 0:
             options["ranks"] = trainer.world_size
         if not waits:
             options["async_save"] = self._writer
         trainer.save_checkpoint(path, weights_only=False, storage_options=options)
-        self._saved, self._saved_at = trainer.global_step, time.monotonic()
+        self._saved = trainer.global_step
+        self._saved_at = time.monotonic()
         self._unfinished = path, trainer.global_step
         if waits:
             self.finish(trainer)
@@ -258,41 +281,51 @@ class LastCheckpoint(Checkpoint):
             log.warning("%s", error)
 
     def _complete(self, trainer: Trainer) -> None:
-        saved, self._unfinished = self._unfinished, None
-        if saved is not None and trainer.is_global_zero:
-            path, step = saved
-            link_last(path)
-            for follower in self.followers:
-                follower.saved(path, step)
-            self._prune(trainer)
-            self._tell(trainer.loggers, path)
+        unfinished = self._unfinished
+        self._unfinished = None
+        if unfinished is None or not trainer.is_global_zero:
+            return
+        path, step = unfinished
+        link_last(path)
+        for follower in self.followers:
+            follower.saved(path, step)
+        self._prune(trainer)
+        self._tell(trainer.loggers, path)
 
     def _tell(self, loggers: Iterable[Any], path: Path) -> None:
         """Tell loggers of the newest and the best checkpoint, as Lightning does; with ``log_model`` they keep them."""
-        if not (own := self._own()):  # the folder has been deleted: the next write says so
+        checkpoints = self._checkpoints()
+        if not checkpoints:  # the folder has been deleted: the next write says so
             return
-        best = max(((m.score, str(p)) for p, m in own if m.score is not None), default=None) if self.keep_best else None
-        self.last_model_path, self.current_score = str(path), own[0][1].score
-        self.best_model_score, self.best_model_path = (None, "") if best is None else best
+        _, newest = checkpoints[0]
+        self.last_model_path = str(path)
+        self.current_score = newest.score
+        scores = [(manifest.score, str(file)) for file, manifest in checkpoints if manifest.score is not None]
+        self.best_model_score = None
+        self.best_model_path = ""
+        if self.keep_best and scores:
+            self.best_model_score, self.best_model_path = max(scores)
         for logger in loggers:
             logger.after_save_checkpoint(self)
 
-    def _own(self) -> list[tuple[Path, Manifest]]:
+    def _checkpoints(self) -> list[tuple[Path, Manifest]]:
         """Return the checkpoints that this callback wrote, the newest first, with their manifests."""
-        return [(path, m) for path, m in manifests(self._folder) if _OWN.fullmatch(path.name)]
+        return [(path, manifest) for path, manifest in manifests(self._folder) if _NAMES.fullmatch(path.name)]
 
     def _prune(self, trainer: Trainer) -> None:
         """Remove checkpoints that no setting keeps; another callback's checkpoints stay."""
-        own = self._own()
-        there = [(path, m) for path, m in own if path.exists()]
-        scored = sorted((p for p in there if p[1].score is not None), key=lambda p: float(p[1].score or 0.0))
-        kept = {path for path, _ in there[: self.keep_last]} | {
-            path for path, _ in scored[len(scored) - self.keep_best :]
-        }
-        kept |= {path for path, m in there if m.step in self.protected}
-        kept |= set([path for path, m in there if m.step in self.quiet][:1])
-        kept |= set([path for path, m in there if m.ranks is None][:1])  # for another number of ranks
-        for path, _ in own:
+        checkpoints = self._checkpoints()
+        existing = [(path, manifest) for path, manifest in checkpoints if path.exists()]
+        scores = [(float(manifest.score), path) for path, manifest in existing if manifest.score is not None]
+        worst_first = [path for _, path in sorted(scores, key=lambda scored: scored[0])]
+        quiet = [path for path, manifest in existing if manifest.step in self.quiet]
+        ends = [path for path, manifest in existing if manifest.ranks is None]  # of iterations: for any number of ranks
+        kept = {path for path, _ in existing[: self.keep_last]}
+        kept.update(worst_first[len(worst_first) - self.keep_best :])
+        kept.update(path for path, manifest in existing if manifest.step in self.protected)
+        kept.update(quiet[:1])
+        kept.update(ends[:1])
+        for path, _ in checkpoints:
             if path not in kept:
                 trainer.strategy.remove_checkpoint(path)
 

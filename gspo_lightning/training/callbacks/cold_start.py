@@ -8,7 +8,8 @@ from gspo_lightning.training.callbacks.folder import gspo_module
 from gspo_lightning.training.callbacks.run_logger import scalars_of
 from gspo_lightning.training.supervised import read_curve
 
-_LOSS, _HELD_OUT = "cold_start/loss", "cold_start/held_out_loss"
+_LOSS = "cold_start/loss"
+_HELD_OUT_LOSS = "cold_start/held_out_loss"
 
 
 class ColdStartCurve(Callback):
@@ -23,11 +24,13 @@ class ColdStartCurve(Callback):
         module = gspo_module(pl_module)
         if module.cold_start is None or module.weights_from is not None or not trainer.is_global_zero:
             return
-        known = scalars_of(trainer.loggers)
-        if known is not None and _LOSS in known.series():  # killed before its first checkpoint, and begun again
+        scalars = scalars_of(trainer.loggers)
+        if scalars is not None and _LOSS in scalars.series():  # killed before its first checkpoint, and begun again
             return
         curve = read_curve(module.cold_start.made(module.start()))
         for point in curve:
-            values = {_LOSS: point.loss} | ({} if point.held_out_loss is None else {_HELD_OUT: point.held_out_loss})
+            losses = {_LOSS: point.loss}
+            if point.held_out_loss is not None:
+                losses[_HELD_OUT_LOSS] = point.held_out_loss
             for logger in trainer.loggers:
-                logger.log_metrics(values, step=point.step - curve[-1].step - 1)
+                logger.log_metrics(losses, step=point.step - curve[-1].step - 1)

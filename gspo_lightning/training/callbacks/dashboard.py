@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,23 +67,31 @@ class Dashboard(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Write histograms and samples under the number of updates so far."""
-        module, sink = gspo_module(pl_module), Sink.of(trainer)
-        step, loader = trainer.global_step, module.data.loader
+        module = gspo_module(pl_module)
+        loader = module.data.loader
+        sink = Sink.of(trainer)
+        step = trainer.global_step
         if histograms_due(step, step, module.histogram_every):
             for tag, counts in module.update_metrics.histograms.items():
                 sink.counts(tag, np.asarray(counts), RATIO_BINS, step)
         if loader.trained != 1:  # the rest is per iteration, and written with its first update
             return
         last = step + module.data.settings.updates_per_iteration - 1
-        for tag, name in DISTRIBUTIONS.items() if histograms_due(step, last, module.histogram_every) else ():
-            sink.values(tag, np.asarray(loader.experience.distributions.get(name, ()), dtype=np.float64), step)
-        evaluated = trainer.check_val_every_n_epoch if module.data.val is not None else 10
-        if loader.iteration == 0 or (loader.iteration + 1) % (self.samples_every or evaluated or 1) == 0:
-            rows = [sample_row(example) for example in loader.experience.examples]
-            sink.table("samples", SAMPLE_COLUMNS, rows, step, code=("prompt", "completion", "answer"))
-            if trainer.is_global_zero:
-                pairs = zip(loader.experience.examples, rows, strict=True)
-                sink.sheet("sample_pictures", [_answer(example, row) for example, row in pairs], step)
+        if histograms_due(step, last, module.histogram_every):
+            for tag, name in DISTRIBUTIONS.items():
+                values = loader.experience.distributions.get(name, ())
+                sink.values(tag, np.asarray(values, dtype=np.float64), step)
+        evaluations_every = trainer.check_val_every_n_epoch if module.data.val is not None else 10
+        samples_every = self.samples_every or evaluations_every or 1
+        if loader.iteration == 0 or (loader.iteration + 1) % samples_every == 0:
+            self._write_samples(sink, loader.experience.examples, step, pictures=trainer.is_global_zero)
+
+    def _write_samples(self, sink: Sink, examples: Sequence[Mapping[str, Any]], step: int, *, pictures: bool) -> None:
+        rows = [sample_row(example) for example in examples]
+        sink.table("samples", SAMPLE_COLUMNS, rows, step, code=("prompt", "completion", "answer"))
+        if pictures:
+            answers = [_answer(example, row) for example, row in zip(examples, rows, strict=True)]
+            sink.sheet("sample_pictures", answers, step)
 
 
 def histograms_due(first: int, last: int, every: int) -> bool:
@@ -99,10 +107,16 @@ def histograms_due(first: int, last: int, every: int) -> bool:
 
 def sample_row(example: Mapping[str, Any]) -> list[str]:
     """Return the cells of :data:`SAMPLE_COLUMNS`: why a sample is shown, its texts, reward and advantage."""
-    reward = "missing" if example["reward"] is None else f"{example['reward']:.3g}"
-    said = [example["prompt"], example["completion"], example["answer"]]
-    numbers = [reward, f"{example['advantage']:+.2f}", str(example["tokens"]), str(example["finish"])]
-    return [example.get("shown_as", ""), *said, *numbers]
+    return [
+        example.get("shown_as", ""),
+        example["prompt"],
+        example["completion"],
+        example["answer"],
+        "missing" if example["reward"] is None else f"{example['reward']:.3g}",
+        f"{example['advantage']:+.2f}",
+        str(example["tokens"]),
+        str(example["finish"]),
+    ]
 
 
 def _answer(example: Mapping[str, Any], row: list[str]) -> Answer:
@@ -181,8 +195,14 @@ LAYOUT: dict[str, dict[str, Chart]] = {
 
 def layout(*, routers: bool, reference: bool, staleness: bool) -> dict[str, dict[str, Chart]]:
     """Return :data:`LAYOUT` without the charts that would be empty in a run without these features."""
-    absent = {"KL to the reference": not reference, "staleness": not staleness}
-    found = {title: {k: v for k, v in charts.items() if not absent.get(k)} for title, charts in LAYOUT.items()}
+    empty = set()
+    if not reference:
+        empty.add("KL to the reference")
+    if not staleness:
+        empty.add("staleness")
+    categories = {}
+    for category, charts in LAYOUT.items():
+        categories[category] = {chart: tags for chart, tags in charts.items() if chart not in empty}
     if not routers:
-        del found["6 Mixture of experts"]
-    return found
+        del categories["6 Mixture of experts"]
+    return categories

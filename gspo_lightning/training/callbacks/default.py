@@ -28,8 +28,12 @@ def default_callbacks(*, progress_bar: bool = True, checkpoints: bool = True) ->
         progress_bar: add :class:`RunProgress`; without it Lightning's own bar shows reward and response length.
         checkpoints: add :class:`LastCheckpoint`.
     """
-    found: list[Callback] = [WatchRanks(), Watchdog(), ColdStartCurve(), NoSignal(), Collapse(), Dashboard()]
-    found += [RecordedTokens(), RunSummary()]
-    found += [RunProgress()] if progress_bar else []
+    callbacks: list[Callback] = [WatchRanks(), Watchdog(), ColdStartCurve(), NoSignal(), Collapse(), Dashboard()]
+    callbacks += [RecordedTokens(), RunSummary()]
+    if progress_bar:
+        callbacks.append(RunProgress())
     # interrupts after callbacks that count updates, checkpoints last: they store the counts
-    return [*found, Interrupts(), *([LastCheckpoint()] if checkpoints else [])]
+    callbacks.append(Interrupts())
+    if checkpoints:
+        callbacks.append(LastCheckpoint())
+    return callbacks

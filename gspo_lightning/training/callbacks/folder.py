@@ -34,9 +34,9 @@ def evaluation_follows(trainer: Trainer, *, at_the_end: bool = False) -> bool:
     Checkpoints are saved after the evaluation: one from before it would resume without the evaluation.
     """
     every = 1 if at_the_end else trainer.check_val_every_n_epoch or 1
-    has_prompts = gspo_module(trainer.lightning_module).data.val is not None and trainer.enable_validation
-    last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
-    return has_prompts and last and (trainer.current_epoch + 1) % every == 0
+    evaluates = gspo_module(trainer.lightning_module).data.val is not None and trainer.enable_validation
+    is_last_batch = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+    return evaluates and is_last_batch and (trainer.current_epoch + 1) % every == 0
 
 
 def fresh_folder(parent: Path) -> Path:

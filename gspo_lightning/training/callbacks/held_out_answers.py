@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +44,8 @@ class HeldOutAnswers:
     def add(self, trainer: Trainer, module: GSPOModule) -> None:
         """Write the answers of the last evaluation (must be called on every rank)."""
         folder = run_folder(trainer)
-        mine = sorted(module.evaluator.examples, key=lambda rollout: rollout.prompt.id)[:PROMPTS]
-        own = [(_row(rollout), small_files(rollout.prompt.media)) for rollout in mine]
-        everybodys = [row for rows in all_gather_objects(own) for row in rows]
-        found = sorted(everybodys, key=lambda pair: int(pair[0]["id"]))[:PROMPTS]
-        rows = [row for row, _ in found]
-        scores = [score for some in all_gather_objects(list(module.evaluator.scores)) for score in some]
+        rows, thumbnails_by_row = _first_answers(module.evaluator.examples)
+        scores = [score for rank in all_gather_objects(list(module.evaluator.scores)) for score in rank]
         if not trainer.is_global_zero:
             return
         self._file(folder, ANSWERS).add(trainer.global_step, rows)
@@ -57,19 +53,26 @@ class HeldOutAnswers:
         cells = [[_cell(row[name]) for name in COLUMNS] for row in rows]
         sink = Sink.of(trainer)
         sink.table("held_out_answers", COLUMNS, cells, trainer.global_step, code=("prompt", "answer", "completion"))
-        for _, files in found:
+        answers = []
+        for row, files, texts in zip(rows, thumbnails_by_row, cells, strict=True):
             keep_thumbnails(folder, files)
-        named = [list(zip(COLUMNS, row, strict=True)) for row in cells]
-        answers = [
-            Answer(list(files.values()), len(row.get("pictures", ())), texts)
-            for (row, files), texts in zip(found, named, strict=True)
-        ]
+            pictures = row.get("pictures", ())
+            answers.append(Answer(list(files.values()), len(pictures), list(zip(COLUMNS, texts, strict=True))))
         sink.sheet("held_out_pictures", answers, trainer.global_step)
 
     def _file(self, folder: Path, name: str) -> AnswersFile:
         if name not in self._files:
             self._files[name] = AnswersFile(folder, name)
         return self._files[name]
+
+
+def _first_answers(examples: Iterable[Rollout]) -> tuple[list[dict[str, Any]], list[dict[str, bytes]]]:
+    """Return rows of the answers to the first prompts of all ranks, and the thumbnails of each; a collective."""
+    of_rank = sorted(examples, key=lambda rollout: rollout.prompt.id)[:PROMPTS]
+    answers = [(_row(rollout), small_files(rollout.prompt.media)) for rollout in of_rank]
+    of_all_ranks = [answer for rank in all_gather_objects(answers) for answer in rank]
+    first = sorted(of_all_ranks, key=lambda answer: int(answer[0]["id"]))[:PROMPTS]
+    return [row for row, _ in first], [files for _, files in first]
 
 
 def picture_names(media: Media) -> dict[str, list[str]]:
@@ -106,4 +109,6 @@ def _row(rollout: Rollout) -> dict[str, Any]:
 
 
 def _cell(value: object) -> str:
-    return "missing" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+    if value is None:
+        return "missing"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -39,9 +39,15 @@ class Interrupts(Callback):
 
     def __init__(self) -> None:
         self._pending = 0
-        self._busy = self._agreed = self._starting = False
+        """Number of the signal that came last; 0 if none has."""
+        self._busy = False
+        """True while an update or an evaluation must not be interrupted."""
+        self._agreed = False
+        """True once all ranks stop at the same place."""
+        self._starting = False
         self._folder = Path()
         self._previous: dict[int, Any] = {}
+        """Number of a signal -> the handler that it had."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Find the run folder while all ranks take part, and listen for signals. The model is built after this hook."""
@@ -89,21 +95,21 @@ class Interrupts(Callback):
         self._release()
         if not isinstance(exception, KeyboardInterrupt | Terminated):
             return
-        what = "Terminated" if isinstance(exception, Terminated) else "Interrupted"
+        event = "Terminated" if isinstance(exception, Terminated) else "Interrupted"
         if trainer.state.fn != "fit" or trainer.global_step == 0:
-            _say(f"{what} before the first update: there is no checkpoint.")
+            _say(f"{event} before the first update: there is no checkpoint.")
             return
-        keeper = last_checkpoint(trainer)
-        text = f"{what} after {trainer.global_step} updates. "
-        if keeper is None:
+        checkpoints = last_checkpoint(trainer)
+        text = f"{event} after {trainer.global_step} updates. "
+        if checkpoints is None:
             _say(f"{text}Nothing was saved (trainer.enable_checkpointing: false).")
             return
         if not self._busy and (rank_and_world()[1] == 1 or self._agreed):
             try:
-                text += f"Saved: {keeper.save(trainer)}\n"
+                text += f"Saved: {checkpoints.save(trainer)}\n"
             except KeyboardInterrupt:  # a second interrupt while saving
                 text += "Interrupted again before this was saved. "
-        keeper.finish_alone(trainer)
+        checkpoints.finish_alone(trainer)
         last = self._folder / "checkpoints" / "last.ckpt"
         if not any(last.parent.glob("*.ckpt")):
             _say(f"{text}There is no checkpoint yet.")
@@ -114,16 +120,19 @@ class Interrupts(Callback):
         )
 
     def _listen(self) -> None:
-        if threading.current_thread() is threading.main_thread() and not self._previous:
-            numbers = [signal.SIGINT, signal.SIGTERM]
-            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup: continue without a terminal
-                numbers.append(signal.SIGHUP)
-            for number in numbers:
-                self._previous[number] = signal.signal(number, self._on_signal)
+        is_main = threading.current_thread() is threading.main_thread()  # elsewhere Python installs no handlers
+        if not is_main or self._previous:
+            return
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup: continue without a terminal
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
+            self._previous[number] = signal.signal(number, self._on_signal)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        again, self._pending = bool(self._pending), signum
-        if again and signum == signal.SIGINT:
+        repeated = bool(self._pending)
+        self._pending = signum
+        if repeated and signum == signal.SIGINT:
             raise KeyboardInterrupt
         if self._starting or (not self._busy and rank_and_world()[1] == 1):
             self._stop(signum)
@@ -131,7 +140,8 @@ class Interrupts(Callback):
 
     def _let_through(self, module: LightningModule) -> None:
         self._busy = False
-        if pending := largest(self._pending, module.device):
+        pending = largest(self._pending, module.device)  # over all ranks: they stop together
+        if pending:
             self._agreed = True
             self._stop(pending)
 

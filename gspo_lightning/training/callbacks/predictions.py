@@ -43,10 +43,11 @@ class PredictionWriter(Callback):
 
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write all responses of this rank, and print the mean reward over all ranks."""
-        rows, self._rows = self._rows, []
-        made = str(fresh_folder(self.run / "predict")) if trainer.is_global_zero else ""
-        folder = Path(str(trainer.strategy.broadcast(made)))
-        rank = rank_and_world()[0]
+        rows = self._rows
+        self._rows = []
+        name = str(fresh_folder(self.run / "predict")) if trainer.is_global_zero else ""
+        folder = Path(str(trainer.strategy.broadcast(name)))
+        rank, _ = rank_and_world()
         path = folder / ("predictions.jsonl" if rank == 0 else f"predictions-rank{rank}.jsonl")
         write_records(path, rows)
         rewards = [row["reward"] for row in rows if row["reward"] is not None]

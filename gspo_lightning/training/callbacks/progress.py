@@ -60,8 +60,7 @@ class RunProgress(UpdateBar):
         """Open the bar at the position of a resumed run."""
         module = gspo_module(pl_module)
         updates = module.data.settings.updates_per_iteration
-        whole = module.iterations
-        total = None if whole is None else whole * updates
+        total = None if module.iterations is None else module.iterations * updates
         if total is not None and trainer.max_steps >= 0:
             total = min(total, trainer.max_steps)
         self.open(trainer, total, type(module.objective).__name__)
@@ -81,8 +80,11 @@ class RunProgress(UpdateBar):
 
 def describe(module: GSPOModule) -> str:
     """Return the latest numbers as ``reward 0.91, held-out 0.87, clipped 41%, length 19.8``."""
-    update, evaluation = module.last_update, module.evaluator.last
-    parts = [f"reward {update['reward/mean']:.2f}"] if "reward/mean" in update else []
+    update = module.last_update
+    evaluation = module.evaluator.last
+    parts = []
+    if "reward/mean" in update:
+        parts.append(f"reward {update['reward/mean']:.2f}")
     if evaluation and module.shown_by == "accuracy":
         parts.append(f"held-out {evaluation['val/accuracy']:.2f}")
     elif evaluation:

@@ -53,12 +53,19 @@ class PushToHub(Callback):
     def __init__(self, repository: str, every_n_updates: int = 100, private: bool = True, model: bool = True) -> None:
         if every_n_updates < 1:
             raise UserError(f"{FIELD}.every_n_updates", f"is {every_n_updates}; it must be at least 1")
-        self.repository, self.every_n_updates = repository, every_n_updates
-        self.private, self.model = private, model
+        self.repository = repository
+        self.every_n_updates = every_n_updates
+        self.private = private
+        self.model = model
         self._background = Background()
-        self._run, self._trust = Path(), False
-        self._last, self._taken = 0, -1
-        self._ending = self._stopped = False
+        self._run = Path()
+        self._trust = False
+        self._last = 0
+        """Step from which the next upload is counted."""
+        self._taken = -1
+        """Step of the newest checkpoint that was taken for an upload."""
+        self._ending = False
+        self._stopped = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check the name of the repository, and follow the checkpoints of the run.
@@ -156,11 +163,13 @@ class PushToHub(Callback):
         hub.create_repo(self.repository, private=self.private, exist_ok=True)
         if self.private and not hub.repo_info(self.repository).private:
             raise UserError(self.repository, "is public", fix="make it private, or set PushToHub.private: false")
-        done: Any = hub.upload_folder(
-            repo_id=self.repository, folder_path=staged, delete_patterns=["checkpoints/*"],
+        commit: Any = hub.upload_folder(
+            repo_id=self.repository,
+            folder_path=staged,
+            delete_patterns=["checkpoints/*"],
             commit_message=f"Update {step} of {self._run.parent.name}/{self._run.name}",
-        )  # fmt: skip
-        return str(done.oid)
+        )
+        return str(commit.oid)
 
 
 def stage(checkpoint: Path, folder: Path) -> None:
@@ -174,16 +183,17 @@ def stage(checkpoint: Path, folder: Path) -> None:
         OSError: it cannot be written.
     """
     remove(folder)
-    inside = folder / "checkpoints"
-    inside.mkdir(parents=True)
+    checkpoints = folder / "checkpoints"
+    checkpoints.mkdir(parents=True)
     if checkpoint.is_dir():
-        shutil.copytree(checkpoint, inside / checkpoint.name, copy_function=_link)
+        shutil.copytree(checkpoint, checkpoints / checkpoint.name, copy_function=_link)
     else:
-        _link(checkpoint, inside / checkpoint.name)
-    shutil.copy(manifest_path(checkpoint), inside)
+        _link(checkpoint, checkpoints / checkpoint.name)
+    shutil.copy(manifest_path(checkpoint), checkpoints)
+    run = checkpoint.parents[1]
     for name in RUN_FILES:
-        if (file := checkpoint.parents[1] / name).is_file():
-            shutil.copy(file, folder)
+        if (run / name).is_file():
+            shutil.copy(run / name, folder)
 
 
 def _link(source: Any, target: Any) -> None:
@@ -204,13 +214,19 @@ def export_beside(staged: Path, name: str, *, trust_remote_code: bool) -> None:
     """
     output = staged / "model"
     command = [sys.executable, "-m", "gspo_lightning", "export", str(staged / "checkpoints" / name), str(output)]
-    command += ["--trust_remote_code"] if trust_remote_code else []
-    done = subprocess.run(
-        command, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, stdin=subprocess.DEVNULL, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise RuntimeError(f"the export failed: {' '.join(done.stdout.split())[-300:]}")
+    if trust_remote_code:
+        command.append("--trust_remote_code")
+    process = subprocess.run(
+        command,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},  # training has the GPU
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    if process.returncode:
+        raise RuntimeError(f"the export failed: {' '.join(process.stdout.split())[-300:]}")
     for file in output.iterdir():
         file.rename(staged / file.name)
     output.rmdir()

@@ -41,9 +41,11 @@ class RecordedTokens(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: MiniBatch, batch_idx: int
     ) -> None:
         """Write the rows of the update that was just made."""
-        module, step = gspo_module(pl_module), trainer.global_step
-        if self._file is None or not (rows := module.update_metrics.tokens):
+        module = gspo_module(pl_module)
+        rows = module.update_metrics.tokens
+        if self._file is None or not rows:
             return
+        step = trainer.global_step
         bounds = [getattr(module.objective, name, None) for name in ("clip_low", "clip_high")]
         band = None if None in bounds else bounds
         try:
@@ -57,16 +59,19 @@ class RecordedTokens(Callback):
 def _keep_pictures(folder: Path, rows: Sequence[Mapping[str, Any]], batch: MiniBatch) -> None:
     """Write thumbnails of the pictures of recorded rows that the folder lacks."""
     names = {name for row in rows for name in row.get("pictures", ())[:SHOWN]}
-    wanted = {name for name in names if not (folder / thumbnail_file(name)).exists()}
-    for media in (media for part in batch.micro_batches for media in part.media or ()):
-        if wanted & {picture.sha256 for picture in media}:
-            keep_thumbnails(folder, small_files(media))
-            wanted -= {picture.sha256 for picture in media}
+    missing = {name for name in names if not (folder / thumbnail_file(name)).exists()}
+    for part in batch.micro_batches:
+        for media in part.media or ():
+            hashes = {picture.sha256 for picture in media}
+            if missing & hashes:
+                keep_thumbnails(folder, small_files(media))
+                missing -= hashes
 
 
 def _line(
     row: dict[str, Any], update: int, band: list[Any] | None, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, Any]:
+    """Return a recorded row as a line of the file: tokens as texts, with the clip range as ``band``."""
     rest = {name: value for name, value in row.items() if name not in ("place", "ids", "ages", "tokens")}
     tokens = {"text": token_texts(row["ids"], tokenizer), **row["tokens"]}
     if "ages" in row:
@@ -77,13 +82,13 @@ def _line(
 def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Return the text of each token; of a character that spans several tokens, the last one has it."""
     texts: list[str] = []
-    waiting: list[int] = []
+    pending: list[int] = []
     for token in ids:
-        waiting.append(token)
-        text = str(tokenizer.decode(waiting, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-        if text.endswith("\ufffd") and len(waiting) < 4:
+        pending.append(token)
+        text = str(tokenizer.decode(pending, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        if text.endswith("\ufffd") and len(pending) < 4:  # UTF-8 has at most 4 bytes: these may be its first ones
             texts.append("")
         else:
             texts.append(text)
-            waiting = []
+            pending = []
     return texts

@@ -17,12 +17,10 @@ from gspo_lightning.report.run import Run
 from gspo_lightning.report.scalars import Scalars
 
 log = logging.getLogger(__name__)
-FULL_UPDATES, THIN_ITERATIONS = 2_000, 10
-"""Updates that event files hold in full, and the interval in iterations that they hold afterwards.
-
-Whole iterations are kept because ratios are a saw-tooth over the mini-batches of one. TensorBoard draws 1,000 points of
-a curve.
-"""
+FULL_UPDATES = 2_000
+"""Updates that event files hold in full; TensorBoard draws 1,000 points of a curve."""
+THIN_ITERATIONS = 10
+"""Afterwards event files hold one iteration in so many, whole: ratios are a saw-tooth over its mini-batches."""
 
 
 class RunLogger(TensorBoardLogger):
@@ -38,7 +36,8 @@ class RunLogger(TensorBoardLogger):
         self, *arguments: Any, purge_step: int | None = None, changes: Sequence[str] = (), **more: Any
     ) -> None:
         super().__init__(*arguments, purge_step=purge_step, **more)
-        self._first, self._changes = purge_step, changes
+        self._first = purge_step
+        self._changes = changes
         self._scalars: Scalars | None = None
 
     @property
@@ -46,12 +45,12 @@ class RunLogger(TensorBoardLogger):
         """All numbers of the run so far, including those from before a resume."""
         if self._scalars is None:
             folder = Path(self.log_dir)
-            found = Scalars.read(folder)
+            scalars = Scalars.read(folder)
             if self._first is not None:
-                _complete(found, folder, self._first)
-                found.cut(self._first)
+                _complete(scalars, folder, self._first)
+                scalars.cut(self._first)
                 note_resume(folder, self._first - 1, self._changes)
-            self._scalars = found
+            self._scalars = scalars
         return self._scalars
 
     @rank_zero_only
@@ -66,19 +65,23 @@ class RunLogger(TensorBoardLogger):
             super().log_metrics(dict(metrics), step)
 
 
-def _complete(found: Scalars, folder: Path, first: int) -> None:
+def _complete(scalars: Scalars, folder: Path, first: int) -> None:
     """Take what the file lacks from event files, and say what it lacked: it was cut, damaged or deleted."""
-    older, damaged = not len(found), found.damaged  # without the file: a run of older code
-    if not (lost := found.missing(first)) and not damaged:
+    had_no_file = not len(scalars)  # a run of older code
+    damaged = scalars.damaged
+    missing = scalars.missing(first)
+    if not missing and not damaged:
         return
-    read_events(run := Run(folder), "gspo fit")
-    found.take(run.scalars, run.started or 0.0)
-    if (left := found.missing(first)) or damaged or not older:
+    run = Run(folder)
+    read_events(run, "gspo fit")
+    scalars.take(run.scalars, run.started or 0.0)
+    still_missing = scalars.missing(first)
+    if still_missing or damaged or not had_no_file:
         lines = f"; {damaged} damaged lines are dropped" if damaged else ""
         log.warning(
             "%s lacked the numbers of %d updates before %d: it was cut or damaged%s. Those of %d are taken from the "
             "event files, those of %d are gone; the weights are not concerned",
-            found.file, lost, first, lines, lost - left, left,
+            scalars.file, missing, first, lines, missing - still_missing, still_missing,
         )  # fmt: skip
 
 

@@ -11,14 +11,22 @@ from typing import Any
 from gspo_lightning.core.pictures import Media
 from gspo_lightning.policy.vision.image_processor import rgb
 
-WIDTH, GAP, LINE, SIZE = 960, 8, 18, 14
-"""Pixels: width of the sheet, gap between items, height of a text line, font size."""
+WIDTH = 960
+"""Pixels across the sheet."""
+GAP = 8
+"""Pixels between items."""
+LINE = 18
+"""Pixels from one line of text to the next."""
+SIZE = 14
+"""Size of the font in pixels."""
 LINES = 5
 """Lines of one text, at most; the rest is cut."""
 ROWS = 16
 """Answers on a sheet, at most."""
 _OWN_LINES = ("prompt", "completion", "answer")
-_INK, _GREY, _RULE = "#222222", "#6b6b6b", "#d9d9d9"
+_INK = "#222222"
+_GREY = "#6b6b6b"
+_RULE = "#d9d9d9"
 SHOWN = 3
 """Most pictures shown for a prompt."""
 SIDE = 160
@@ -49,17 +57,19 @@ def draw_table(answers: Sequence[Answer], path: Path) -> None:
     """
     from PIL import Image, ImageDraw
 
-    font, shown = _font(), answers[:ROWS]
-    loaded = [[Image.open(io.BytesIO(p)).convert("RGB") for p in answer.pictures] for answer in shown]
-    left = max((sum(image.width + GAP for image in row) for row in loaded), default=0) + GAP
-    texts = [_lines(answer, font, WIDTH - left - GAP) for answer in shown]
-    heights = [
-        max([LINE * len(lines), *(image.height for image in row)]) + 2 * GAP
-        for lines, row in zip(texts, loaded, strict=True)
-    ]
+    font = _font()
+    answers = answers[:ROWS]
+    pictures = [[Image.open(io.BytesIO(file)).convert("RGB") for file in answer.pictures] for answer in answers]
+    left = max((sum(image.width + GAP for image in row) for row in pictures), default=0) + GAP
+    texts = [_lines(answer, font, WIDTH - left - GAP) for answer in answers]
+    heights = []
+    for lines, row in zip(texts, pictures, strict=True):
+        highest = max([LINE * len(lines), *(image.height for image in row)])
+        heights.append(highest + 2 * GAP)
     sheet = Image.new("RGB", (WIDTH, max(1, sum(heights))), "white")
-    pen, top = ImageDraw.Draw(sheet), 0
-    for lines, row, height in zip(texts, loaded, heights, strict=True):
+    pen = ImageDraw.Draw(sheet)
+    top = 0
+    for lines, row, height in zip(texts, pictures, heights, strict=True):
         x = GAP
         for image in row:
             sheet.paste(image, (x, top + GAP))
@@ -81,17 +91,20 @@ def _font() -> Any:
 
 
 def _lines(answer: Answer, font: Any, width: int) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
-    said = [f"{name}: {_plain(text)}" for name, text in answer.texts]
-    own = [name in _OWN_LINES for name, _ in answer.texts]
-    for name, line, alone in zip((name for name, _ in answer.texts), said, own, strict=True):
-        if alone:
+    """Return the lines of an answer, each with its colour."""
+    lines: list[tuple[str, str]] = []
+    last_line = []
+    for name, text in answer.texts:
+        labelled = f"{name}: {_plain(text)}"
+        if name in _OWN_LINES:
             colour = _INK if name == "completion" else _GREY
-            found += [(part, colour) for part in _wrapped(line, font, width)]
-    rest = [line for line, alone in zip(said, own, strict=True) if not alone]
-    if hidden := answer.count - len(answer.pictures):
-        rest.append(f"{hidden} more pictures")
-    return found + [(part, _GREY) for part in _wrapped("  ·  ".join(rest), font, width)]
+            lines += [(line, colour) for line in _wrapped(labelled, font, width)]
+        else:
+            last_line.append(labelled)
+    hidden = answer.count - len(answer.pictures)
+    if hidden:
+        last_line.append(f"{hidden} more pictures")
+    return lines + [(line, _GREY) for line in _wrapped("  ·  ".join(last_line), font, width)]
 
 
 def _plain(text: str, limit: int = 1000) -> str:
@@ -103,12 +116,17 @@ def _plain(text: str, limit: int = 1000) -> str:
 def _wrapped(text: str, font: Any, width: int) -> list[str]:
     lines: list[str] = []
     while text and len(lines) < LINES:
-        low, high = 1, len(text)
-        while low < high:  # the longest prefix that fits; width grows with every character
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if font.getlength(text[:middle]) <= width else (low, middle - 1)
-        lines.append(text[:low])
-        text = text[low:]
+        # the longest prefix that fits, by halving: width grows with every character
+        fits = 1
+        longest = len(text)
+        while fits < longest:
+            middle = (fits + longest + 1) // 2
+            if font.getlength(text[:middle]) <= width:
+                fits = middle
+            else:
+                longest = middle - 1
+        lines.append(text[:fits])
+        text = text[fits:]
     if text:
         lines[-1] = lines[-1][:-1] + "…"
     return lines
@@ -124,7 +142,8 @@ def _thumbnail(data: bytes) -> bytes:
 
     image = rgb(data)
     image.info.clear()  # pixels only: drop metadata such as location and text
-    if (factor := _ENLARGED // max(image.size)) > 1:
+    factor = _ENLARGED // max(image.size)
+    if factor > 1:
         image = image.resize((factor * image.width, factor * image.height), Resampling.NEAREST)
     image.thumbnail((SIDE, SIDE), Resampling.LANCZOS)
     file = io.BytesIO()

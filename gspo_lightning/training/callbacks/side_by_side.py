@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,19 +76,22 @@ class SideBySide(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: MiniBatch, batch_idx: int
     ) -> None:
         """Measure all objectives, clear the gradients, and set the routing of the first objective for the update."""
-        module, found, gradients = gspo_module(pl_module), {}, []
+        module = gspo_module(pl_module)
+        metrics: dict[str, dict[str, float]] = {}
+        gradients = []
         for name, objective in self.objectives.items():
             self._route(module, self.replay[name])
-            found[name], gradient = self._gradient(trainer, module, objective, batch)
+            metrics[name], gradient = self._gradient(trainer, module, objective, batch)
             gradients.append(gradient)
-        self._route(module, next(iter(self.replay.values())))
+        first = next(iter(self.objectives))
+        self._route(module, self.replay[first])
         row = {
             "update": trainer.global_step + 1,
             "iteration": batch.iteration,
             "mini_batch": batch.index,
-            "sampler_logprob_gap": found[next(iter(found))].get("noise/sampler_logprob_gap"),
+            "sampler_logprob_gap": metrics[first].get("noise/sampler_logprob_gap"),
             "settings": {name: repr(objective) for name, objective in self.objectives.items()},
-            "objectives": found,
+            "objectives": metrics,
             "cosines": cosines(gradients),
         }
         with open(self._path, "a", encoding="utf-8") as file:
@@ -99,15 +102,17 @@ class SideBySide(Callback):
         if "R2" in self.replay.values():
             self._route(gspo_module(pl_module), "R2")
 
-    def _route(self, module: GSPOModule, word: Replay) -> None:
-        if (routing := module.policy.routing) is not None and "R2" in self.replay.values():
-            module.policy.routing = dataclasses.replace(routing, replay=word)
+    def _route(self, module: GSPOModule, replay: Replay) -> None:
+        routing = module.policy.routing
+        if routing is not None and "R2" in self.replay.values():
+            module.policy.routing = dataclasses.replace(routing, replay=replay)
 
     def _gradient(
         self, trainer: Trainer, module: GSPOModule, objective: Objective, batch: MiniBatch
     ) -> tuple[dict[str, float], list[Tensor]]:
         """Return the metrics of an objective on a mini-batch, and its gradient, one tensor per parameter."""
-        sums, on_policy = MetricSums("basic"), module.on_policy(batch)
+        sums = MetricSums("basic")
+        on_policy = module.on_policy(batch)
         terms = dataclasses.replace(module.terms(), objective=objective)
         denominator = mini_batch_count(objective, batch.micro_batches)
         module.policy.zero_grad(set_to_none=True)
@@ -117,8 +122,10 @@ class SideBySide(Callback):
             loss.backward()
         gradient = [p.grad.detach().cpu() for p in module.policy.parameters() if p.grad is not None]
         module.policy.zero_grad(set_to_none=True)
-        values = update_scalars(sums.reduce()[0])
-        return values | {"optim/gradient_norm": dot(gradient, gradient) ** 0.5}, gradient
+        pairs, _, _ = sums.reduce()
+        metrics = update_scalars(pairs)
+        metrics["optim/gradient_norm"] = dot(gradient, gradient) ** 0.5
+        return metrics, gradient
 
 
 def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
@@ -133,12 +140,15 @@ def cosines(gradients: Sequence[Sequence[Tensor]]) -> list[list[float | None]]:
     [[1.0, 0.96, None], [0.96, 1.0, None], [None, None, None]]
     """
     count = len(gradients)
-    products: Mapping[tuple[int, int], float] = {
-        (i, j): dot(gradients[i], gradients[j]) for i in range(count) for j in range(i, count)
-    }
+    products: dict[tuple[int, int], float] = {}  # symmetric: i <= j
+    for i in range(count):
+        for j in range(i, count):
+            products[i, j] = dot(gradients[i], gradients[j])
     norms = [products[i, i] ** 0.5 for i in range(count)]
 
     def cosine(i: int, j: int) -> float | None:
-        return products[min(i, j), max(i, j)] / (norms[i] * norms[j]) if norms[i] and norms[j] else None
+        if not (norms[i] and norms[j]):
+            return None
+        return products[min(i, j), max(i, j)] / (norms[i] * norms[j])
 
     return [[cosine(i, j) for j in range(count)] for i in range(count)]

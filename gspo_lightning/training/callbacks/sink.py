@@ -80,8 +80,8 @@ class TensorBoard(LoggerAdapter):
 
     def text(self, tag: str, markdown: str, step: int) -> None:
         """Write rendered Markdown to the tab "Text"."""
-        shown = markdown.encode(errors="backslashreplace").decode()  # records may hold half a surrogate pair
-        self._writer.add_text(tag, shown, step)
+        text = markdown.encode(errors="backslashreplace").decode()  # records may hold half a surrogate pair
+        self._writer.add_text(tag, text, step)
 
     def table(self, tag: str, columns: Sequence[str], rows: Rows, step: int, code: Collection[str] = ()) -> None:
         """Write a rendered table to the tab "Text"."""
@@ -205,9 +205,8 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]], code: 
     """
     lines = [f"| {' | '.join(map(cell, columns))} |", "|" + "---|" * len(columns)]
     for row in rows:
-        cells = zip(columns, row, strict=True)
-        shown = [code_of(text, 400) if name in code else cell(text) for name, text in cells]
-        lines.append(f"| {' | '.join(shown)} |")
+        cells = [code_of(text, 400) if name in code else cell(text) for name, text in zip(columns, row, strict=True)]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -228,9 +227,9 @@ class Sink(LoggerAdapter):
     """
 
     def __init__(self, loggers: Iterable[Logger]) -> None:
-        self._adapters = [
-            adapter(logger) for logger in loggers for kind, adapter in LOGGER_ADAPTERS if isinstance(logger, kind)
-        ]
+        self._adapters: list[LoggerAdapter] = []
+        for logger in loggers:
+            self._adapters += [adapter(logger) for kind, adapter in LOGGER_ADAPTERS if isinstance(logger, kind)]
 
     @classmethod
     def of(cls, trainer: Trainer) -> Sink:
@@ -239,9 +238,10 @@ class Sink(LoggerAdapter):
 
     def values(self, tag: str, values: Floats, step: int) -> None:
         """Write a histogram of the values [N] that are not NaN; write nothing if all are NaN."""
-        if (known := values[~np.isnan(values)]).size:
+        measured = values[~np.isnan(values)]
+        if measured.size:
             for adapter in self._adapters:
-                adapter.values(tag, known, step)
+                adapter.values(tag, measured, step)
 
     def counts(self, tag: str, counts: Floats, edges: Floats, step: int) -> None:
         """Write a histogram from counts [B] and bin edges [B + 1]; write nothing if all counts are 0."""

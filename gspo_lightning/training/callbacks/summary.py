@@ -40,7 +40,8 @@ class RunSummary(Callback):
     """
 
     def __init__(self, examples: int = 3, report: bool = True) -> None:
-        self.examples, self.report = examples, report
+        self.examples = examples
+        self.report = report
         self._start = time.monotonic()
         self._clipped: list[float] = []
         self._before: dict[str, Any] = {}
@@ -52,7 +53,8 @@ class RunSummary(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of :meth:`state_dict`."""
-        self._before, self._clipped = state_dict["before"], state_dict["clipped"]
+        self._before = state_dict["before"]
+        self._clipped = state_dict["clipped"]
         self._start = time.monotonic() - state_dict["seconds"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -67,22 +69,23 @@ class RunSummary(Callback):
         self._answers.add(trainer, module)
         if not self._before:
             last = module.evaluator.last
-            found = {"accuracy": last.get("val/accuracy"), "reward": last.get("val/reward")}
-            self._before = {**found, "answers": _answers(module)}
+            self._before = {
+                "accuracy": last.get("val/accuracy"),
+                "reward": last.get("val/reward"),
+                "answers": _answers(module),
+            }
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Record the fraction of clipped tokens."""
-        if (value := gspo_module(pl_module).last_update.get("clip/tokens")) is not None:
-            self._clipped.append(value)
+        clipped = gspo_module(pl_module).last_update.get("clip/tokens")
+        if clipped is not None:
+            self._clipped.append(clipped)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluate the final policy if the last evaluation is older."""
         module = gspo_module(pl_module)
-        if (
-            module.data.val is not None
-            and module.evaluator.history
-            and module.evaluator.history[-1][0] != trainer.global_step
-        ):
+        history = module.evaluator.history
+        if module.data.val is not None and history and history[-1][0] != trainer.global_step:
             module.evaluate()
             self._answers.add(trainer, module)
 
@@ -91,41 +94,47 @@ class RunSummary(Callback):
         folder = run_folder(trainer)
         if not trainer.is_global_zero:
             return
-        summary = self._summary(trainer, gspo_module(pl_module))
-        named = {name for example in summary["examples"] for name in example.get("pictures", ())}
-        for rollout in gspo_module(pl_module).evaluator.examples[:KEPT]:
-            if named & {picture.sha256 for picture in rollout.prompt.media}:
+        module = gspo_module(pl_module)
+        summary = self._summary(trainer, module)
+        pictures = {name for example in summary["examples"] for name in example.get("pictures", ())}
+        for rollout in module.evaluator.examples[:KEPT]:
+            if pictures & {picture.sha256 for picture in rollout.prompt.media}:
                 keep_thumbnails(folder, small_files(rollout.prompt.media))
         write_text(folder / "summary.json", json.dumps(summary, indent=2, default=str) + "\n")
         for logger in trainer.loggers:
             logger.save()
-        drawn = self.report and any(folder.glob("events.*"))
-        picture = write_report([folder], folder, scalars_of(trainer.loggers)) if drawn else None
+        picture = None
+        if self.report and any(folder.glob("events.*")):
+            picture = write_report([folder], folder, scalars_of(trainer.loggers))
         if picture is not None:
             Sink.of(trainer).picture("report", picture, trainer.global_step)
         show(summary, folder, picture)
 
+    def _examples(self, module: GSPOModule) -> list[dict[str, Any]]:
+        """Return answers to the same prompts before and after training; those that changed come first."""
+        before = self._before.get("answers", {})
+        examples = []
+        for key, after in _answers(module).items():
+            if key not in before:
+                continue
+            example = {"prompt": after["prompt"], "answer": after["answer"]}
+            example |= {"before": before[key]["completion"], "after": after["completion"]}
+            if "pictures" in after:
+                example["pictures"] = after["pictures"]
+            examples.append(example)
+        examples.sort(key=lambda example: bool(example["before"] == example["after"]))
+        return examples[: self.examples]
+
     def _summary(self, trainer: Trainer, module: GSPOModule) -> dict[str, Any]:
-        after = _answers(module)
-        examples = [
-            {
-                "prompt": a["prompt"],
-                "answer": a["answer"],
-                "before": self._before["answers"][key]["completion"],
-                "after": a["completion"],
-                **{name: a[name] for name in ("pictures",) if name in a},
-            }
-            for key, a in after.items()
-            if key in self._before.get("answers", {})
-        ]
-        changed = sorted(examples, key=lambda e: e["before"] == e["after"])
-        last, correct = module.evaluator.last, module.shown_by == "accuracy"
+        history = module.evaluator.history
+        last = module.evaluator.last
+        has_accuracy = module.shown_by == "accuracy"
         return {
-            "accuracy_before": self._before.get("accuracy") if correct else None,
-            "accuracy_after": last.get("val/accuracy") if correct else None,
+            "accuracy_before": self._before.get("accuracy") if has_accuracy else None,
+            "accuracy_after": last.get("val/accuracy") if has_accuracy else None,
             "reward_before": self._before.get("reward"),
             "reward_after": last.get("val/reward"),
-            "evaluated_at_update": module.evaluator.history[-1][0] if module.evaluator.history else None,
+            "evaluated_at_update": history[-1][0] if history else None,
             "iterations": module.data.loader.iteration + 1,
             "updates": trainer.global_step,
             "seconds": round(time.monotonic() - self._start, 2),
@@ -136,7 +145,7 @@ class RunSummary(Callback):
             "clip_fraction_tokens": sum(self._clipped) / len(self._clipped) if self._clipped else None,
             "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
             "last_update": module.last_update,
-            "examples": changed[: self.examples],
+            "examples": self._examples(module),
             "versions": versions(),
             "machine": _machine(trainer),
         }
@@ -157,15 +166,17 @@ def _machine(trainer: Trainer) -> dict[str, Any]:
 
 def _answers(module: GSPOModule) -> dict[str, dict[str, Any]]:
     """Return the held-out answers, keyed by the prompt's text and the hashes of its pictures."""
-    return {
-        "\n".join([r.prompt.text, *(picture.sha256 for picture in r.prompt.media)]): {
-            "prompt": r.prompt.text,
-            "completion": r.transcript,
-            "answer": str(r.prompt.columns.get("answer", "")),
-            **picture_names(r.prompt.media),
+    answers = {}
+    for rollout in module.evaluator.examples[:KEPT]:
+        prompt = rollout.prompt
+        key = "\n".join([prompt.text, *(picture.sha256 for picture in prompt.media)])
+        answers[key] = {
+            "prompt": prompt.text,
+            "completion": rollout.transcript,
+            "answer": str(prompt.columns.get("answer", "")),
+            **picture_names(prompt.media),
         }
-        for r in module.evaluator.examples[:KEPT]
-    }
+    return answers
 
 
 def show(summary: dict[str, Any], folder: Path, picture: Path | None) -> None:
@@ -174,12 +185,13 @@ def show(summary: dict[str, Any], folder: Path, picture: Path | None) -> None:
     table = Table(title=f"{summary['objective']}, seed {summary['seed']}: before and after", title_justify="left")
     for heading in ("prompt", "answer", "before", "after"):
         table.add_column(heading, overflow="fold")
-    correct = summary["accuracy_after"] is not None or summary["reward_after"] is None
-    name, style = ("accuracy", _percent) if correct else ("reward", _number)
-    found = [style(summary[f"{name}_{when}"]) for when in ("before", "after")]
-    table.add_row(f"held-out {'accuracy' if correct else 'mean reward'}", "", *found, end_section=True)
-    for e in summary["examples"]:
-        table.add_row(e["prompt"], e["answer"], e["before"], e["after"])
+    if summary["accuracy_after"] is not None or summary["reward_after"] is None:
+        results = ["held-out accuracy", "", *(_percent(summary[f"accuracy_{time}"]) for time in ("before", "after"))]
+    else:
+        results = ["held-out mean reward", "", *(_number(summary[f"reward_{time}"]) for time in ("before", "after"))]
+    table.add_row(*results, end_section=True)
+    for example in summary["examples"]:
+        table.add_row(example["prompt"], example["answer"], example["before"], example["after"])
     console.print(table)
     console.print(
         f"{summary['iterations']} iterations, {summary['updates']} updates, {summary['seconds']:.0f} s, "
@@ -200,8 +212,8 @@ def show_evaluation(values: Mapping[str, float]) -> None:
     table.add_column("value", justify="right")
     for name, value in values.items():
         spec = lookup(name)
-        fraction = spec is not None and "fraction" in spec.unit
-        table.add_row(name, f"{100 * value:.2f}%" if fraction else f"{value:.4g}")
+        is_fraction = spec is not None and "fraction" in spec.unit
+        table.add_row(name, f"{100 * value:.2f}%" if is_fraction else f"{value:.4g}")
     terminal().print(table)
 
 

@@ -41,7 +41,10 @@ class TrackioLogger(Logger):
             self._trackio: Any = import_module("trackio")
         except ImportError as error:
             raise UserError("trainer.logger.TrackioLogger", "needs trackio", fix="pip install trackio") from error
-        self._project, self._name, self._space, self._log_model = project, name, space_id, log_model
+        self._project = project
+        self._name = name
+        self._space = space_id
+        self._log_model = log_model
         self._run: Any = None
         self._newest: Any = None
 
@@ -51,9 +54,15 @@ class TrackioLogger(Logger):
         """The run of Trackio, begun on first use."""
         if self._run is None:
             self._run = self._trackio.init(
-                project=self._project, name=self._name, space_id=self._space, resume="allow" if self._name else "never",
-                private=True, embed=False, auto_log_gpu=False, auto_log_cpu=False,
-            )  # fmt: skip
+                project=self._project,
+                name=self._name,
+                space_id=self._space,
+                resume="allow" if self._name else "never",
+                private=True,
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
         return self._run
 
     @property
@@ -100,5 +109,5 @@ class TrackioLogger(Logger):
             artifact.add_dir(path)
         else:
             artifact.add_file(path, "model.ckpt")
-        best = ["best"] if str(path) == checkpoints.best_model_path else []
-        self.experiment.log_artifact(artifact, aliases=best)
+        aliases = ["best"] if str(path) == checkpoints.best_model_path else []
+        self.experiment.log_artifact(artifact, aliases=aliases)

@@ -42,11 +42,11 @@ class Watchdog(Callback):
         timeout = getattr(trainer.strategy, "_timeout", None)
         if trainer.world_size == 1 or timeout is None:
             return
-        self._over, self._moved = threading.Event(), time.monotonic()
-        where = run_folder(trainer) / "stacks", trainer.global_rank, trainer.world_size
-        threading.Thread(
-            target=self._watch, args=(timeout.total_seconds() * SHARE, *where), name="watchdog", daemon=True
-        ).start()
+        self._over = threading.Event()
+        self._moved = time.monotonic()
+        folder = run_folder(trainer) / "stacks"
+        arguments = (timeout.total_seconds() * SHARE, folder, trainer.global_rank, trainer.world_size)
+        threading.Thread(target=self._watch, args=arguments, name="watchdog", daemon=True).start()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Stop watching."""
@@ -66,7 +66,8 @@ class Watchdog(Callback):
         while not self._over.wait(max(self._moved + seconds - time.monotonic(), 0.05)):
             if time.monotonic() < self._moved + seconds:
                 continue
-            began, self._moved = time.time(), time.monotonic()
+            began = time.time()
+            self._moved = time.monotonic()
             _write_stacks(folder / f"rank-{rank}.txt")
             if rank == 0:
                 patience_s = min(PATIENCE_S, seconds * (1 / SHARE - 1) / 2)
@@ -81,7 +82,8 @@ class Watchdog(Callback):
 
 def _write_stacks(file: Path) -> None:
     """Write the stack of every thread of this process, the main thread first."""
-    main, frames = threading.main_thread(), sys._current_frames()
+    main = threading.main_thread()
+    frames = sys._current_frames()
     threads = sorted(threading.enumerate(), key=lambda thread: thread is not main)
     stacks = [(thread.name, frames[thread.ident]) for thread in threads if thread.ident in frames]
     text = _place(traceback.extract_stack(stacks[0][1])) + "\n"
@@ -95,20 +97,21 @@ def _write_stacks(file: Path) -> None:
 
 def _place(stack: traceback.StackSummary) -> str:
     """Return the innermost line of a stack that belongs to no library; the innermost of all without one."""
-    own = [f for f in stack if f.filename.startswith(_PACKAGE) or not f.filename.startswith((*_LIBRARIES, "<"))]
-    last = (own or stack)[-1]
+    libraries = (*_LIBRARIES, "<")  # "<frozen importlib>" and the like
+    frames = [f for f in stack if f.filename.startswith(_PACKAGE) or not f.filename.startswith(libraries)]
+    last = (frames or stack)[-1]
     return f"{os.path.relpath(last.filename)}:{last.lineno} in {last.name}: {last.line}"
 
 
 def _places(folder: Path, world: int, since: float, patience_s: float) -> list[str]:
     """Return a line for each rank, from the files that were written after ``since``."""
-    found: dict[int, str] = {}
+    places: dict[int, str] = {}
     end = time.monotonic() + patience_s
-    while len(found) < world and time.monotonic() < end:
+    while len(places) < world and time.monotonic() < end:
         time.sleep(0.1)
         for rank in range(world):
             file = folder / f"rank-{rank}.txt"
             if file.exists() and file.stat().st_mtime > since:
-                found[rank] = file.read_text(encoding="utf-8").split("\n", 1)[0]
+                places[rank] = file.read_text(encoding="utf-8").split("\n", 1)[0]
     missing = "wrote nothing: it is stopped, or its machine is lost"
-    return [f"  rank {rank}: {found.get(rank, missing)}" for rank in range(world)]
+    return [f"  rank {rank}: {places.get(rank, missing)}" for rank in range(world)]

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
+from torch.optim import Optimizer
 
 from gspo_lightning.core.errors import CollapseError, NonFiniteError, UserError, did_you_mean
 from gspo_lightning.policy.averaging import holds_average, training_weights
@@ -59,13 +60,19 @@ class Collapse(Callback):
             raise UserError("Collapse.lr_factor", f"is {lr_factor}; it must be above 0 and at most 1")
         if max_rollbacks < 0 or max_dumps < 0:
             raise UserError("Collapse", f"max_rollbacks {max_rollbacks} and max_dumps {max_dumps} must be 0 or above")
-        self.action, self.max_rollbacks, self.lr_factor, self.max_dumps = action, max_rollbacks, lr_factor, max_dumps
+        self.action = action
+        self.max_rollbacks = max_rollbacks
+        self.lr_factor = lr_factor
+        self.max_dumps = max_dumps
         self.watch = Watch(_signatures(ignore or [], thresholds or {}))
         self.alarms: list[Alarm] = []
         self.rollbacks = 0
         self._quiet: list[int] = []
+        """Numbers of updates that ended an iteration without anything suspicious."""
         self._due: Alarm | None = None
-        self._skipped, self._dumps = 0, 0
+        """Alarm for which the run is rolled back at the end of this iteration."""
+        self._skipped = 0
+        self._dumps = 0
         self._folder = Path()
 
     # Lightning hooks ------------------------------------------------------------------------------------------------
@@ -76,7 +83,8 @@ class Collapse(Callback):
         Raises:
             UserError: the action is ``rollback``, but the run keeps no checkpoints.
         """
-        self._folder, module = run_folder(trainer), gspo_module(pl_module)
+        self._folder = run_folder(trainer)
+        module = gspo_module(pl_module)
         for signature in self.watch.signatures:
             if hasattr(signature, "prompts"):
                 signature.prompts = module.data.settings.prompts_per_rollout
@@ -140,10 +148,11 @@ class Collapse(Callback):
         """Record an alarm for a NaN that stops the run; its batch has been dumped already."""
         if isinstance(exception, NonFiniteError) and gspo_module(pl_module).data.loader.iteration >= 0:
             update = trainer.global_step + 1
-            kind, dumps = SIGNATURES["non_finite"], sorted((self._folder / "dumps").glob("*.pt"))
-            what = str(exception).splitlines()[0]
+            advice = SIGNATURES["non_finite"].advice
+            problem = str(exception).splitlines()[0]
+            dumps = sorted((self._folder / "dumps").glob("*.pt"))
             dump = str(dumps[-1].relative_to(self._folder)) if dumps else ""
-            self._record(trainer, Alarm("non_finite", update, update, what, kind.advice, "stopped", dump))
+            self._record(trainer, Alarm("non_finite", update, update, problem, advice, "stopped", dump))
 
     def state_dict(self) -> dict[str, Any]:
         """Return memory, alarms and counts: a resumed run raises the same alarms as an uninterrupted one."""
@@ -156,42 +165,45 @@ class Collapse(Callback):
         """Restore the state of :meth:`state_dict`."""
         self.watch.load_state_dict(state_dict["watch"])
         self.alarms = [Alarm(**alarm) for alarm in state_dict["alarms"]]
-        self.rollbacks, self._quiet = int(state_dict["rollbacks"]), list(state_dict["quiet"])
-        self._skipped, self._dumps = int(state_dict["skipped"]), int(state_dict["dumps"])
+        self.rollbacks = int(state_dict["rollbacks"])
+        self._quiet = list(state_dict["quiet"])
+        self._skipped = int(state_dict["skipped"])
+        self._dumps = int(state_dict["dumps"])
 
     # actions ---------------------------------------------------------------------------------------------------------
 
     def _look(self, trainer: Trainer, module: GSPOModule, values: dict[str, float]) -> None:
         """Check the metrics before the optimizer steps, while the weights are still those that were measured."""
-        update, loader = trainer.global_step + 1, module.data.loader
-        look: Mapping[str, float] = values
+        loader = module.data.loader
+        metrics: Mapping[str, float] = values
         if module.guard.skipped > self._skipped:  # also if only log-probabilities are not finite
-            self._skipped, look = module.guard.skipped, {**values, "log-probabilities": float("nan")}
-        raised = self.watch.see(look, update, last=loader.trained + 1 >= len(loader))
+            self._skipped = module.guard.skipped
+            metrics = {**values, "log-probabilities": float("nan")}
+        alarms = self.watch.see(metrics, trainer.global_step + 1, last=loader.trained + 1 >= len(loader))
         values["collapse/alarms"] = float(len(self.watch.present))
         values["collapse/rollbacks"] = float(self.rollbacks)
-        self._raise(trainer, [replace(alarm, dump=self._dump(module, values)) for alarm in raised])
+        self._raise(trainer, [replace(alarm, dump=self._dump(module, values)) for alarm in alarms])
 
-    def _raise(self, trainer: Trainer, raised: Sequence[Alarm]) -> None:
+    def _raise(self, trainer: Trainer, alarms: Sequence[Alarm]) -> None:
         """Record alarms; stop, or note the rollback that is due."""
         verb = {"warn": "warned", "stop": "stopped", "rollback": "rolled back"}[self.action]
         if self.action == "rollback" and self.rollbacks >= self.max_rollbacks:
             verb = "stopped"  # at the end of the iteration
-        for alarm in raised:
+        for alarm in alarms:
             self._record(trainer, replace(alarm, action=verb))
-        if raised and self.action == "stop":
+        if alarms and self.action == "stop":
             raise _stopped(self.alarms[-1], self._folder)
-        if raised and self.action == "rollback" and self._due is None:
-            self._due = self.alarms[-len(raised)]
+        if alarms and self.action == "rollback" and self._due is None:
+            self._due = self.alarms[-len(alarms)]
 
     def _dump(self, module: GSPOModule, values: Mapping[str, float]) -> str:
         """Dump the batch and the weights before the update; return the path, or "" past the limit or if sharded."""
         if self._dumps >= self.max_dumps or is_sharded(module.policy):
             return ""
         self._dumps += 1
-        shown = ("loss", "optim/gradient_norm", "ratio/max", "ratio/log_sequence_std", "policy/entropy", "reward/mean")
+        tags = ("loss", "optim/gradient_norm", "ratio/max", "ratio/log_sequence_std", "policy/entropy", "reward/mean")
         try:
-            path: Path = module.dump_update({tag: values[tag] for tag in shown if tag in values})
+            path: Path = module.dump_update({tag: values[tag] for tag in tags if tag in values})
         except OSError as error:
             log.warning("the batch could not be written: %s", error)
             return ""
@@ -210,8 +222,10 @@ class Collapse(Callback):
 
     def _protect(self, trainer: Trainer) -> None:
         """Name the checkpoints that a rollback may need."""
-        if self.action == "rollback" and (keeper := last_checkpoint(trainer)) is not None:
-            keeper.quiet, keeper.protected = set(self._quiet), self._of_best_evaluation()
+        checkpoints = last_checkpoint(trainer)
+        if self.action == "rollback" and checkpoints is not None:
+            checkpoints.quiet = set(self._quiet)
+            checkpoints.protected = self._of_best_evaluation()
 
     def _of_best_evaluation(self) -> set[int]:
         """Return the number of updates before the best evaluation, if there was one."""
@@ -219,12 +233,18 @@ class Collapse(Callback):
         return set() if best is None else {best.updates}
 
     def _go_back(self, trainer: Trainer, module: GSPOModule, alarm: Alarm) -> None:
+        """Roll back to the newest good checkpoint from before an alarm; stop if the run may not, or has none.
+
+        Raises:
+            CollapseError: it stops.
+        """
         self._due = None
         if self.rollbacks >= self.max_rollbacks:
             times = "1 rollback" if self.rollbacks == 1 else f"{self.rollbacks} rollbacks"
             raise _stopped(alarm, self._folder, f" after {times}" if self.rollbacks else "")
-        if (keeper := last_checkpoint(trainer)) is not None:
-            keeper.finish(trainer)
+        checkpoints = last_checkpoint(trainer)
+        if checkpoints is not None:
+            checkpoints.finish(trainer)
         quiet = {*self._quiet, *self._of_best_evaluation()}
         path = good_checkpoint(self._folder / "checkpoints", quiet, alarm.since)
         if path is None:
@@ -241,17 +261,24 @@ class Collapse(Callback):
 
 
 def _signatures(ignore: Sequence[str], thresholds: Mapping[str, float]) -> list[Signature]:
+    """Return the signatures to look for, with the thresholds of the user.
+
+    Raises:
+        UserError: there is no such signature, or no such threshold of one that is looked for.
+    """
     for name in ignore:
         if name not in SIGNATURES:
             raise UserError("Collapse.ignore", f"{name!r} is not a signature; {did_you_mean(name, SIGNATURES)}")
-    found = {name: kind() for name, kind in SIGNATURES.items() if name not in ignore}
-    known = [f"{name}.{f.name}" for name, s in found.items() for f in fields(s) if f.name != "prompts"]
+    signatures = {name: kind() for name, kind in SIGNATURES.items() if name not in ignore}
+    keys = []
+    for name, signature in signatures.items():
+        keys += [f"{name}.{field.name}" for field in fields(signature) if field.name != "prompts"]
     for key, value in thresholds.items():
-        if key not in known:
-            raise UserError("Collapse.thresholds", f"{key!r} is not a threshold; {did_you_mean(key, known)}")
+        if key not in keys:
+            raise UserError("Collapse.thresholds", f"{key!r} is not a threshold; {did_you_mean(key, keys)}")
         name, _, threshold = key.partition(".")
-        setattr(found[name], threshold, value)
-    return list(found.values())
+        setattr(signatures[name], threshold, value)
+    return list(signatures.values())
 
 
 def _words(alarm: Alarm) -> str:
@@ -291,8 +318,8 @@ def good_checkpoint(folder: Path, quiet: Collection[int], since: int) -> Path | 
         quiet: numbers of updates after which nothing was suspicious.
         since: the first suspicious update.
     """
-    known = [(m.step, path) for path, m in manifests(folder) if m.step in quiet and m.step < since]
-    return next((path for _, path in sorted(known, reverse=True) if damage(path) is None), None)
+    good = [(m.step, path) for path, m in manifests(folder) if m.step in quiet and m.step < since]
+    return next((path for _, path in sorted(good, reverse=True) if damage(path) is None), None)
 
 
 def roll_back(trainer: Trainer, module: GSPOModule, path: Path, lr_factor: float) -> dict[str, Any]:
@@ -306,23 +333,15 @@ def roll_back(trainer: Trainer, module: GSPOModule, path: Path, lr_factor: float
     """
     checkpoint: dict[str, Any] = read_tensors(path, "checkpoint")
     weights = training_weights(checkpoint)
-    for name, part in (("policy.", module.policy), ("old_policy.", module.old_policy)):
-        state = {k.removeprefix(name): v for k, v in weights.items() if k.startswith(name)}
+    for prefix, part in (("policy.", module.policy), ("old_policy.", module.old_policy)):
+        state = {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
         if state:
             part.load_state_dict(state)
     if module.average is not None and holds_average(checkpoint):
         module.average.load(checkpoint)
     states = checkpoint["optimizer_states"] or [None] * len(trainer.optimizers)  # LastCheckpoint.save_optimizer: false
     for optimizer, state in zip(trainer.optimizers, states, strict=True):
-        rates = [(group["lr"], group.get("initial_lr")) for group in optimizer.param_groups]
-        if state is None:
-            optimizer.state.clear()
-        else:
-            optimizer.load_state_dict(state)
-        for group, (rate, initial) in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * lr_factor
-            if initial is not None:
-                group["initial_lr"] = initial * lr_factor
+        _restore_optimizer(optimizer, state, lr_factor)
     for config in trainer.lr_scheduler_configs:
         if hasattr(config.scheduler, "base_lrs"):
             config.scheduler.base_lrs = [rate * lr_factor for rate in config.scheduler.base_lrs]
@@ -330,3 +349,16 @@ def roll_back(trainer: Trainer, module: GSPOModule, path: Path, lr_factor: float
         module.critic.load_state_dict(checkpoint["gspo_critic"])
     module.update_metrics.load_state_dict(checkpoint.get("gspo_meter", {}))
     return checkpoint
+
+
+def _restore_optimizer(optimizer: Optimizer, state: dict[str, Any] | None, lr_factor: float) -> None:
+    """Restore the moments (None: forget them), with the learning rates of now times ``lr_factor``."""
+    rates = [(group["lr"], group.get("initial_lr")) for group in optimizer.param_groups]
+    if state is None:
+        optimizer.state.clear()
+    else:
+        optimizer.load_state_dict(state)  # which also sets the learning rates of the checkpoint
+    for group, (rate, initial_rate) in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate * lr_factor
+        if initial_rate is not None:
+            group["initial_lr"] = initial_rate * lr_factor
