@@ -64,8 +64,8 @@ def answers_of(
             a system prompt of the suite, for a source that has conversations.
     """
     if suite.system_prompt and isinstance(source, WrappingSource):
-        what = f"is not seen by {type(source).__name__}, which writes messages itself"
-        raise UserError(f"suite {suite.name}: system_prompt", what, fix="leave it out, or let the agent send it")
+        reason = f"is not seen by {type(source).__name__}, which writes messages itself"
+        raise UserError(f"suite {suite.name}: system_prompt", reason, fix="leave it out, or let the agent send it")
     prompts = encode_prompts(
         [{"prompt": problem.prompt} for problem, _ in wanted],
         policy.tokenizer,
@@ -93,8 +93,11 @@ def answers_of(
     rows = _rows(prompts, wanted, sampling.max_response_tokens)
     for first in range(0, len(rows), ROWS):
         with torch.no_grad(), context():
-            found = source.extend(policy, rows[first : first + ROWS], sampling=sampling, draws=draws, version=version)
-        yield from (_answer(wanted[rollout.prompt.id][0].id, rollout, policy) for rollout in found)
+            batch = rows[first : first + ROWS]
+            rollouts = source.extend(policy, batch, sampling=sampling, draws=draws, version=version)
+        for rollout in rollouts:
+            problem, _ = wanted[rollout.prompt.id]
+            yield _answer(problem.id, rollout, policy)
 
 
 def _conversations(
@@ -109,51 +112,59 @@ def _conversations(
     version: int,
 ) -> Iterator[Answer]:
     """Yield the wanted answers of whole groups of conversations: a source has them by group only."""
-    asked = [
-        (Prompt(place, problem.prompt, prompt.token_ids, problem.told), {*samples})
-        for place, (prompt, (problem, samples)) in enumerate(zip(prompts, wanted, strict=True))
-        if samples
-    ]
-    at_once = max(1, ROWS // suite.samples)
-    for first in range(0, len(asked), at_once):
-        part = asked[first : first + at_once]
+    requests = []
+    for place, (prompt, (problem, samples)) in enumerate(zip(prompts, wanted, strict=True)):
+        if samples:
+            requests.append((Prompt(place, problem.prompt, prompt.token_ids, problem.told), {*samples}))
+    batch_size = max(1, ROWS // suite.samples)
+    for first in range(0, len(requests), batch_size):
+        batch = requests[first : first + batch_size]
         with torch.no_grad(), context():
             groups = source.generate(
-                policy, [prompt for prompt, _ in part], group_size=suite.samples, sampling=sampling, draws=draws,
+                policy,
+                [prompt for prompt, _ in batch],
+                group_size=suite.samples,
+                sampling=sampling,
+                draws=draws,
                 version=version,
-            )  # fmt: skip
-        for group, (prompt, samples) in zip(groups, part, strict=True):
-            mine = [rollout for rollout in group if rollout.sample in samples]
-            if lost := [rollout.lost for rollout in mine if rollout.lost]:
-                log.warning("%s: %d answers are missing; the first: %s", suite.name, len(lost), lost[0])
-            yield from (_answer(wanted[prompt.id][0].id, rollout, policy) for rollout in mine if not rollout.lost)
+            )
+        for group, (prompt, numbers) in zip(groups, batch, strict=True):
+            problem, _ = wanted[prompt.id]
+            rollouts = [rollout for rollout in group if rollout.sample in numbers]
+            reasons = [rollout.lost for rollout in rollouts if rollout.lost]
+            if reasons:
+                log.warning("%s: %d answers are missing; the first: %s", suite.name, len(reasons), reasons[0])
+            for rollout in rollouts:
+                if not rollout.lost:
+                    yield _answer(problem.id, rollout, policy)
 
 
 def _rows(prompts: Sequence[Prompt], wanted: SampleRequests, token_budget: int) -> list[ResponsePrefix]:
     """Return one row for each missing answer; a prompt's id is its place in the suite."""
-    return [
-        ResponsePrefix(Prompt(place, prompt.text, prompt.token_ids), sample, prompt.token_ids, 0, token_budget)
-        for place, (prompt, (_, samples)) in enumerate(zip(prompts, wanted, strict=True))
-        for sample in sorted(samples)
-    ]
+    rows = []
+    for place, (prompt, (_, samples)) in enumerate(zip(prompts, wanted, strict=True)):
+        of_suite = Prompt(place, prompt.text, prompt.token_ids)
+        rows += [ResponsePrefix(of_suite, sample, prompt.token_ids, 0, token_budget) for sample in sorted(samples)]
+    return rows
 
 
 def _sampling(policy: Policy, suite: Suite, longest: int) -> SamplingParams:
     """Return the suite's sampling settings, with the length limited by the model's positions."""
-    wanted, limits = suite.sampling, policy.model.config.get_text_config()
-    token_budget = int(getattr(limits, "max_position_embeddings", 0) or 1 << 40) - longest
+    settings = suite.sampling
+    positions = int(getattr(policy.model.config.get_text_config(), "max_position_embeddings", 0) or 1 << 40)
+    token_budget = positions - longest
     if token_budget < 1:
         raise UserError(f"suite {suite.name}", f"its longest prompt has {longest} tokens, more than the model takes")
-    if token_budget < wanted.max_response_tokens:
+    if token_budget < settings.max_response_tokens:
         log.warning(
             "%s: answers end at %d tokens, not at %d: the model has no more positions behind the longest prompt",
-            suite.name, token_budget, wanted.max_response_tokens,
+            suite.name, token_budget, settings.max_response_tokens,
         )  # fmt: skip
     return SamplingParams(
-        min(token_budget, wanted.max_response_tokens),
-        wanted.temperature,
-        wanted.top_p,
-        wanted.top_k,
+        min(token_budget, settings.max_response_tokens),
+        settings.temperature,
+        settings.top_p,
+        settings.top_k,
         stop_token_ids=policy.eos_token_ids,
     )
 

@@ -52,7 +52,8 @@ class Evaluation:
         for k in self.pass_at:
             if not 1 <= k <= self.samples:
                 raise UserError("data.evaluation.pass_at", f"pass@{k} needs between 1 and samples = {self.samples}")
-        if (name := self.accuracy_reward) is not None and name not in rewards:
+        name = self.accuracy_reward
+        if name is not None and name not in rewards:
             raise UserError(
                 "data.evaluation.accuracy_reward", f"{name!r} is not a reward; {did_you_mean(name, rewards)}"
             )

@@ -71,7 +71,8 @@ class Evaluator:
             sampling: sampling parameters.
             version: optimizer steps taken to reach the weights.
         """
-        return generate_and_score(self.policy, prompts, sampling, iteration=0, version=version)[0]
+        groups, _ = generate_and_score(self.policy, prompts, sampling, iteration=0, version=version)
+        return groups
 
     def count(self, groups: Groups, accuracy_reward: str) -> None:
         """Update the metrics; ``accuracy_reward`` decides which responses are correct."""

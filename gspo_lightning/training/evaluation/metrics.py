@@ -41,9 +41,9 @@ def pass_at_k(correct: Tensor, k: int) -> Tensor:
     n = correct.shape[1]
     if not 1 <= k <= n:
         raise ValueError(f"pass@{k} needs {k} responses per prompt or more (and k >= 1), got n = {n}")
-    right = correct.sum(dim=1).tolist()
-    chances = {count: samples.pass_at_k(count, n, k) for count in set(right)}
-    return torch.tensor([chances[count] for count in right], dtype=torch.float64, device=correct.device)
+    counts = correct.sum(dim=1).tolist()
+    chances = {count: samples.pass_at_k(count, n, k) for count in set(counts)}  # at most n + 1 different ones
+    return torch.tensor([chances[count] for count in counts], dtype=torch.float64, device=correct.device)
 
 
 class PassAtK(Metric):
@@ -129,8 +129,9 @@ class StandardErrorAtK(AverageAtK):
 
     def compute(self) -> Tensor:
         """Return the standard error over all prompts of all ranks, float64."""
-        variance = self.squares / self.prompts - super().compute().square()
-        return (variance.clamp(min=0.0) / self.prompts).sqrt()
+        mean = super().compute()
+        variance = self.squares / self.prompts - mean.square()
+        return (variance.clamp(min=0.0) / self.prompts).sqrt()  # rounding may leave a variance just below 0
 
 
 class Score(NamedTuple):
@@ -163,23 +164,29 @@ class EvaluationMetrics(nn.Module):
         self.sources: list[str] = []
         self.examples: list[Rollout] = []
         self.scores: list[Score] = []
-        self._accuracy_reward, self._missing = "", list[str]()
+        self._accuracy_reward = ""
+        self._missing: list[str] = []
+        """Reason for each missing score of the accuracy reward."""
 
     def start(self, evaluation: Evaluation, device: torch.device, sources: Sequence[str] = ()) -> None:
         """Reset for an evaluation with these settings, of prompts from these sources."""
         self.sources = list(sources)
         self.by_source = nn.ModuleDict()
         for number in range(len(sources)):  # names may hold characters that keys may not
-            self.by_source[f"accuracy {number}"], self.by_source[f"reward {number}"] = AverageAtK(), MeanMetric()
+            self.by_source[f"accuracy {number}"] = AverageAtK()
+            self.by_source[f"reward {number}"] = MeanMetric()
         self.by_source.to(device)
         self.metrics = nn.ModuleDict({"accuracy": AverageAtK(), "accuracy_standard_error": StandardErrorAtK()})
         for k in evaluation.pass_at:
             self.metrics[f"pass@{k}"] = PassAtK(k)
-        self.metrics["lowest_score"], self.metrics["highest_score"] = MinMetric(), MaxMetric()
+        self.metrics["lowest_score"] = MinMetric()
+        self.metrics["highest_score"] = MaxMetric()
         for name in ("reward", "response_length", "terminated"):
             self.metrics[name] = MeanMetric()
         self.metrics.to(device)
-        self.examples, self.scores, self._missing = [], [], []
+        self.examples = []
+        self.scores = []
+        self._missing = []
 
     def update(self, groups: Sequence[Sequence[Rollout]], accuracy_reward: str) -> None:
         """Add scored answers to some prompts; a response is correct if its accuracy reward is at least 1.
@@ -187,37 +194,45 @@ class EvaluationMetrics(nn.Module):
         If that reward does not apply to the record, the first applicable one decides. A prompt with a missing score is
         left out of the accuracy (it is never a silent 0).
         """
-        parts = [[r.verdict(accuracy_reward) for r in group] for group in groups]
-        known = [[is_right(v) for v in row if v is not None] for row in parts if None not in row]
-        if len(known) < len(parts):
-            log.warning("evaluation: %d of %d prompts have a missing score", len(parts) - len(known), len(parts))
-        for name, metric in self.metrics.items():
-            if known and name.startswith(("accuracy", "pass@")):
-                metric.update(torch.tensor(known).to(str(metric.device)))  # type: ignore[operator]
-        flat = [r for group in groups for r in group]
-        scores = [value for row in parts for value in row if value is not None]
-        for name in ("lowest_score", "highest_score") if scores else ():
-            self.metrics[name].update(torch.tensor(scores).to(str(self.metrics[name].device)))  # type: ignore[operator]
+        verdicts = [[rollout.verdict(accuracy_reward) for rollout in group] for group in groups]
+        correct = [[is_right(v) for v in row if v is not None] for row in verdicts if None not in row]
+        if len(correct) < len(groups):
+            log.warning("evaluation: %d of %d prompts have a missing score", len(groups) - len(correct), len(groups))
+        for name in self.metrics:
+            if correct and name.startswith(("accuracy", "pass@")):
+                self._add(name, torch.tensor(correct))
+        scores = [value for row in verdicts for value in row if value is not None]
+        if scores:
+            self._add("lowest_score", torch.tensor(scores))
+            self._add("highest_score", torch.tensor(scores))
+        rollouts = [rollout for group in groups for rollout in group]
         self._accuracy_reward = accuracy_reward
-        self._missing += [r.lost or r.missing for r in flat if r.verdict(accuracy_reward) is None]
-        rewards = [r.reward for r in flat if r.reward is not None]
+        self._missing += [r.lost or r.missing for r in rollouts if r.verdict(accuracy_reward) is None]
+        rewards = [r.reward for r in rollouts if r.reward is not None]
+        terminated = [float(not r.truncated and not r.lost) for r in rollouts]
         self.metrics["reward"].update(torch.tensor(rewards, dtype=torch.float64))  # type: ignore[operator]
-        self.metrics["response_length"].update(torch.tensor([float(r.length) for r in flat]))  # type: ignore[operator]
-        self.metrics["terminated"].update(torch.tensor([float(not r.truncated and not r.lost) for r in flat]))  # type: ignore[operator]
-        self.examples += [g[0] for g in groups]
-        self.scores += [Score.of(group, row) for group, row in zip(groups, parts, strict=True)]
-        for group, row in zip(groups, parts, strict=True):
+        self.metrics["response_length"].update(torch.tensor([float(r.length) for r in rollouts]))  # type: ignore[operator]
+        self.metrics["terminated"].update(torch.tensor(terminated))  # type: ignore[operator]
+        for group, row in zip(groups, verdicts, strict=True):
+            self.examples.append(group[0])
+            self.scores.append(Score.of(group, row))
             source = group[0].prompt.columns.get("source")
             if source in self.sources:
                 self._count_for(self.sources.index(source), group, row)
 
+    def _add(self, name: str, values: Tensor) -> None:
+        metric = self.metrics[name]
+        metric.update(values.to(str(metric.device)))  # type: ignore[operator]
+
     def _count_for(self, number: int, group: Sequence[Rollout], verdicts: Sequence[float | None]) -> None:
-        known = [is_right(v) for v in verdicts if v is not None]
-        rewards = [r.reward for r in group if r.reward is not None]
-        accuracy, mean = self.by_source[f"accuracy {number}"], self.by_source[f"reward {number}"]
-        if len(known) == len(verdicts):
-            accuracy.update(torch.tensor([known]).to(str(accuracy.device)))  # type: ignore[operator]
-        mean.update(torch.tensor(rewards, dtype=torch.float64))  # type: ignore[operator]
+        """Count a prompt's answers for the source of this number."""
+        correct = [is_right(verdict) for verdict in verdicts if verdict is not None]
+        rewards = [rollout.reward for rollout in group if rollout.reward is not None]
+        accuracy = self.by_source[f"accuracy {number}"]
+        mean_reward = self.by_source[f"reward {number}"]
+        if len(correct) == len(verdicts):
+            accuracy.update(torch.tensor([correct]).to(str(accuracy.device)))  # type: ignore[operator]
+        mean_reward.update(torch.tensor(rewards, dtype=torch.float64))  # type: ignore[operator]
 
     def compute(self) -> dict[str, float]:
         """Return ``val/<name>`` -> value, over all ranks.
@@ -225,8 +240,8 @@ class EvaluationMetrics(nn.Module):
         Raises:
             UserError: no prompt of any rank has all its scores, so the accuracy is unknown.
         """
-        found = {f"val/{name}": float(metric.compute()) for name, metric in self.metrics.items()}  # type: ignore[operator]
-        if math.isnan(found["val/accuracy"]):
+        values = {f"val/{name}": float(metric.compute()) for name, metric in self.metrics.items()}  # type: ignore[operator]
+        if math.isnan(values["val/accuracy"]):
             raise UserError(
                 "data.evaluation.accuracy_reward",
                 f"{self._accuracy_reward!r} scored no held-out prompt completely, so there is no accuracy: "
@@ -237,5 +252,5 @@ class EvaluationMetrics(nn.Module):
             name, number = key.split()
             value = float(metric.compute())  # type: ignore[operator]
             if not math.isnan(value):
-                found[f"val/source/{self.sources[int(number)]}/{name}"] = value
-        return found
+                values[f"val/source/{self.sources[int(number)]}/{name}"] = value
+        return values

@@ -35,8 +35,10 @@ class SuiteEvaluations:
         system_prompt: SystemPrompt | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        self.names, self.workers = tuple(names), workers
-        self.system_prompt, self.template_kwargs = system_prompt, dict(chat_template_kwargs or {})
+        self.names = tuple(names)
+        self.workers = workers
+        self.system_prompt = system_prompt
+        self.template_kwargs = dict(chat_template_kwargs or {})
         self._read: list[tuple[Suite, list[Problem]]] = []
 
     def prepare(self) -> None:
@@ -45,10 +47,12 @@ class SuiteEvaluations:
         Raises:
             UserError: a suite or its data are missing or malformed.
         """
-        if not self._read:
-            for name, _, window in (name.partition(":") for name in self.names):
-                suite = load_suite(name)
-                self._read.append((suite, read_problems(suite, None, window)))
+        if self._read:
+            return
+        for name in self.names:
+            file, _, window = name.partition(":")
+            suite = load_suite(file)
+            self._read.append((suite, read_problems(suite, None, window)))
 
     def measure(
         self,
@@ -62,11 +66,13 @@ class SuiteEvaluations:
         self.prepare()
         training = policy.training
         policy.eval()
+        metrics: dict[str, float] = {}
         try:
-            parts = [self._measure(policy, source, *one, context, version) for one in self._read]
+            for suite, problems in self._read:
+                metrics |= self._measure(policy, source, suite, problems, context, version)
         finally:
             policy.train(training)
-        return {name: value for part in parts for name, value in part.items()}
+        return metrics
 
     def _measure(
         self,
@@ -78,16 +84,25 @@ class SuiteEvaluations:
         version: int,
     ) -> dict[str, float]:
         rank, world = rank_and_world()
-        wanted = [(p, range(suite.samples) if i % world == rank else ()) for i, p in enumerate(problems)]
+        requests = [(p, range(suite.samples) if i % world == rank else ()) for i, p in enumerate(problems)]
         graded: dict[str, list[Graded]] = {}
         with fail_together(), RewardRunner({"answer": suite.reward}, num_workers=self.workers) as runner:
             answers = answers_of(
-                policy, source, suite, wanted, system_prompt=self.system_prompt,
-                chat_template_kwargs=self.template_kwargs, context=context, version=version,
-            )  # fmt: skip
+                policy,
+                source,
+                suite,
+                requests,
+                system_prompt=self.system_prompt,
+                chat_template_kwargs=self.template_kwargs,
+                context=context,
+                version=version,
+            )
             for verdicts in judge(suite, {p.id: p for p in problems}, answers, runner):
-                for verdict in (v for v in verdicts if v.value is not None):
-                    graded.setdefault(verdict.id, []).append(Graded.of(verdict))
-        everybodys = {i: rows for part in all_gather_objects(graded) for i, rows in part.items()}
-        counted = measure(suite, problems, everybodys)
-        return {f"suite/{suite.name}/{metric}": one.new_problems.value for metric, one in counted.items()}
+                for verdict in verdicts:
+                    if verdict.value is not None:  # else it is missing, and counts nowhere
+                        graded.setdefault(verdict.id, []).append(Graded.of(verdict))
+        of_all_ranks: dict[str, list[Graded]] = {}
+        for of_rank in all_gather_objects(graded):
+            of_all_ranks |= of_rank  # no two ranks have answers to the same problem
+        metrics = measure(suite, problems, of_all_ranks)
+        return {f"suite/{suite.name}/{name}": metric.new_problems.value for name, metric in metrics.items()}

@@ -31,15 +31,16 @@ def read_contest(folder: Path) -> Contest:
     standings = _answer(folder / "standings.json")
     changes = _answer(folder / "ratings.json")
     try:
-        old = {str(change["handle"]): float(change["oldRating"]) for change in changes}
-        rows = [(str(row["party"]["members"][0]["handle"]), row) for row in standings["rows"]]
-        rated = {
-            handle: Place(float(row["points"]), float(row.get("penalty", 0))) for handle, row in rows if handle in old
-        }
+        ratings = {str(change["handle"]): float(change["oldRating"]) for change in changes}
+        places = {}
+        for row in standings["rows"]:
+            handle = str(row["party"]["members"][0]["handle"])
+            if handle in ratings:
+                places[handle] = Place(float(row["points"]), float(row.get("penalty", 0)))
         points = {str(p["index"]): float(p["points"]) if "points" in p else None for p in standings["problems"]}
     except (KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError) as error:
         raise UserError(str(folder), f"is not a response of the public API: {error!r}") from error
-    return Contest(points, list(rated.values()), [old[handle] for handle in rated])
+    return Contest(points, list(places.values()), [ratings[handle] for handle in places])
 
 
 def contest_rating(
@@ -62,24 +63,27 @@ def contest_rating(
     contests: dict[str, dict[str, tuple[int, int]]] = {}
     for problem in problems:
         if problem.id in accepted:
-            of, index = _place(problem)
-            contests.setdefault(of, {})[index] = accepted[problem.id]
-    found, said = [], []
+            name, index = _place(problem)
+            contests.setdefault(name, {})[index] = accepted[problem.id]
+    ratings = []
+    notes = []
     for name, results in sorted(contests.items()):
         contest = read_contest(folder / name)
         if len(contest.ratings) <= LEAST_RATED:
-            said.append(f"contest {name} has {len(contest.ratings)} rated participants, and does not count")
+            notes.append(f"contest {name} has {len(contest.ratings)} rated participants, and does not count")
             continue
-        if absent := [index for index in contest.points if index not in results]:
-            said.append(f"contest {name}: no answers to {', '.join(absent)}; they count as not solved")
-        found.append(contest.expected_rating(results))
-    if not found:
+        absent = [index for index in contest.points if index not in results]
+        if absent:
+            notes.append(f"contest {name}: no answers to {', '.join(absent)}; they count as not solved")
+        ratings.append(contest.expected_rating(results))
+    if not ratings:
         raise UserError("suite codeforces", f"no contest in {folder} has more than {LEAST_RATED} rated participants")
-    mean, n = float(np.mean(found)), len(found)
+    n = len(ratings)
+    mean = float(np.mean(ratings))
     if n == 1:
-        return Estimate(mean, None, None, 1), said
-    half = quantile(n - 1) * float(np.std(found, ddof=1)) / math.sqrt(n)
-    return Estimate(mean, mean - half, mean + half, n), said
+        return Estimate(mean, None, None, 1), notes
+    half_width = quantile(n - 1) * float(np.std(ratings, ddof=1)) / math.sqrt(n)
+    return Estimate(mean, mean - half_width, mean + half_width, n), notes
 
 
 def check_contests(problems: Sequence[Problem], folder: Path) -> None:
@@ -88,7 +92,8 @@ def check_contests(problems: Sequence[Problem], folder: Path) -> None:
     Raises:
         UserError: a problem names no contest, or a file is missing or is not a response of the public API.
     """
-    for name in sorted({_place(problem)[0] for problem in problems}):
+    names = {name for name, _ in map(_place, problems)}
+    for name in sorted(names):
         read_contest(folder / name)
 
 

@@ -14,7 +14,10 @@ from gspo_lightning.training.suites.suite import Suite
 from gspo_lightning.training.suites.verdicts import Answer, Verdict
 from gspo_lightning.training.suites.votes import Votes
 
-_BATCH, _AHEAD = 256, 3
+_BATCH = 256
+"""Answers graded together."""
+_AHEAD = 3
+"""Most batches that are graded while the next one is read."""
 _WAIT_S = 10.0
 """Seconds after which an incomplete batch is graded: an interruption loses answers that are not graded."""
 
@@ -52,16 +55,19 @@ def judge(
 
 def _batches(answers: Iterable[Answer], broken: list[Exception]) -> Iterator[list[Answer]]:
     """Yield answers in batches; an exception of their source goes to ``broken`` after the last batch."""
-    rest, batch, began = iter(answers), list[Answer](), time.monotonic()
+    remaining = iter(answers)
+    batch: list[Answer] = []
+    began = time.monotonic()
     while True:
         try:
-            answer = next(rest, None)
+            answer = next(remaining, None)
         except Exception as error:
             broken.append(error)
             answer = None
         if answer is None:
             break
-        began = began if batch else time.monotonic()
+        if not batch:
+            began = time.monotonic()
         batch.append(answer)
         if len(batch) >= _BATCH or time.monotonic() - began > _WAIT_S:
             yield batch
@@ -89,9 +95,10 @@ def _verdicts(
     pending: Pending,
 ) -> list[Verdict]:
     scores = pending.result()
-    right = [is_right(score.reward) for score in scores]
-    cast = votes.cast(answers, right) if votes is not None else [None] * len(answers)
-    graded = zip(answers, scores, cast, strict=True)
+    texts: list[str | None] = [None] * len(answers)
+    if votes is not None:
+        texts = votes.cast(answers, [is_right(score.reward) for score in scores])
+    graded = zip(answers, scores, texts, strict=True)
     return [_verdict(suite, problems[answer.id], answer, score, vote) for answer, score, vote in graded]
 
 

@@ -24,6 +24,9 @@ _SHARES = (0.5, 0.75, 1.0)
 """Thresholds tau of G-Pass@k."""
 _CLASSES = ((10**3, "small"), (10**6, "medium"), (10**10, "large"))
 """Upper bounds on the number of ways to fill a grid of each class."""
+_SIZES = ("small", "medium", "large", "x-large")
+_SHARED = {0.0: 0.0, 1.0: 1.0}
+"""The usual values of a verdict, each as one object."""
 RESULTS = "results.json"
 
 
@@ -46,8 +49,9 @@ class Graded:
         """
         if verdict.value is None:
             raise ValueError("a missing verdict counts nowhere")
-        value = 1.0 if verdict.value == 1.0 else 0.0 if verdict.value == 0.0 else verdict.value
-        vote = None if verdict.vote is None else sys.intern(verdict.vote)  # a million answers share these objects
+        # a million answers share a few objects
+        value = _SHARED.get(verdict.value, verdict.value)
+        vote = None if verdict.vote is None else sys.intern(verdict.vote)
         return cls(verdict.sample, value, verdict.answered, verdict.truncated, vote)
 
 
@@ -68,53 +72,64 @@ def measure(suite: Suite, problems: Sequence[Problem], graded: Mapping[str, Sequ
     Raises:
         UserError: no problem has a verdict.
     """
-    rows = {p.id: sorted(graded[p.id], key=lambda one: one.sample) for p in problems if graded.get(p.id)}
-    there = [p for p in problems if p.id in rows]
-    if not there:
+    judged = [problem for problem in problems if graded.get(problem.id)]
+    if not judged:
         raise UserError(f"suite {suite.name}", "not one problem has an answer that could be judged")
-    counts = [len(rows[p.id]) for p in there]
-    least, most = min(counts), max(counts)
-    right = [[float(is_right(one.value)) for one in rows[p.id]] for p in there]
-    found: dict[str, Found] = {}
+    rows = [sorted(graded[problem.id], key=lambda answer: answer.sample) for problem in judged]
+    right = [[float(is_right(answer.value)) for answer in row] for row in rows]
+    least = min(len(row) for row in rows)
+    most = max(len(row) for row in rows)
+    metrics: dict[str, Found] = {}
     if "avg" in suite.metrics:
-        found[f"avg@{most}"] = _averaged(right)
-        found.update(_by_column(suite, there, right, f"avg@{most}"))
-        sound = [row for p, row in zip(there, right, strict=True) if not p.names & suite.faulty.keys()]
-        if 0 < len(sound) < len(there):
-            found[f"avg@{most}/without_faulty"] = _averaged(sound)
+        metrics[f"avg@{most}"] = _averaged(right)
+        metrics.update(_by_column(suite, judged, right, f"avg@{most}"))
+        sound = [row for p, row in zip(judged, right, strict=True) if not p.names & suite.faulty.keys()]
+        if 0 < len(sound) < len(judged):
+            metrics[f"avg@{most}/without_faulty"] = _averaged(sound)
     if "pass" in suite.metrics:
         chances = [pass_at_k(int(sum(row)), len(row), least) for row in right]
-        found[f"pass@{least}"] = Found(of_new_problems(chances))
+        metrics[f"pass@{least}"] = Found(of_new_problems(chances))
     for k in suite.g_pass_draws(least):
-        found.update(_stable(right, k))
+        metrics.update(_stable(right, k))
     if "maj" in suite.metrics:
-        votes = [[one.vote for one in rows[p.id][:least]] for p in there]
-        won = [majority(v, [bool(x) for x in row[:least]]) for v, row in zip(votes, right, strict=True)]
-        found[f"maj@{least}"] = Found(of_new_problems(won))
+        won = [_wins_vote(row[:least]) for row in rows]
+        metrics[f"maj@{least}"] = Found(of_new_problems(won))
     if "puzzle_accuracy" in suite.metrics:
-        found["puzzle_accuracy"] = _averaged(right)
-        sizes = [size_class(p.columns["answer"]) for p in there]
-        for size in dict.fromkeys(sorted(sizes, key=("small", "medium", "large", "x-large").index)):
-            found[f"puzzle_accuracy/{size}"] = _averaged([r for r, s in zip(right, sizes, strict=True) if s == size])
+        metrics["puzzle_accuracy"] = _averaged(right)
+        metrics.update(_by_size(judged, right))
     if "cell_accuracy" in suite.metrics:
-        shares = [min(1.0, sum(one.value for one in rows[p.id]) / len(rows[p.id])) for p in there]
-        found["cell_accuracy"] = Found(of_new_problems(shares, [float(cells(p.columns["answer"])) for p in there]))
-    unread = [[float(not one.answered) for one in rows[p.id]] for p in there]
-    cut = [[float(one.truncated) for one in rows[p.id]] for p in there]
-    found["no_answer"], found["truncated"] = _averaged(unread), _averaged(cut)
-    return found
+        shares = [min(1.0, sum(answer.value for answer in row) / len(row)) for row in rows]
+        weights = [float(cells(problem.columns["answer"])) for problem in judged]
+        metrics["cell_accuracy"] = Found(of_new_problems(shares, weights))
+    metrics["no_answer"] = _averaged([[float(not answer.answered) for answer in row] for row in rows])
+    metrics["truncated"] = _averaged([[float(answer.truncated) for answer in row] for row in rows])
+    return metrics
+
+
+def _wins_vote(answers: Sequence[Graded]) -> float:
+    """Return maj@k of a problem: the chance that a right answer wins the vote."""
+    return majority([answer.vote for answer in answers], [is_right(answer.value) for answer in answers])
+
+
+def _by_size(problems: Sequence[Problem], right: Sequence[Sequence[float]]) -> dict[str, Found]:
+    """Return the accuracy of grids of each size, the smallest first."""
+    groups: dict[str, list[Sequence[float]]] = {}
+    for problem, row in zip(problems, right, strict=True):
+        groups.setdefault(size_class(problem.columns["answer"]), []).append(row)
+    return {f"puzzle_accuracy/{size}": _averaged(groups[size]) for size in _SIZES if size in groups}
 
 
 def _stable(right: Sequence[Sequence[float]], k: int) -> dict[str, Found]:
     """Return G-Pass@k for the thresholds of its paper, and mG-Pass@k."""
     counts = [(int(sum(row)), len(row)) for row in right]
-    found = {
-        f"g-pass@{k}_{share}": Found(of_new_problems([g_pass_at_k(c, n, k, share) for c, n in counts]))
-        for share in _SHARES
-    }
+    metrics = {}
+    for share in _SHARES:
+        chances = [g_pass_at_k(correct, n, k, share) for correct, n in counts]
+        metrics[f"g-pass@{k}_{share}"] = Found(of_new_problems(chances))
     if k > 1:
-        found[f"mg-pass@{k}"] = Found(of_new_problems([min(1.0, mg_pass_at_k(c, n, k)) for c, n in counts]))
-    return found
+        means = [min(1.0, mg_pass_at_k(correct, n, k)) for correct, n in counts]
+        metrics[f"mg-pass@{k}"] = Found(of_new_problems(means))
+    return metrics
 
 
 def _averaged(rows: Sequence[Sequence[float]]) -> Found:
@@ -166,25 +181,22 @@ def _shape(answer: object) -> tuple[int, int]:
     return len(answer), len(next(iter(answer.values())))
 
 
-def as_json(found: Mapping[str, Found]) -> dict[str, dict[str, Any]]:
+def as_json(metrics: Mapping[str, Found]) -> dict[str, dict[str, Any]]:
     """Return ``{metric: {value, low, high, n}}``, and ``these_problems`` if that interval exists.
 
     >>> as_json({"avg@2": Found(Estimate(0.5, 0.1, 0.9, 4))})
     {'avg@2': {'value': 0.5, 'low': 0.1, 'high': 0.9, 'n': 4}}
     """
-    return {name: _one(one) for name, one in found.items()}
+    return {name: _as_json(metric) for name, metric in metrics.items()}
 
 
-def _one(found: Found) -> dict[str, Any]:
-    written: dict[str, Any] = _ends(found.new_problems)
-    if found.these_problems is not None and found.these_problems.low is not None:
-        ends = _ends(found.these_problems)
-        written["these_problems"] = {"low": ends["low"], "high": ends["high"]}
-    return written
-
-
-def _ends(estimate: Estimate) -> dict[str, Any]:
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "n": estimate.n}
+def _as_json(metric: Found) -> dict[str, Any]:
+    new = metric.new_problems
+    these = metric.these_problems
+    fields: dict[str, Any] = {"value": new.value, "low": new.low, "high": new.high, "n": new.n}
+    if these is not None and these.low is not None:
+        fields["these_problems"] = {"low": these.low, "high": these.high}
+    return fields
 
 
 def write_results(folder: Path, results: Mapping[str, Any]) -> Path:
@@ -212,13 +224,13 @@ def read_results(folder: Path) -> dict[str, Any]:
         UserError: it is missing, or is another file.
     """
     try:
-        found = load_json((folder / RESULTS).read_text(encoding="utf-8"))
+        results = load_json((folder / RESULTS).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(
             str(folder), f"has no {RESULTS}", fix="give the --output of a finished gspo evaluate"
         ) from error
     except (ValueError, OSError) as error:
         raise UserError(f"{folder / RESULTS}", "cannot be read") from error
-    if not isinstance(found, dict) or "run" not in found:
+    if not isinstance(results, dict) or "run" not in results:
         raise UserError(f"{folder / RESULTS}", "holds no results of gspo evaluate")
-    return found
+    return results

@@ -64,18 +64,19 @@ def data_file(suite: Suite, folder: Path) -> Path:
     """
     if not folder.is_dir():
         raise UserError("--data", f"{folder} is not a folder")
-    found = [file for suffix in SUFFIXES if (file := folder / f"{suite.name}{suffix}").is_file()]
-    inside = folder / suite.name
-    if not found and inside.is_dir():
-        found = sorted(f for f in inside.iterdir() if f.is_file() and f.suffix in SUFFIXES)
-        found = [f for f in found if f.stem in ("problems", "test")] or found
-    if len(found) != 1:
+    candidates = [folder / f"{suite.name}{suffix}" for suffix in SUFFIXES]
+    files = [file for file in candidates if file.is_file()]
+    subfolder = folder / suite.name
+    if not files and subfolder.is_dir():
+        files = sorted(file for file in subfolder.iterdir() if file.is_file() and file.suffix in SUFFIXES)
+        files = [file for file in files if file.stem in ("problems", "test")] or files
+    if len(files) != 1:
         raise UserError(
             "--data",
-            f"{folder} holds {len(found) or 'no'} file{'s' if found else ''} of the suite {suite.name!r}",
+            f"{folder} holds {len(files) or 'no'} file{'s' if files else ''} of the suite {suite.name!r}",
             fix=f"write {suite.name}.jsonl or {suite.name}.parquet, or a folder {suite.name} with one such file",
         )
-    return found[0]
+    return files[0]
 
 
 def read_problems(suite: Suite, folder: Path | None, window: str = "") -> list[Problem]:
@@ -92,31 +93,33 @@ def read_problems(suite: Suite, folder: Path | None, window: str = "") -> list[P
     if folder is None and not suite.data:
         raise UserError("--data", f"the suite {suite.name!r} does not say where its data are", fix="give a folder")
     source = str(data_file(suite, folder)) if folder is not None else suite.data
-    where = Path(source).name if isinstance(source, str) else type(source).__name__
+    source_name = Path(source).name if isinstance(source, str) else type(source).__name__
     columns = {"prompt": "prompt", **suite.columns}
-    named = str(columns.pop("id", "id"))
-    several = {ours: theirs for ours, theirs in columns.items() if isinstance(theirs, list)}
-    plain = {ours: theirs for ours, theirs in columns.items() if ours not in several}
+    id_column = str(columns.pop("id", "id"))
+    combined = {name: source_columns for name, source_columns in columns.items() if isinstance(source_columns, list)}
+    plain = {name: source_column for name, source_column in columns.items() if name not in combined}
     records: Sequence[Record] = read_prompts(open_prompts(source, plain))
-    records = [map_columns(record, several) for record in records] if several else records
-    numbered = not any(name in record for record in records for name in (named, "id"))
+    if combined:
+        records = [map_columns(record, combined) for record in records]
+    numbered = not any(name in record for record in records for name in (id_column, "id"))
     if window:
         records = _within(records, suite, window)
-    problems, seen, template = [], set[str](), _template(suite)
+    template = _template(suite)
+    problems: dict[str, Problem] = {}
     for number, record in enumerate(records, 1):
-        identifier = number if numbered else record.get(named, record.get("id"))
-        if identifier is None or identifier == "":
-            raise UserError(f"{where}, record {number}", f"has no {named!r}, and others have", fix="give each an id")
-        if str(identifier) in seen:
-            raise UserError(f"{where}, record {number}", f"has the id of another one: {str(identifier)[:80]!r}")
-        seen.add(str(identifier))
-        problems.append(
-            Problem(str(identifier), _asked(template, record, suite.name, f"{where}, record {number}"), record)
-        )
-    return problems
+        where = f"{source_name}, record {number}"
+        value = number if numbered else record.get(id_column, record.get("id"))
+        if value is None or value == "":
+            raise UserError(where, f"has no {id_column!r}, and others have", fix="give each an id")
+        identifier = str(value)
+        if identifier in problems:
+            raise UserError(where, f"has the id of another one: {identifier[:80]!r}")
+        problems[identifier] = Problem(identifier, _message(template, record, suite.name, where), record)
+    return list(problems.values())
 
 
-def _asked(template: Template, record: Mapping[str, Any], suite: str, where: str) -> str:
+def _message(template: Template, record: Mapping[str, Any], suite: str, where: str) -> str:
+    """Return the user's message: the suite's prompt, filled with a record."""
     if not isinstance(record["prompt"], str):
         raise UserError(where, "its prompt is a conversation; a suite writes one message itself")
     try:
@@ -135,19 +138,23 @@ def _template(suite: Suite) -> Template:
 
 
 def _within(records: Sequence[Mapping[str, Any]], suite: Suite, window: str) -> list[Mapping[str, Any]]:
+    """Return the records whose date is in a window, both ends included."""
     if suite.date is None:
         raise UserError("--suite", f"{suite.name} has no dates, so no window {window!r}")
-    found = _WINDOW.fullmatch(suite.windows.get(window, window))
-    if found is None or not any(found.groups()):
-        known = ", ".join(suite.windows) or "none"
+    ends = _WINDOW.fullmatch(suite.windows.get(window, window))
+    if ends is None or not any(ends.groups()):
+        names = ", ".join(suite.windows) or "none"
         raise UserError(
-            "--suite", f"{window!r} is not a window of {suite.name}; named are {known}", fix="or write 2024-10..2025-02"
+            "--suite", f"{window!r} is not a window of {suite.name}; named are {names}", fix="or write 2024-10..2025-02"
         )
-    first, last = found[1] or "0000", found[2] or "9999"
+    first = ends[1] or "0000"
+    last = ends[2] or "9999"
     dated = [(str(record.get(suite.date) or ""), record) for record in records]
-    if undated := sum(not re.match(r"\d{4}-\d\d", date) for date, _ in dated):
+    undated = sum(not re.match(r"\d{4}-\d\d", date) for date, _ in dated)
+    if undated:
         raise UserError(f"suite {suite.name}", f"{undated} records have no date in {suite.date!r}")
-    kept = [record for date, record in dated if date[: len(first)] >= first and date[: len(last)] <= last]
-    if not kept:
+    # texts compare as their dates do; an end without a day (2024-10) is compared with months
+    inside = [record for date, record in dated if date[: len(first)] >= first and date[: len(last)] <= last]
+    if not inside:
         raise UserError("--suite", f"{suite.name} has no problem in {window!r}")
-    return kept
+    return inside

@@ -69,8 +69,12 @@ class Suite:
 
     def g_pass_draws(self, answers: int) -> list[int]:
         """Return every k for G-Pass@k: the named ones, at most ``answers``; ``g-pass`` without k takes ``answers``."""
-        asked = [found for name in self.metrics if (found := _G_PASS.fullmatch(name))]
-        return sorted({min(int(found[1] or answers), answers) for found in asked})
+        draws = set()
+        for name in self.metrics:
+            match = _G_PASS.fullmatch(name)
+            if match:
+                draws.add(min(int(match[1] or answers), answers))
+        return sorted(draws)
 
 
 def shipped() -> dict[str, Path]:
@@ -87,30 +91,30 @@ def load_suite(name: str) -> Suite:
     Raises:
         UserError: no such suite, or the file is not a suite; names the file and the field.
     """
-    known = shipped()
-    path = known.get(name, Path(name))
-    if name not in known and path.suffix not in (".yaml", ".yml"):
-        raise UserError("--suite", f"{name!r} is not a suite; {did_you_mean(name, known)}", fix="or give a YAML file")
+    files = shipped()
+    path = files.get(name, Path(name))
+    if name not in files and path.suffix not in (".yaml", ".yml"):
+        raise UserError("--suite", f"{name!r} is not a suite; {did_you_mean(name, files)}", fix="or give a YAML file")
     if not path.is_file():
         raise UserError("--suite", f"{name} does not exist")
     try:
-        written: Any = load_yaml(path.read_text(encoding="utf-8"))
+        settings: Any = load_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(str(path), f"is not YAML: {error}") from error
-    if not isinstance(written, dict):
+    if not isinstance(settings, dict):
         raise UserError(str(path), "holds no suite", fix="write about:, reward:, columns: ... as the suites that ship")
-    check_settings(written, f"suite {path}")  # results.json holds the options of the reward
-    return _built({"name": path.stem, **written}, path)
+    check_settings(settings, f"suite {path}")  # results.json holds the options of the reward
+    return _built({"name": path.stem, **settings}, path)
 
 
-def _built(written: dict[str, Any], path: Path) -> Suite:
+def _built(settings: dict[str, Any], path: Path) -> Suite:
     """Build a suite with jsonargparse, which checks names and types as for a training config."""
     from jsonargparse import ArgumentError, ArgumentParser
 
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Suite, "suite")
     try:
-        suite: Suite = parser.instantiate_classes(parser.parse_object({"suite": written})).suite
+        suite: Suite = parser.instantiate_classes(parser.parse_object({"suite": settings})).suite
     except ArgumentError as error:
         raise UserError(f"suite {path}", str(error).strip()) from error
     for name in suite.metrics:

@@ -129,7 +129,8 @@ def read_verdicts(path: Path, *, torn: bool = False) -> Iterator[Verdict]:
                 return
             try:
                 record: Any = load_json(line)
-                said = {name: record[name] for name in _NAMES}
-                yield Verdict(**said, **{name: record[name] for name in _ADDED if name in record})
+                fields = {name: record[name] for name in _NAMES}
+                fields |= {name: record[name] for name in _ADDED if name in record}
+                yield Verdict(**fields)
             except (ValueError, TypeError, KeyError) as error:
                 raise UserError(f"{path.name}:{number}", "is not a verdict of an evaluation") from error

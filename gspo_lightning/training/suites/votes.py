@@ -19,7 +19,10 @@ from gspo_lightning.training.suites.verdicts import Answer, Verdict
 
 RIGHT = "="
 """Vote of every right answer, however it is written."""
-_CHARACTERS, _READ = 200, 2000
+_CHARACTERS = 200
+"""Most characters of a vote that are compared."""
+_READ = 2000
+"""Most characters of an answer that are read."""
 _INTEGER = re.compile(r"-?[0-9]+")
 
 
@@ -51,11 +54,13 @@ def ballot(completion: str, unfinished_thought: bool = False) -> Ballot | None:
         extracted = committed(text, _READ)
     if extracted.reason:
         return None
-    short = canonical(extracted.text)
-    number = literal(short)
+    plain = canonical(extracted.text)
+    number = literal(plain)
     if number is None and not extracted.boxed:
         return None  # the last words of a text without an answer
-    return Ballot(extracted.text, (str(number.value) if number is not None else short)[:_CHARACTERS])
+    if number is not None:
+        plain = str(number.value)
+    return Ballot(extracted.text, plain[:_CHARACTERS])
 
 
 class Votes:
@@ -71,11 +76,14 @@ class Votes:
     """
 
     def __init__(self, problems: Mapping[str, Problem], runner: RewardRunner, earlier: Iterable[Verdict] = ()) -> None:
-        self._problems, self._runner = problems, runner
+        self._problems = problems
+        self._runner = runner
         self._cast: dict[str, dict[Ballot, str]] = defaultdict(dict)
+        """Id of a problem -> its wrong ballots so far -> the vote of each."""
         for verdict in earlier:
-            voted = verdict.vote not in (None, RIGHT)
-            vote = ballot(verdict.completion, verdict.unfinished_thought) if voted else None
+            if verdict.vote in (None, RIGHT):
+                continue
+            vote = ballot(verdict.completion, verdict.unfinished_thought)
             if vote is not None:
                 self._cast[verdict.id].setdefault(vote, str(verdict.vote))
 
@@ -86,24 +94,34 @@ class Votes:
             answers: to the problems.
             right: whether the reward takes each for right.
         """
-        ballots = [
-            None if is_right else ballot(answer.completion, answer.unfinished_thought)
-            for answer, is_right in zip(answers, right, strict=True)
-        ]
+        ballots: list[Ballot | None] = []
+        for answer, correct in zip(answers, right, strict=True):
+            ballots.append(None if correct else ballot(answer.completion, answer.unfinished_thought))
+        self._count_new(answers, ballots)
+        votes: list[str | None] = []
+        for answer, correct, cast in zip(answers, right, ballots, strict=True):
+            if correct:
+                votes.append(RIGHT)
+            else:
+                votes.append(None if cast is None else self._cast[answer.id][cast])
+        return votes
+
+    def _count_new(self, answers: Sequence[Answer], ballots: Sequence[Ballot | None]) -> None:
+        """Give every ballot that has no vote yet the vote of an equal one, or else a new one."""
         new: dict[str, list[Ballot]] = defaultdict(list)
-        for answer, vote in zip(answers, ballots, strict=True):
-            if vote is not None and vote not in self._cast[answer.id] and vote not in new[answer.id]:
-                new[answer.id].append(vote)
+        for answer, cast in zip(answers, ballots, strict=True):
+            if cast is not None and cast not in self._cast[answer.id] and cast not in new[answer.id]:
+                new[answer.id].append(cast)
         equal = self._equal_pairs(new)
         for key, unseen in new.items():
             votes = self._cast[key]
-            for vote in unseen:
-                same = [v for other, v in votes.items() if other.plain == vote.plain or (key, other, vote) in equal]
-                votes[vote] = same[0] if same else vote.plain
-        return [
-            RIGHT if is_right else None if vote is None else self._cast[answer.id][vote]
-            for answer, is_right, vote in zip(answers, right, ballots, strict=True)
-        ]
+            for later in unseen:
+                same = [
+                    vote
+                    for earlier, vote in votes.items()
+                    if earlier.plain == later.plain or (key, earlier, later) in equal
+                ]
+                votes[later] = same[0] if same else later.plain
 
     def _equal_pairs(self, new: Mapping[str, Sequence[Ballot]]) -> set[tuple[str, Ballot, Ballot]]:
         """Return the id, the earlier and the later ballot of all pairs that are equal in either direction."""
@@ -115,7 +133,8 @@ class Votes:
                 samples += [self._sample(key, earlier, later), self._sample(key, later, earlier)]
         scores = self._runner.score(samples) if samples else []
         same = [is_right(score.reward) for score in scores]
-        return {pair for pair, there, back in zip(pairs, same[::2], same[1::2], strict=True) if there or back}
+        # a reward may take B for A but not A for B: one of the two directions is enough
+        return {pair for pair, forward, back in zip(pairs, same[::2], same[1::2], strict=True) if forward or back}
 
     def _sample(self, key: str, record: Ballot, given: Ballot) -> Sample:
         problem = self._problems[key]
@@ -123,9 +142,9 @@ class Votes:
         return Sample(f"{key}/votes", problem.prompt, rf"\boxed{{{given.text}}}", columns=columns)
 
 
-def _pairs(known: Sequence[Ballot], unseen: Sequence[Ballot]) -> Iterator[tuple[Ballot, Ballot]]:
+def _pairs(voted: Sequence[Ballot], unseen: Sequence[Ballot]) -> Iterator[tuple[Ballot, Ballot]]:
     """Yield each unseen ballot with those before it, where their plain texts do not decide."""
-    for number, vote in enumerate(unseen):
-        for other in (*known, *unseen[:number]):
-            if other.plain != vote.plain and not (other.is_integer and vote.is_integer):
-                yield other, vote
+    for number, later in enumerate(unseen):
+        for earlier in (*voted, *unseen[:number]):
+            if earlier.plain != later.plain and not (earlier.is_integer and later.is_integer):
+                yield earlier, later
