@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
@@ -20,8 +20,10 @@ from gspo_lightning.training.reward_models.pair_batches import Dropped, PairLoad
 
 log = logging.getLogger(__name__)
 
-_HELD_OUT_SHARE, _HELD_OUT_MOST = 10, 1000
-"""Without held-out pairs, those of one prompt in 10 are held out, but of at most 1,000 prompts."""
+_HELD_OUT_SHARE = 10
+"""Without held-out pairs, those of one prompt in so many are held out."""
+_HELD_OUT_MOST = 1000
+"""Most prompts whose pairs are held out."""
 
 
 class PreferenceDataModule(LightningDataModule):
@@ -62,9 +64,14 @@ class PreferenceDataModule(LightningDataModule):
             raise UserError("data.max_tokens", f"is {max_tokens}; it must be at least 1")
         if text is not None:
             check_choice("data.text", text, ("joined", "chat"))
-        self.train, self.val, self.columns = train, val, dict(columns or {})
-        self.text, self.batch_size, self.micro_batch_size = text, batch_size, micro_batch_size
-        self.max_tokens, self.seed = max_tokens, seed
+        self.train = train
+        self.val = val
+        self.columns = dict(columns or {})
+        self.text = text
+        self.batch_size = batch_size
+        self.micro_batch_size = micro_batch_size
+        self.max_tokens = max_tokens
+        self.seed = seed
         self.rows: dict[str, list[Row]] = {}
         """Rows of ``train`` and ``val``, once they have been read."""
         self.dropped: dict[str, Dropped] = {}
@@ -128,37 +135,45 @@ class PreferenceDataModule(LightningDataModule):
         assert trainer is not None
         return self._loader("val", trainer.global_rank, trainer.world_size)
 
-    def _loader(self, name: str, rank: int, world: int, begun: Any = lambda: 0) -> PairLoader:
-        rows, size = self.rows[name], self.batch_size
+    def _loader(self, name: str, rank: int, world: int, begun: Callable[[], int] = lambda: 0) -> PairLoader:
+        rows = self.rows[name]
         assert self._tokenizer is not None
+
+        def shuffled(epoch: int) -> Sequence[int]:
+            return permutation(stream(self.seed, Purpose.PAIR_ORDER, epoch), len(rows)).tolist()
+
+        def in_order(epoch: int) -> Sequence[int]:
+            return range(len(rows))
+
         if name == "val":
-            order: Any = lambda _: range(len(rows))  # noqa: E731
-            size = self.micro_batch_size * world
+            order: Callable[[int], Sequence[int]] = in_order
+            batch_size = self.micro_batch_size * world
         else:
-            order = lambda epoch: permutation(stream(self.seed, Purpose.PAIR_ORDER, epoch), len(rows)).tolist()  # noqa: E731
-        return PairLoader(rows, order, size, self.micro_batch_size, rank, world, self._tokenizer, begun)
+            order = shuffled
+            batch_size = self.batch_size
+        return PairLoader(rows, order, batch_size, self.micro_batch_size, rank, world, self._tokenizer, begun)
 
     def _pairs(self, name: str, source: PromptSet | str) -> Preferences:
         field = f"data.{name}"
         try:
             opened = open_prompts(source, self.columns)
             if isinstance(opened, PromptFile | HubPrompts):
-                found = opened.preferences()
+                pairs = opened.preferences()
             else:
-                found = read_preferences(opened.records(), lambda number: f"{field}, record {number + 1}")
+                pairs = read_preferences(opened.records(), lambda number: f"{field}, record {number + 1}")
         except UserError as error:
             raise UserError(field, error.problem, fix=error.fix) if error.field == "data" else error from None
         digest = Fingerprint()
-        for number, pair in enumerate(found):
-            sides: Mapping[str, Any] = {
+        for number, pair in enumerate(pairs):
+            columns: Mapping[str, Any] = {
                 "chosen": pair.chosen,
                 "rejected": pair.rejected,
                 "margin": pair.margin,
                 **pair.tools,
             }
-            digest.add(Prompt(number, pair.key, (0,), sides))
+            digest.add(Prompt(number, pair.key, (0,), columns))
         self._fingerprints[name] = digest.value()
-        return found
+        return pairs
 
     def _choose_text(self, tokenizer: PreTrainedTokenizerBase, sets: Mapping[str, Preferences]) -> Text:
         messages = any(pair.conversational for pairs in sets.values() for pair in pairs)
@@ -176,8 +191,10 @@ class PreferenceDataModule(LightningDataModule):
         """Split training and held-out rows, with all pairs of a prompt on one side."""
         prompts = sorted({row.prompt for row in rows})
         order = permutation(stream(self.seed, Purpose.PAIRS_HELD_OUT), len(prompts)).tolist()
-        kept = {prompts[i] for i in order[: min(len(prompts) // _HELD_OUT_SHARE, _HELD_OUT_MOST)]}
-        if not kept:
+        count = min(len(prompts) // _HELD_OUT_SHARE, _HELD_OUT_MOST)
+        held_out = {prompts[i] for i in order[:count]}
+        if not held_out:
             problem = f"is not set, and {len(prompts)} prompts are too few to hold out one in {_HELD_OUT_SHARE}"
             raise UserError("data.val", problem, fix="give held-out pairs")
-        return [row for row in rows if row.prompt not in kept], [row for row in rows if row.prompt in kept]
+        train_rows = [row for row in rows if row.prompt not in held_out]
+        return train_rows, [row for row in rows if row.prompt in held_out]

@@ -67,7 +67,8 @@ def export(
         share(unfinished, unfinished / "config.json")
         tokenizer.save_pretrained(unfinished)
         add_older_names(unfinished)
-        if (picture := content.get("picture")) is not None and Path(picture).is_file():
+        picture = content.get("picture")
+        if picture is not None and Path(picture).is_file():
             shutil.copyfile(picture, unfinished / Path(picture).name)
         (unfinished / CARD).write_text(card(content), encoding="utf-8")
 
@@ -92,7 +93,7 @@ def _shown(source: Any) -> str:
 
 def _header(content: Mapping[str, Any]) -> str:
     config = content["config"]
-    sources = [config["data"].get(which) for which in ("train", "val")]
+    sources = [config["data"].get(name) for name in ("train", "val")]
     base = str(config["model"]["name_or_path"])
     return header(base, sources, "text-classification", ["reward-model", "gspo_lightning"])
 
@@ -100,23 +101,27 @@ def _header(content: Mapping[str, Any]) -> str:
 def _introduction(content: Mapping[str, Any]) -> str:
     base = str(content["config"]["model"]["name_or_path"])
     name = cell(Path(base).name)
-    reads = content["reads"]
-    text = ', "text": "chat"' if reads == "chat" else ""
-    how = "as the chat template writes them" if reads == "chat" else "joined to one text"
+    if content["reads"] == "chat":
+        option = ', "text": "chat"'
+        form = "as the chat template writes them"
+    else:
+        option = ""
+        form = "joined to one text"
     return (
         f"# A reward model from {name}\n\n{origin(base)}, with one output, trained on preference pairs by "
-        f"the Bradley-Terry loss with gspo_lightning. It reads a prompt and an answer {how}, and returns a reward "
+        f"the Bradley-Terry loss with gspo_lightning. It reads a prompt and an answer {form}, and returns a reward "
         "whose differences are log-odds: an answer is preferred to another with probability sigmoid(difference).\n\n"
-        f'```bash\ngspo score --reward \'SequenceClassificationReward:{{"name_or_path": "FOLDER"{text}}}\' '
+        f'```bash\ngspo score --reward \'SequenceClassificationReward:{{"name_or_path": "FOLDER"{option}}}\' '
         "--input answers.jsonl --output scores.jsonl\n```"
     )
 
 
 def _training(content: Mapping[str, Any]) -> Iterator[str]:
     rows = ["| | |\n|---|---|", f"| updates | {content['updates']:,} |"]
-    for words, path in SETTINGS.items():
-        if (value := setting(content["config"], path)) is not None:
-            rows.append(f"| {words} | {cell(value)} |")
+    for label, path in SETTINGS.items():
+        value = setting(content["config"], path)
+        if value is not None:
+            rows.append(f"| {label} | {cell(value)} |")
     yield "## Training"
     yield "\n".join(rows)
 
@@ -126,10 +131,10 @@ def _data(content: Mapping[str, Any]) -> Iterator[str]:
         return
     dropped = (content["results"] or {}).get("dropped", {})
     rows = ["| | source | pairs | too long | identical answers | SHA-256 |\n|---|---|---|---|---|---|"]
-    for which, found in content["data"].items():
-        source = _shown(content["config"]["data"][which])
-        left_out = [f"{dropped[which][why]:,}" if which in dropped else "-" for why in ("too_long", "identical")]
-        cells = (which, code(source), f"{found['prompts']:,}", *left_out, code(found["sha256"][:16]))
+    for name, fingerprint in content["data"].items():
+        source = _shown(content["config"]["data"][name])
+        left_out = [f"{dropped[name][why]:,}" if name in dropped else "-" for why in ("too_long", "identical")]
+        cells = (name, code(source), f"{fingerprint['prompts']:,}", *left_out, code(fingerprint["sha256"][:16]))
         rows.append(f"| {' | '.join(cells)} |")
     yield "## Data"
     yield "\n".join(rows)
@@ -145,14 +150,14 @@ def _results(content: Mapping[str, Any]) -> Iterator[str]:
         yield ", ".join(f"{cell(name)} {cell(version)}" for name, version in content["versions"].items()) + "."
 
 
-def _held_out(found: Mapping[str, Any]) -> Iterator[str]:
-    accuracy = found["accuracy"]
+def _held_out(results: Mapping[str, Any]) -> Iterator[str]:
+    accuracy = results["accuracy"]
     interval = "-" if accuracy["low"] is None else f"{accuracy['low']:.3f} to {accuracy['high']:.3f}"
-    yield f"## {found['pairs']:,} held-out pairs of {found['prompts']:,} prompts"
+    yield f"## {results['pairs']:,} held-out pairs of {results['prompts']:,} prompts"
     yield (
         "| metric | value | 95% interval for new prompts |\n|---|---|---|\n"
         f"| accuracy | {accuracy['value']:.3f} | {interval} |\n"
-        f"| expected calibration error | {found['ece']:.3f} | |\n"
-        f"| loss, nats per pair | {found['loss']:.3f} | |\n"
-        f"| mean reward, standard deviation | {found['reward']:.2f}, {found['spread']:.2f} | |"
+        f"| expected calibration error | {results['ece']:.3f} | |\n"
+        f"| loss, nats per pair | {results['loss']:.3f} | |\n"
+        f"| mean reward, standard deviation | {results['reward']:.2f}, {results['spread']:.2f} | |"
     )

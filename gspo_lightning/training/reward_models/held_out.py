@@ -54,14 +54,15 @@ class HeldOut:
         return asdict(self)
 
     @classmethod
-    def of_dict(cls, found: Mapping[str, Any]) -> HeldOut:
+    def of_dict(cls, fields: Mapping[str, Any]) -> HeldOut:
         """Restore the result of :meth:`as_dict`.
 
         Raises:
             TypeError, KeyError: it is something else.
         """
-        bins = tuple(Bin(**one) for one in found["bins"])
-        return cls(**{**found, "accuracy": Estimate(**found["accuracy"]), "bins": bins})
+        accuracy = Estimate(**fields["accuracy"])
+        bins = tuple(Bin(**bin_fields) for bin_fields in fields["bins"])
+        return cls(**{**fields, "accuracy": accuracy, "bins": bins})
 
 
 def judge(
@@ -75,27 +76,30 @@ def judge(
         margins: [N] least differences according to the data; in the loss only.
         prompts: [N] the prompt of each pair.
 
-    >>> found = judge([2.0, 0.0], [0.0, 1.0], [0.0, 0.0], [0, 1])
-    >>> found.accuracy.value, round(found.ece, 4)  # sure by sigmoid(2) and sigmoid(1); right, wrong
+    >>> results = judge([2.0, 0.0], [0.0, 1.0], [0.0, 0.0], [0, 1])
+    >>> results.accuracy.value, round(results.ece, 4)  # sure by sigmoid(2) and sigmoid(1); right, wrong
     (0.5, 0.4251)
     """
-    c, r = np.asarray(chosen, np.float64), np.asarray(rejected, np.float64)
-    difference = c - r
-    right = np.where(difference == 0, 0.5, difference > 0)
-    confidence = 1 / (1 + np.exp(-np.abs(difference)))
-    both = np.concatenate([c, r])
-    _, place = np.unique(np.asarray(prompts), return_inverse=True)
-    counts = np.bincount(place)
+    chosen_rewards = np.asarray(chosen, np.float64)
+    rejected_rewards = np.asarray(rejected, np.float64)
+    differences = chosen_rewards - rejected_rewards
+    right = np.where(differences == 0, 0.5, differences > 0)
+    confidence = 1 / (1 + np.exp(-np.abs(differences)))
+    all_rewards = np.concatenate([chosen_rewards, rejected_rewards])
+    _, prompt_index = np.unique(np.asarray(prompts), return_inverse=True)
+    pairs_by_prompt = np.bincount(prompt_index)
+    accuracy_by_prompt = np.bincount(prompt_index, right) / pairs_by_prompt
+    losses = np.logaddexp(0.0, -(differences - np.asarray(margins, np.float64)))  # -log sigmoid(difference - margin)
     bins = _bins(confidence, right)
     return HeldOut(
-        pairs=len(c),
-        prompts=len(counts),
-        accuracy=of_new_problems((np.bincount(place, right) / counts).tolist(), counts.tolist()),
-        loss=float(np.logaddexp(0.0, -(difference - np.asarray(margins, np.float64))).mean()),
-        margin=float(difference.mean()),
-        reward=float(both.mean()),
-        spread=float(both.std()),
-        ece=sum(b.pairs * abs(b.accuracy - b.confidence) for b in bins) / len(c),
+        pairs=len(differences),
+        prompts=len(pairs_by_prompt),
+        accuracy=of_new_problems(accuracy_by_prompt.tolist(), pairs_by_prompt.tolist()),
+        loss=float(losses.mean()),
+        margin=float(differences.mean()),
+        reward=float(all_rewards.mean()),
+        spread=float(all_rewards.std()),
+        ece=sum(b.pairs * abs(b.accuracy - b.confidence) for b in bins) / len(differences),
         bins=bins,
     )
 
@@ -103,15 +107,12 @@ def judge(
 def _bins(confidence: np.ndarray, right: np.ndarray) -> tuple[Bin, ...]:
     """Return the bins that hold pairs."""
     edges = np.linspace(0.5, 1.0, _BINS + 1)
-    place = np.clip(np.searchsorted(edges, confidence, side="right") - 1, 0, _BINS - 1)
-    return tuple(
-        Bin(
-            float(edges[i]),
-            float(edges[i + 1]),
-            int(here.sum()),
-            float(confidence[here].mean()),
-            float(right[here].mean()),
-        )
-        for i in range(_BINS)
-        if (here := place == i).any()
-    )
+    bin_index = np.clip(np.searchsorted(edges, confidence, side="right") - 1, 0, _BINS - 1)
+    bins = []
+    for i in range(_BINS):
+        inside = bin_index == i
+        if inside.any():
+            mean_confidence = float(confidence[inside].mean())
+            accuracy = float(right[inside].mean())
+            bins.append(Bin(float(edges[i]), float(edges[i + 1]), int(inside.sum()), mean_confidence, accuracy))
+    return tuple(bins)

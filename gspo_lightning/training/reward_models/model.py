@@ -70,14 +70,14 @@ def head_of(model: PreTrainedModel) -> nn.Linear:
     Raises:
         UserError: there is none, or more than one.
     """
-    found = output_layers(model, 1)
-    if len(found) != 1:
+    heads = output_layers(model, 1)
+    if len(heads) != 1:
         raise UserError(
             "model.name_or_path",
-            f"{type(model).__name__} has {len(found)} linear heads with one output, but a reward model needs one",
+            f"{type(model).__name__} has {len(heads)} linear heads with one output, but a reward model needs one",
             fix="use a model whose family has a sequence classifier (Qwen, Llama, Gemma, BERT ...)",
         )
-    return found[0]
+    return heads[0]
 
 
 def layers_of(model: PreTrainedModel) -> list[nn.Module]:
@@ -115,6 +115,9 @@ def _not_loadable(name: str, error: Exception) -> UserError:
 
 def _pretrained(settings: ModelSettings) -> PreTrainedModel:
     config = _one_output(load_config(settings))
+    options = {}
+    if settings.attn_implementation:
+        options["attn_implementation"] = settings.attn_implementation
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # a head that is missing is not worth a table; others are refused below
     try:
@@ -126,18 +129,20 @@ def _pretrained(settings: ModelSettings) -> PreTrainedModel:
             revision=settings.revision,
             trust_remote_code=settings.trust_remote_code,
             dtype=settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype),
-            **({"attn_implementation": settings.attn_implementation} if settings.attn_implementation else {}),
+            **options,
         )
     except Exception as error:  # shapes that do not fit, a package that is missing, a family without a classifier
         raise _not_loadable(settings.name_or_path, error) from error
     finally:
         transformers_logging.set_verbosity(verbosity)
-    head = {f"{name}." for name, _ in _outside(model)}
+    head_prefixes = tuple(f"{name}." for name, _ in _outside(model))
     missing = sorted(report["missing_keys"])
-    if lost := [name for name in missing if not any(name.startswith(prefix) for prefix in head)]:
+    missing_in_backbone = [name for name in missing if not name.startswith(head_prefixes)]
+    if missing_in_backbone:
         raise UserError(
             "model.name_or_path",
-            f"{settings.name_or_path!r} lacks {len(lost)} weights (such as {lost[0]}): they would be random",
+            f"{settings.name_or_path!r} lacks {len(missing_in_backbone)} weights (such as {missing_in_backbone[0]}): "
+            "they would be random",
             fix="use a complete checkpoint",
         )
     if missing:
@@ -159,6 +164,8 @@ def _start_at_zero(model: PreTrainedModel) -> None:
 
 
 def _outside(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules outside the backbone."""
+    """Yield the modules outside the backbone, with their names."""
     backbone = set(model.base_model.modules())
-    yield from ((name, module) for name, module in model.named_modules() if name and module not in backbone)
+    for name, module in model.named_modules():
+        if name and module not in backbone:
+            yield name, module

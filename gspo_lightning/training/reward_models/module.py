@@ -96,7 +96,8 @@ class RewardModule(LightningModule):
         check_number("model.center_rewards_coefficient", center_rewards_coefficient, low=0.0)
         shared = BaseModelSettings(name_or_path, **model)
         self.settings = ModelSettings(**vars(shared))
-        self.build_optimizer, self.build_scheduler = optimizer, lr_scheduler
+        self.build_optimizer = optimizer
+        self.build_scheduler = lr_scheduler
         self.center = center_rewards_coefficient
         self.provenance: dict[str, Any] = {}
         """Provenance of a run, for its checkpoints."""
@@ -107,7 +108,8 @@ class RewardModule(LightningModule):
         """Chosen minus rejected reward of each held-out pair [N], at the last evaluation."""
         self._whole: dict[str, Tensor] | None = None
         self._sums = torch.zeros(len(_MEASURED) + 1, dtype=torch.float64)
-        self._seen: list[tuple[int, float, float]] = []
+        self._rewards: list[tuple[int, float, float]] = []
+        """(Number of a held-out pair, chosen reward, rejected reward) on this rank."""
         self.strict_loading = self.settings.lora is None
 
     # building ----------------------------------------------------------------------------------------------------
@@ -146,24 +148,24 @@ class RewardModule(LightningModule):
         check_trained_dtype(self.model)
 
         def build(weights: list[nn.Parameter]) -> torch.optim.Optimizer:
-            optimizer = undecayed(self.build_optimizer)(weights)
-            fuse(optimizer)
-            return optimizer
+            instance = undecayed(self.build_optimizer)(weights)
+            fuse(instance)
+            return instance
 
         with settings_of_optimizer():
-            made = build([p for p in self.model.parameters() if p.requires_grad])
-        check_optimizer(made, self.model)
+            optimizer = build([p for p in self.model.parameters() if p.requires_grad])
+        check_optimizer(optimizer, self.model)
         try_steps(build, self.model)
         if self.build_scheduler is None:
-            return made
-        config = schedule(self.build_scheduler(made))
+            return optimizer
+        config = schedule(self.build_scheduler(optimizer))
         if "monitor" in config:
             raise UserError(
                 "model.lr_scheduler",
                 "watches a metric, but a reward model is trained for few epochs, most often for one",
                 fix="use a schedule over steps, such as torch.optim.lr_scheduler.LinearLR",
             )
-        return {"optimizer": made, "lr_scheduler": config}
+        return {"optimizer": optimizer, "lr_scheduler": config}
 
     def setup(self, stage: str) -> None:
         """Make Lightning accumulate the micro-batches of an optimizer step."""
@@ -209,9 +211,11 @@ class RewardModule(LightningModule):
 
     @torch.no_grad()
     def _measure(self, losses: Tensor, chosen: Tensor, rejected: Tensor, weights: Tensor) -> None:
-        difference = chosen - rejected
-        right = (difference > 0).float() + 0.5 * (difference == 0).float()
-        values = (losses, right * weights, difference * weights, (chosen + rejected) * 0.5 * weights, weights)
+        """Add a micro-batch to the sums of :data:`_MEASURED`, and its number of pairs; all arguments are [N]."""
+        margins = chosen - rejected
+        right = (margins > 0).float() + 0.5 * (margins == 0).float()
+        means = (chosen + rejected) * 0.5
+        values = (losses, right * weights, margins * weights, means * weights, weights)
         self._sums = self._sums.to(losses.device) + torch.stack([value.double().sum() for value in values])
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -241,7 +245,8 @@ class RewardModule(LightningModule):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Take one step, then log its measurements over all micro-batches and ranks."""
         super().optimizer_step(*args, **kwargs)
-        *sums, count = all_sum(self._sums.float() if self.device.type == "mps" else self._sums).tolist()
+        local_sums = self._sums.float() if self.device.type == "mps" else self._sums  # MPS has no float64
+        *sums, count = all_sum(local_sums).tolist()
         self._sums = torch.zeros_like(self._sums)
         values = {f"reward_model/{name}": value / count for name, value in zip(_MEASURED, sums, strict=True)}
         values["optim/gradient_norm"] = self._norm
@@ -262,29 +267,32 @@ class RewardModule(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Clear earlier rewards."""
-        self._seen = []
+        self._rewards = []
 
     def validation_step(self, batch: PairBatch, batch_idx: int) -> None:
         """Record rewards of held-out pairs; fillers are left out."""
         chosen, rejected = self(batch)
         rows = zip(batch.numbers.tolist(), chosen.tolist(), rejected.tolist(), batch.weights.tolist(), strict=True)
-        self._seen += [(number, c, r) for number, c, r, weight in rows if weight > 0]
+        self._rewards += [(number, c, r) for number, c, r, weight in rows if weight > 0]
 
     def on_validation_epoch_end(self) -> None:
         """Compute and log held-out results from the rewards of all ranks."""
-        seen = sorted(pair for own in all_gather_objects(self._seen) for pair in own)
-        rows = [self.data.rows["val"][number] for number, _, _ in seen]
-        found = judge(
-            [c for _, c, _ in seen], [r for _, _, r in seen], [w.margin for w in rows], [w.prompt for w in rows]
+        rewards = sorted(pair for of_rank in all_gather_objects(self._rewards) for pair in of_rank)
+        rows = [self.data.rows["val"][number] for number, _, _ in rewards]
+        held_out = judge(
+            chosen=[chosen for _, chosen, _ in rewards],
+            rejected=[rejected for _, _, rejected in rewards],
+            margins=[row.margin for row in rows],
+            prompts=[row.prompt for row in rows],
         )
-        self.evaluations.append((self.global_step, found))
-        self.held_out_margins = [c - r for _, c, r in seen]
+        self.evaluations.append((self.global_step, held_out))
+        self.held_out_margins = [chosen - rejected for _, chosen, rejected in rewards]
         self._log(
             {
-                "reward_model/val_accuracy": found.accuracy.value,
-                "reward_model/val_loss": found.loss,
-                "reward_model/val_margin": found.margin,
-                "reward_model/val_ece": found.ece,
+                "reward_model/val_accuracy": held_out.accuracy.value,
+                "reward_model/val_loss": held_out.loss,
+                "reward_model/val_margin": held_out.margin,
+                "reward_model/val_ece": held_out.ece,
             },
             self.global_step,
         )

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 Text = Literal["joined", "chat"]
 """``joined``: prompt and answer as one text. ``chat``: as the tokenizer's chat template writes them."""
 _AT_A_TIME = 256
+"""Pairs that are tokenized together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +95,17 @@ def encode_pairs(
     Raises:
         UserError: an answer without tokens, messages that the chat template refuses, or no pair is left.
     """
-    numbers: dict[str, int] = {}
+    prompt_numbers: dict[str, int] = {}
     rows: list[Row] = []
-    too_long = identical = 0
-    counted = enumerate(pairs)
-    while some := list(itertools.islice(counted, _AT_A_TIME)):
-        texts = [
-            _written(side, pair, tokenizer, text, field, pairs.where(i)) for i, pair in some for side in _sides(pair)
-        ]
+    too_long = 0
+    identical = 0
+    numbered = enumerate(pairs)
+    while batch := list(itertools.islice(numbered, _AT_A_TIME)):
+        texts = []
+        for i, pair in batch:
+            texts += [_written(side, pair, tokenizer, text, field, pairs.where(i)) for side in _sides(pair)]
         encoded = tokenizer(texts, add_special_tokens=text == "joined")["input_ids"]
-        for (i, pair), chosen, rejected in zip(some, encoded[::2], encoded[1::2], strict=True):
+        for (i, pair), chosen, rejected in zip(batch, encoded[::2], encoded[1::2], strict=True):
             if not (chosen and rejected):
                 raise UserError(field, f"{pairs.where(i)}: an answer has no tokens", fix="leave the record out")
             if chosen == rejected:
@@ -111,7 +113,7 @@ def encode_pairs(
             elif max(len(chosen), len(rejected)) > max_tokens:
                 too_long += 1
             else:
-                prompt = numbers.setdefault(pair.key, len(numbers))
+                prompt = prompt_numbers.setdefault(pair.key, len(prompt_numbers))
                 rows.append(Row(np.array(chosen, np.int32), np.array(rejected, np.int32), pair.margin, prompt))
     for count, why in (
         (too_long, f"an answer with its prompt has more than data.max_tokens = {max_tokens} (nothing is ever cut)"),
@@ -137,10 +139,10 @@ def _written(side: Side, pair: Pair, tokenizer: PreTrainedTokenizerBase, text: T
     if pair.prompt is None:
         problem = f"{where}: data.text is chat, but the prompt of a text is not told from its answers"
         raise UserError(field, problem, fix="add a column 'prompt', or set data.text: joined")
-    asked = [{"role": "user", "content": pair.prompt}] if isinstance(pair.prompt, str) else list(pair.prompt)
-    said = [{"role": "assistant", "content": side}] if isinstance(side, str) else list(side)
+    prompt = [{"role": "user", "content": pair.prompt}] if isinstance(pair.prompt, str) else list(pair.prompt)
+    answer = [{"role": "assistant", "content": side}] if isinstance(side, str) else list(side)
     try:
-        return render(tokenizer, [*asked, *said], **pair.tools)
+        return render(tokenizer, [*prompt, *answer], **pair.tools)
     except TemplateError as error:
         problem = f"{where}: the chat template refuses the messages: {first_line(error)[:200]}"
         raise UserError(field, problem, fix="write messages as the model's template wants them") from error
@@ -158,13 +160,13 @@ def collate(
         total: pairs of the optimizer step.
         fill: pairs of weight 0 to add.
     """
-    chosen = [rows[i] for i in numbers] + [rows[0]] * fill
-    ids = [row.chosen.tolist() for row in chosen] + [row.rejected.tolist() for row in chosen]
+    batch = [rows[i] for i in numbers] + [rows[0]] * fill
+    ids = [row.chosen.tolist() for row in batch] + [row.rejected.tolist() for row in batch]
     padded = tokenizer.pad(BatchEncoding({"input_ids": ids}), padding_side="right", return_tensors="pt")
     return PairBatch(
         input_ids=padded["input_ids"],
         attention_mask=padded["attention_mask"],
-        margins=torch.tensor([row.margin for row in chosen], dtype=torch.float32),
+        margins=torch.tensor([row.margin for row in batch], dtype=torch.float32),
         weights=torch.tensor([1.0] * len(numbers) + [0.0] * fill),
         numbers=torch.tensor([*numbers, *[0] * fill]),
         total=total,
@@ -174,11 +176,13 @@ def collate(
 def alone_and_padded(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> tuple[PairBatch, PairBatch] | None:
     """Return the shortest answer without padding, and padded next to the longest one; None if all have one length."""
     sides = [side for row in rows for side in (row.chosen, row.rejected)]
-    short, long = min(sides, key=len), max(sides, key=len)
-    if len(short) == len(long):
+    shortest = min(sides, key=len)
+    longest = max(sides, key=len)
+    if len(shortest) == len(longest):
         return None
-    of_short, of_both = (collate([Row(short, other, 0.0, 0)], [0], tokenizer, 1) for other in (short, long))
-    return of_short, of_both
+    alone = collate([Row(shortest, shortest, 0.0, 0)], [0], tokenizer, 1)
+    padded = collate([Row(shortest, longest, 0.0, 0)], [0], tokenizer, 1)
+    return alone, padded
 
 
 class PairLoader:
@@ -209,8 +213,14 @@ class PairLoader:
         tokenizer: PreTrainedTokenizerBase,
         begun: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.rows, self.order, self.batch_size, self.micro_batch_size = rows, order, batch_size, micro_batch_size
-        self.rank, self.world, self.tokenizer, self.begun = rank, world, tokenizer, begun
+        self.rows = rows
+        self.order = order
+        self.batch_size = batch_size
+        self.micro_batch_size = micro_batch_size
+        self.rank = rank
+        self.world = world
+        self.tokenizer = tokenizer
+        self.begun = begun
 
     @property
     def steps(self) -> int:
@@ -234,8 +244,9 @@ class PairLoader:
             yield from self._cut(pairs)
 
     def _cut(self, pairs: Sequence[int]) -> Iterator[PairBatch]:
-        own = sorted(pairs[self.rank :: self.world], key=lambda i: -self.rows[i].length)
-        size = -(-len(own) // self.micro_batches) if own else 0
+        """Yield this rank's micro-batches of an optimizer step; one without a pair has a filler."""
+        of_rank = sorted(pairs[self.rank :: self.world], key=lambda i: -self.rows[i].length)
+        size = -(-len(of_rank) // self.micro_batches)
         for start in range(self.micro_batches):
-            part = own[start * size : (start + 1) * size]
-            yield collate(self.rows, part, self.tokenizer, len(pairs), fill=0 if part else 1)
+            numbers = of_rank[start * size : (start + 1) * size]
+            yield collate(self.rows, numbers, self.tokenizer, len(pairs), fill=0 if numbers else 1)

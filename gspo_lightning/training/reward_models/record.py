@@ -15,7 +15,9 @@ from gspo_lightning.report.style import FAINT, GREY, INK, canvas, quiet, save, s
 from gspo_lightning.resume import write_text
 from gspo_lightning.training.reward_models.held_out import HeldOut
 
-RESULTS, MARGINS, PICTURE = "results.json", "held_out_margins.json", "report.png"
+RESULTS = "results.json"
+MARGINS = "held_out_margins.json"
+PICTURE = "report.png"
 Curve = Sequence[tuple[int, float]]
 
 
@@ -51,21 +53,26 @@ def draw_again(run: Run, path: Path) -> HeldOut | None:
     Returns:
         The final results on held-out pairs; None for an unfinished run.
     """
-    found, margins = _found(run), list[float]()
-    if found is not None:
+    held_out = _held_out(run)
+    margins: list[float] = []
+    if held_out is not None:
         try:
             margins = [float(margin) for margin in load_json((run.folder / MARGINS).read_text(encoding="utf-8"))]
         except (OSError, ValueError, TypeError) as error:
             run.problems.append(f"no margins of held-out pairs are drawn: {MARGINS} is {_fault(error)}")
-    curves = {tag: list(zip(s.steps.tolist(), s.values.tolist(), strict=True)) for tag, s in run.scalars.items()}
-    draw(path, curves, found, margins)
-    return found
+    curves = {}
+    for tag, series in run.scalars.items():
+        curves[tag] = list(zip(series.steps.tolist(), series.values.tolist(), strict=True))
+    draw(path, curves, held_out, margins)
+    return held_out
 
 
-def _found(run: Run) -> HeldOut | None:
+def _held_out(run: Run) -> HeldOut | None:
+    """Return the final results of a run; None without usable ones, with the reason among the run's problems."""
     try:
         results = load_json((run.folder / RESULTS).read_text(encoding="utf-8"))
-        found, updates = HeldOut.of_dict(results["held_out"]), number(results["updates"])
+        held_out = HeldOut.of_dict(results["held_out"])
+        updates = number(results["updates"])
     except FileNotFoundError:
         run.problems.append(f"no {RESULTS}: the run has not finished; its curves are drawn as far as it went")
         return None
@@ -75,7 +82,7 @@ def _found(run: Run) -> HeldOut | None:
     if updates is not None and run.updates > updates:
         run.problems.append(f"{RESULTS} was written at update {updates:.0f}, before the run went on")
         return None
-    return found
+    return held_out
 
 
 def _fault(error: Exception) -> str:
@@ -84,20 +91,20 @@ def _fault(error: Exception) -> str:
     return f"damaged ({error})"
 
 
-def draw(path: Path, curves: Mapping[str, Curve], found: HeldOut | None, margins: Sequence[float]) -> None:
+def draw(path: Path, curves: Mapping[str, Curve], held_out: HeldOut | None, margins: Sequence[float]) -> None:
     """Draw the plots to a PNG.
 
     Args:
         path: of the PNG.
         curves: tag -> (optimizer step, value): ``reward_model/loss``, ``accuracy``, ``val_loss``, ``val_accuracy``.
-        found: results on the held-out pairs at the end; None before it.
+        held_out: results on the held-out pairs at the end; None before it.
         margins: [N] chosen minus rejected reward of each held-out pair; empty if unknown.
     """
     figure = canvas(10, 7, layout="constrained")
     loss, accuracy, calibration, spread = figure.subplots(2, 2).flat
     _curves(loss, curves, "loss", "nats per pair")
     _curves(accuracy, curves, "accuracy", "share of pairs")
-    _calibration(calibration, found)
+    _calibration(calibration, held_out)
     _margins(spread, margins)
     save(figure, path)
 
@@ -123,18 +130,22 @@ def _curves(axes: Any, curves: Mapping[str, Curve], name: str, unit: str) -> Non
     axes.legend(fontsize=8, frameon=False)
 
 
-def _calibration(axes: Any, found: HeldOut | None) -> None:
-    if found is None:
+def _calibration(axes: Any, held_out: HeldOut | None) -> None:
+    if held_out is None:
         quiet(axes, "Calibration", "share that is right")
         say_not_logged(axes)
         return
-    low, high = found.accuracy.low, found.accuracy.high
-    interval = "" if low is None or high is None else f" ({low:.3f} to {high:.3f})"
-    title = f"Calibration: accuracy {found.accuracy.value:.3f}{interval}, error {found.ece:.3f}"
+    accuracy = held_out.accuracy
+    interval = ""
+    if accuracy.low is not None and accuracy.high is not None:
+        interval = f" ({accuracy.low:.3f} to {accuracy.high:.3f})"
+    title = f"Calibration: accuracy {accuracy.value:.3f}{interval}, error {held_out.ece:.3f}"
     quiet(axes, title, "share that is right")
-    axes.plot([0.5, 1], [0.5, 1], color=FAINT, lw=1.5, zorder=1)
-    sizes = [20 + 380 * b.pairs / found.pairs for b in found.bins]
-    confidence, right = [b.confidence for b in found.bins], [b.accuracy for b in found.bins]
-    axes.scatter(confidence, right, s=sizes, color=style(0)[0], alpha=0.85, zorder=2)
+    axes.plot([0.5, 1], [0.5, 1], color=FAINT, lw=1.5, zorder=1)  # of a perfectly calibrated model
+    bins = held_out.bins
+    sizes = [20 + 380 * b.pairs / held_out.pairs for b in bins]
+    axes.scatter(
+        [b.confidence for b in bins], [b.accuracy for b in bins], s=sizes, color=style(0)[0], alpha=0.85, zorder=2
+    )
     axes.set_xlabel("sigmoid of the margin's size; area: pairs", color=GREY, fontsize=9)
     axes.set_xlim(0.48, 1.02)

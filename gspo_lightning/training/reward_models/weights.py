@@ -34,8 +34,8 @@ def trained_only(checkpoint: dict[str, Any], module: _Module) -> None:
     if module.settings.lora is None:
         return
     checkpoint[BASE_NORM] = module.base_norm
-    named: nn.Module = module.model
-    trained = {f"{_PREFIX}{name}" for name, parameter in named.named_parameters() if parameter.requires_grad}
+    model: nn.Module = module.model
+    trained = {f"{_PREFIX}{name}" for name, parameter in model.named_parameters() if parameter.requires_grad}
     state = checkpoint["state_dict"]
     checkpoint["state_dict"] = {name: weight for name, weight in state.items() if name in trained}
 
@@ -71,10 +71,11 @@ def reward_model_of(settings: ModelSettings, state: Mapping[str, Any], norm: flo
     weights = {name.removeprefix(_PREFIX): weight for name, weight in state.items() if name.startswith(_PREFIX)}
     if settings.lora is not None and norm is not None:
         check_base({BASE_NORM: norm}, frozen_norm(model.base_model))
-    found = model.load_state_dict(weights, strict=settings.lora is None)
+    keys = model.load_state_dict(weights, strict=settings.lora is None)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if lost := sorted(trained & set(found.missing_keys)) + sorted(found.unexpected_keys):
-        problem = f"is not that of the run that wrote these weights: they differ in {lost[0]}"
+    differing = sorted(trained & set(keys.missing_keys)) + sorted(keys.unexpected_keys)
+    if differing:
+        problem = f"is not that of the run that wrote these weights: they differ in {differing[0]}"
         raise UserError("model.name_or_path", problem, fix="use the model and the model.lora of that run")
     merge_adapters(model)
     for module in model.modules():
