@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import json
 import os
 import random
@@ -51,9 +50,9 @@ def main(argv: Sequence[str]) -> int:
     kind.add_argument("--model", metavar="NAME_OR_PATH", help="a project for this model: word problems in English")
     options = parser.parse_args(list(argv))
     write_project(options.folder, "real" if options.model else options.task, options.model)
-    shown = options.folder / "train.yaml"
+    config = options.folder / "train.yaml"
     say(f"written: {options.folder} ({', '.join(sorted(p.name for p in options.folder.iterdir()))})")
-    say(f"next: gspo fit --config {shlex.quote(str(shown))}")
+    say(f"next: gspo fit --config {shlex.quote(str(config))}")
     return 0
 
 
@@ -74,32 +73,32 @@ def write_project(folder: Path, task: str, model: str | None = None) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError("gspo init", f"{str(folder)!r} exists and is not an empty folder", fix="name a new folder")
     words = {} if model is None else _words(model)
-    files = {
-        file.name.removesuffix(_UNCOLLECTED): _named(file, folder, words)
-        for file in sorted((TEMPLATES / task).iterdir())
-        if file.is_file()
-    }
-    files |= RECORDS[task]() | {SCHEMA: (CONFIGS / "schema" / "fit.json").read_text(encoding="utf-8")}
-    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    files = {}
+    for file in sorted((TEMPLATES / task).iterdir()):
+        if file.is_file():
+            files[file.name.removesuffix(_UNCOLLECTED)] = _filled(file, folder, words)
+    files |= RECORDS[task]()
+    files[SCHEMA] = (CONFIGS / "schema" / "fit.json").read_text(encoding="utf-8")
+    new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
     written: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
-            with open(folder / name, "x", encoding="utf-8") as file:  # "x": never overwrite a file created meanwhile
+            with open(folder / name, "x", encoding="utf-8") as target:  # "x": never overwrite one created meanwhile
                 written.append(folder / name)
-                file.write(text)
+                target.write(text)
     except BaseException as error:
         with contextlib.suppress(OSError):  # half a project would block the next try
             for path in written:
                 path.unlink(missing_ok=True)
-            for path in new:
+            for path in new_folders:
                 path.rmdir()
         if not isinstance(error, OSError):
             raise
-        said = f"{str(folder)!r} cannot be written: {os.strerror(error.errno) if error.errno else error}"
+        problem = f"{str(folder)!r} cannot be written: {os.strerror(error.errno) if error.errno else error}"
         if error.errno in DISK:
-            raise InfrastructureError(f"{said}; nothing of it is left.\n  fix: make room, and repeat it") from error
-        raise UserError("gspo init", said, fix="name another folder") from error
+            raise InfrastructureError(f"{problem}; nothing of it is left.\n  fix: make room, and repeat it") from error
+        raise UserError("gspo init", problem, fix="name another folder") from error
 
 
 def _words(model: str) -> dict[str, str]:
@@ -116,7 +115,8 @@ def _words(model: str) -> dict[str, str]:
 
     path = Path(model).expanduser()
     name = str(path.resolve()) if path.exists() else model
-    size, gpu = counts_of(ModelSettings(name)).total, torch.cuda.is_available()
+    size = counts_of(ModelSettings(name)).total
+    gpu = torch.cuda.is_available()
     return {
         "model": json.dumps(name),
         "size": f"{size / 1e9:.2g}",
@@ -128,13 +128,17 @@ def _words(model: str) -> dict[str, str]:
     }
 
 
-def _named(file: Path, folder: Path, words: Mapping[str, str]) -> str:
+def _filled(file: Path, folder: Path, words: Mapping[str, str]) -> str:
     """Return the text of a template with the new folder, shell-quoted, in its commands and comments."""
-    config, name = (shlex.quote(str(path)) for path in (folder / "train.yaml", folder))
-    if file.name.endswith(f".py{_UNCOLLECTED}"):  # inside a Python string
-        config, name = (text.replace("\\", "\\\\").replace('"', '\\"') for text in (config, name))
-    text = file.read_text(encoding="utf-8").replace("FOLDER/train.yaml", config).replace("FOLDER", name)
-    return functools.reduce(lambda text, word: text.replace(f"<{word}>", words[word]), words, text)
+    replacements = {"FOLDER/train.yaml": shlex.quote(str(folder / "train.yaml")), "FOLDER": shlex.quote(str(folder))}
+    text = file.read_text(encoding="utf-8")
+    for placeholder, path in replacements.items():
+        if file.name.endswith(f".py{_UNCOLLECTED}"):  # inside a Python string
+            path = path.replace("\\", "\\\\").replace('"', '\\"')
+        text = text.replace(placeholder, path)
+    for word, value in words.items():
+        text = text.replace(f"<{word}>", value)
+    return text
 
 
 def _lines(records: Iterable[Mapping[str, Any]]) -> str:
@@ -146,9 +150,10 @@ def _own() -> dict[str, str]:
     draw = random.Random(7)
     digits = [f"{n:04d}" for n in draw.sample(range(10_000), 2 * COUNT + 1000)]
     examples = [{"prompt": f"{d}:", "answer": "".join(sorted(d))} for d in digits[: 2 * COUNT]]
-    demonstrations = [
-        {"prompt": f"{d}:", "completion": "".join(sorted(d)) if draw.random() < 0.4 else d} for d in digits[2 * COUNT :]
-    ]
+    demonstrations = []
+    for d in digits[2 * COUNT :]:
+        completion = "".join(sorted(d)) if draw.random() < 0.4 else d
+        demonstrations.append({"prompt": f"{d}:", "completion": completion})
     return {
         "train.jsonl": _lines(examples[:COUNT]),
         "held_out.jsonl": _lines(examples[COUNT:]),
@@ -161,9 +166,11 @@ def _math() -> dict[str, str]:
     draw = random.Random(7)
     records = []
     for _ in range(COUNT):
-        boxes, pens, given = draw.randint(3, 12), draw.randint(4, 15), draw.randint(2, 11)
-        question = f"A shop has {boxes} boxes of {pens} pens and sells {given} pens. How many pens are left?"
-        records.append({"prompt": question, "answer": str(boxes * pens - given)})
+        boxes = draw.randint(3, 12)
+        pens = draw.randint(4, 15)
+        sold = draw.randint(2, 11)
+        question = f"A shop has {boxes} boxes of {pens} pens and sells {sold} pens. How many pens are left?"
+        records.append({"prompt": question, "answer": str(boxes * pens - sold)})
     return {"train.jsonl": _lines(records)}
 
 
@@ -185,10 +192,10 @@ def _real() -> dict[str, str]:
     """Return word problems; the held-out ones tell other stories."""
     from gspo_lightning.data.prompts import WordProblems
 
-    asked = "\nAnswer briefly, with a single number."  # without it a small model rarely ends an answer
+    instruction = "\nAnswer briefly, with a single number."  # without it a small model rarely ends an answer
     return {
-        "train.jsonl": _lines(WordProblems("train", size=10 * COUNT, instruction=asked).records()),
-        "held_out.jsonl": _lines(WordProblems("held_out", size=64, instruction=asked).records()),
+        "train.jsonl": _lines(WordProblems("train", size=10 * COUNT, instruction=instruction).records()),
+        "held_out.jsonl": _lines(WordProblems("held_out", size=64, instruction=instruction).records()),
     }
 
 

@@ -15,7 +15,8 @@ from gspo_lightning.core.errors import UserError, did_you_mean
 from gspo_lightning.core.escape import terminal
 from gspo_lightning.core.metric_table.spec import METRICS as DEFINITIONS
 
-CONFIGS, METRICS = "configs", "metrics"
+CONFIGS = "configs"
+METRICS = "metrics"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -35,7 +36,8 @@ def main(argv: Sequence[str]) -> int:
     for kind in options.kind or kinds[:-1]:  # metrics only if they are asked for: they fill many pages
         if kind not in kinds:
             raise UserError("gspo list", f"{kind!r} is not a kind of component; {did_you_mean(kind, kinds)}")
-        terminal().print(_TABLES[kind]() if kind in _TABLES else table(kind))
+        rows = _TABLES[kind]() if kind in _TABLES else table(kind)
+        terminal().print(rows)
     return 0
 
 
@@ -67,11 +69,11 @@ _TABLES: dict[str, Callable[[], Table]] = {CONFIGS: _configs, METRICS: _metrics}
 def table(kind: str) -> Table:
     """Return a table of a kind's components: name, parameters with defaults, what it is."""
     rows = Table(title=kind, title_justify="left", show_lines=True)
-    known = registry.components(kind)
-    rows.add_column("name", min_width=max(map(len, known), default=0), no_wrap=True)  # whole names, to be copied
+    components = registry.components(kind)
+    rows.add_column("name", min_width=max(map(len, components), default=0), no_wrap=True)  # whole names, to be copied
     for heading in ("parameters", "what it is"):
         rows.add_column(heading, ratio=1, overflow="fold")
-    for name, cls in known.items():
+    for name, cls in components.items():
         rows.add_row(name, "\n".join(_parameters(cls)) or "-", _what_it_is(cls))
     return rows
 
@@ -83,8 +85,8 @@ def _what_it_is(cls: type[Any]) -> str:
 
 
 def _parameters(cls: type[Any]) -> list[str]:
-    shown = []
+    lines = []
     for parameter in registry.parameters(cls):
         default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
-        shown.append(f"{parameter.name}{default}")
-    return shown
+        lines.append(f"{parameter.name}{default}")
+    return lines

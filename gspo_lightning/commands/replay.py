@@ -80,32 +80,34 @@ def replay(dump: Dump) -> tuple[list[str], dict[str, float]]:
     replayed = any(part.routes is not None for part in dump.mini_batch.micro_batches)
     if replayed or dump.router_aux_loss_coef > 0:
         policy.routing = hook_routers(policy.backbone, "R2" if replayed else "off")
-    found = [f"weight {name}" for name, value in dump.weights.items() if not _finite(value)]
+    findings = [f"weight {name}" for name, weight in dump.weights.items() if not _finite(weight)]
     parts = dump.mini_batch.micro_batches
     terms = LossTerms(policy, CachedLogProbs(), objective, dump.temperature)
     denominator = mini_batch_count(objective, parts)
     balance = load_balance(dump.router_aux_loss_coef, policy, parts, dump.temperature)
-    sums, gradient = MetricSums(), {name: torch.zeros_like(p) for name, p in policy.named_parameters()}
+    sums = MetricSums()
+    gradient = {name: torch.zeros_like(p) for name, p in policy.named_parameters()}
     for number, (part, segments) in enumerate(zip(parts, dump.segments, strict=True)):
-        found += _rows(dump, number, part, "old log-probabilities", part.old_logprobs)
-        found += _rows(dump, number, part, "advantages", part.advantages)
-        found += _rows(dump, number, part, "log-probabilities of the run", dump.logprobs[number])
+        findings += _rows(dump, number, part, "old log-probabilities", part.old_logprobs)
+        findings += _rows(dump, number, part, "advantages", part.advantages)
+        findings += _rows(dump, number, part, "log-probabilities of the run", dump.logprobs[number])
         policy.zero_grad(set_to_none=True)
         loss = micro_batch_loss(
             part, dataclasses.replace(terms, segments=partial(_given, segments)),
             denominator=denominator, sums=sums, balance=balance,
         )  # fmt: skip
         if not bool(torch.isfinite(loss)):
-            found.append(f"micro-batch {number}: loss {float(loss)}")
+            findings.append(f"micro-batch {number}: loss {float(loss)}")
         loss.backward()
         bad = [name for name, p in policy.named_parameters() if p.grad is not None and not _finite(p.grad)]
         if bad:
-            found.append(f"micro-batch {number}: gradients of {len(bad)} weights, first {bad[0]}")
+            findings.append(f"micro-batch {number}: gradients of {len(bad)} weights, first {bad[0]}")
         for name, p in policy.named_parameters():
             gradient[name] += p.grad if p.grad is not None else 0.0
-    values = update_scalars(sums.reduce()[0])
-    values["optim/gradient_norm"] = float(torch.nn.utils.get_total_norm(list(gradient.values())))
-    return found, {name: values[name] for name in SHOWN if name in values}
+    pairs, _, _ = sums.reduce()
+    metrics = update_scalars(pairs)
+    metrics["optim/gradient_norm"] = float(torch.nn.utils.get_total_norm(list(gradient.values())))
+    return findings, {name: metrics[name] for name in SHOWN if name in metrics}
 
 
 def _given(segments: Tensor | None, _: MicroBatch) -> Tensor | None:
@@ -126,17 +128,22 @@ def _rows(dump: Dump, number: int, part: MicroBatch, what: str, values: Tensor |
 
     if values is None:
         return []
-    wrong = ~torch.isfinite(values)
-    wrong = (wrong & part.response_mask).any(dim=1) if wrong.dim() == 2 else wrong
+    not_finite = ~torch.isfinite(values)
+    if not_finite.dim() == 2:  # by token; otherwise by row
+        not_finite = (not_finite & part.response_mask).any(dim=1)
     lines = []
-    for row in wrong.nonzero().flatten().tolist():
-        prompt, count = int(part.prompt_lengths[row]), int(part.response_lengths[row])
-        ids = part.input_ids[row, : prompt + count]
-        name = _name(dump.rewards, row_hash(ids[:prompt].tolist(), ids[prompt:]))
+    for row in not_finite.nonzero().flatten().tolist():
+        prompt_length = int(part.prompt_lengths[row])
+        length = prompt_length + int(part.response_lengths[row])
+        ids = part.input_ids[row, :length]
+        name = _name(dump.rewards, row_hash(ids[:prompt_length].tolist(), ids[prompt_length:]))
         lines.append(f"micro-batch {number}, row {row}{name}: {what}")
     return lines
 
 
 def _name(rewards: dict[str, Any], row: str) -> str:
-    found = [f"{name}, reward {reward}" for name, (key, reward) in rewards.items() if key == row]
-    return f" ({found[0]})" if found else ""
+    """Return the name and the reward of the response with this hash of its row; empty for an unknown one."""
+    for name, (key, reward) in rewards.items():
+        if key == row:
+            return f" ({name}, reward {reward})"
+    return ""

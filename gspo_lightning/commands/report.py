@@ -56,26 +56,30 @@ def _reward_model(runs: Sequence[Run], output: Path | None) -> int:
         UserError: several runs are given, and one is of a reward model.
     """
     if len(runs) > 1:
-        found = next(run for run in runs if run.of_reward_model)
+        of_reward_model = next(run for run in runs if run.of_reward_model)
         raise UserError(
             "gspo report",
-            f"{found.folder} is a run of gspo fit-reward, which cannot be drawn beside others",
-            fix=f"report it alone: gspo report {found.folder}",
+            f"{of_reward_model.folder} is a run of gspo fit-reward, which cannot be drawn beside others",
+            fix=f"report it alone: gspo report {of_reward_model.folder}",
         )
     from gspo_lightning.commands.fit_reward.finish import describe  # imports torch
     from gspo_lightning.training.reward_models.record import PICTURE, draw_again
 
-    run, console = runs[0], terminal()
+    run = runs[0]
     picture = (output or run.folder) / PICTURE
     try:
         picture.parent.mkdir(parents=True, exist_ok=True)
-        judged = draw_again(run, picture)
+        held_out = draw_again(run, picture)
     except OSError as error:
         problem = f"{picture.parent} cannot be written: {error}"
         raise UserError("--output", problem, fix="choose a folder with --output") from error
     lines = [f"reward model from {run.model}, seed {run.seed}: {run.updates:,} updates"]
-    lines += [] if judged is None else [describe(judged)]
-    for line in (*lines, *(f"note: {problem}" for problem in run.problems), f"written: {picture}"):
+    if held_out is not None:
+        lines.append(describe(held_out))
+    lines += [f"note: {problem}" for problem in run.problems]
+    lines.append(f"written: {picture}")
+    console = terminal()
+    for line in lines:
         console.print(line, soft_wrap=True)
     return 0
 
@@ -93,7 +97,8 @@ def _show(runs: Sequence[Run]) -> None:
     console.print(rows)
     for run in runs:
         if len(runs) == 1:
-            for v in verdicts(run):
-                console.print(f"{v.mark} {v.topic}: {v.word} ({v.sentence})", soft_wrap=True)
+            for verdict in verdicts(run):
+                console.print(f"{verdict.mark} {verdict.topic}: {verdict.word} ({verdict.sentence})", soft_wrap=True)
+        note = "note" if len(runs) == 1 else f"note on {run.label}"
         for problem in run.problems:
-            console.print(f"note{'' if len(runs) == 1 else ' on ' + run.label}: {problem}", soft_wrap=True)
+            console.print(f"{note}: {problem}", soft_wrap=True)

@@ -62,8 +62,9 @@ def text_of(command: str) -> str:
     from gspo_lightning.commands.fit_reward.cli import fields
 
     about = {name: text for group in GROUPS.values() for name, text in group.items()}
-    found = training_fields() if command == "fit" else fields()
-    return json.dumps(_Builder().config(f"gspo {command}", found.sections, about), indent=1, ensure_ascii=False) + "\n"
+    settings = training_fields() if command == "fit" else fields()
+    schema = _Builder().config(f"gspo {command}", settings.sections, about)
+    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 
 def bounds(description: str) -> Schema:
@@ -72,16 +73,21 @@ def bounds(description: str) -> Schema:
     >>> bounds("share of rows, in (0, 1]."), bounds("Rank, >= 1."), bounds("digits, 1 to 50."), bounds("a > b")
     ({'exclusiveMinimum': 0, 'maximum': 1}, {'minimum': 1}, {'minimum': 1, 'maximum': 50}, {})
     """
-    if (found := _INTERVAL.search(description)) is not None:
-        left, low, high, right = found.groups()
+    interval = _INTERVAL.search(description)
+    if interval is not None:
+        left, low, high, right = interval.groups()
         return {
             "minimum" if left == "[" else "exclusiveMinimum": _number(low),
             "maximum" if right == "]" else "exclusiveMaximum": _number(high),
         }
-    if (found := _BOUND.search(description)) is not None:
-        return {"minimum" if found.group(1) == ">=" else "exclusiveMinimum": _number(found.group(2))}
-    if (found := _FROM_TO.search(description)) is not None:
-        return {"minimum": _number(found.group(1)), "maximum": _number(found.group(2))}
+    bound = _BOUND.search(description)
+    if bound is not None:
+        sign, low = bound.groups()
+        return {"minimum" if sign == ">=" else "exclusiveMinimum": _number(low)}
+    from_to = _FROM_TO.search(description)
+    if from_to is not None:
+        low, high = from_to.groups()
+        return {"minimum": _number(low), "maximum": _number(high)}
     return {}
 
 
@@ -94,18 +100,20 @@ def descriptions(cls: type[Any]) -> dict[str, str]:
     """Return the description of every constructor parameter, from the docstrings of the class and its bases."""
     from docstring_parser import parse_from_object
 
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     declared = settings_class(cls)
     bases = declared.__mro__[:-1] if declared is not None else ()
-    for one in (*reversed(bases), *reversed(cls.__mro__[:-1])):
-        for source in (one, one.__dict__.get("__init__")):
+    for base in (*reversed(bases), *reversed(cls.__mro__[:-1])):  # a subclass may describe a parameter anew
+        for source in (base, base.__dict__.get("__init__")):
+            if source is None:
+                continue
             try:
-                parsed = parse_from_object(source) if source is not None else None
+                docstring = parse_from_object(source)
             except (OSError, TypeError):  # a class without a source file
                 continue
-            for parameter in parsed.params if parsed is not None else ():
-                found[parameter.arg_name] = " ".join((parameter.description or "").split())
-    return {name: text for name, text in found.items() if text}
+            for parameter in docstring.params:
+                texts[parameter.arg_name] = " ".join((parameter.description or "").split())
+    return {name: text for name, text in texts.items() if text}
 
 
 class _Builder:
@@ -124,8 +132,9 @@ class _Builder:
         for name, hint in sections.items():
             if isinstance(hint, type) and hint not in _TYPES:
                 properties[name] = self.group(hint)
-                if inside := self.names_in(hint):
-                    names[name] = {"properties": inside}
+                components = self.names_in(hint)
+                if components:
+                    names[name] = {"properties": components}
             else:
                 text = about.get(name)
                 properties[name] = self.value(hint, "") | ({"description": text} if text else {})
@@ -165,38 +174,40 @@ class _Builder:
         from gspo_lightning.commands.fit.hints import members
 
         choices: list[Schema] = []
-        for one in members(hint):
-            choice = self.one(one, text)
+        for member in members(hint):
+            choice = self.one(member, text)
             if not choice:
                 return {}
             if choice not in choices:
                 choices.append(choice)
-        simple = [c["type"] for c in choices if c.keys() == {"type"} and isinstance(c["type"], str)]
-        if len(simple) > 1:
-            choices = [{"type": simple}, *(c for c in choices if c.keys() != {"type"})]
+        types = [c["type"] for c in choices if c.keys() == {"type"} and isinstance(c["type"], str)]
+        if len(types) > 1:  # one list of types instead of a schema for each
+            choices = [{"type": types}, *(c for c in choices if c.keys() != {"type"})]
         return dict(choices[0]) if len(choices) == 1 else {"anyOf": choices}
 
     def one(self, hint: Any, text: str) -> Schema:
         """Return the schema of one alternative of a type; {} if any value may be right."""
         from gspo_lightning.commands.fit.hints import base_of, is_many, plain
 
-        origin, inside = typing.get_origin(hint), typing.get_args(hint)
+        origin = typing.get_origin(hint)
+        arguments = typing.get_args(hint)
         if hint in (int, float):
             return {"type": _TYPES[hint], **bounds(text)}
         if hint in _TYPES:
             return {"type": _TYPES[hint]}
         if origin is typing.Literal:
-            return {"enum": list(inside)}
+            return {"enum": list(arguments)}
         if plain(hint):
             return self.named(hint.__name__, lambda: self.group(hint))
-        if (base := base_of(hint)) is not None:
+        base = base_of(hint)
+        if base is not None:
             return self.component(base)
         if origin in (dict, Mapping):
-            return {"type": "object", "additionalProperties": self.value(inside[-1], "")}
+            return {"type": "object", "additionalProperties": self.value(arguments[-1], "")}
         if hint in (dict, list):
             return {"type": "object" if hint is dict else "array"}
-        if is_many(hint) and inside:
-            items = [one for one in inside if one is not Ellipsis]
+        if is_many(hint) and arguments:
+            items = [argument for argument in arguments if argument is not Ellipsis]
             return {"type": "array", "items": self.value(typing.Union[tuple(items)], "")}  # noqa: UP007 (a tuple)
         if isinstance(hint, type) and issubclass(hint, Path):
             return {"type": "string"}
@@ -219,42 +230,47 @@ class _Builder:
         """Return the schema of a registered kind; ``init_args`` without a class are those of any class of the kind."""
         from gspo_lightning.commands.fit.hints import parameters
 
-        known = registry.components(kind)
+        components = registry.components(kind)
         rules: list[Schema] = []
-        every: dict[str, Schema] = {}
-        for name, cls in known.items():
-            part = self.named(f"{kind}.{name}", lambda cls=cls: self.group(cls))  # type: ignore[misc]
-            every |= {parameter: {} for parameter in parameters(cls)}
-            chosen = {"properties": {"class_path": {"enum": _names(cls)}}, "required": ["class_path"]}
-            rules.append({"if": chosen, "then": {"properties": {"init_args": part}}})
-        free = {"properties": {"init_args": {"additionalProperties": False, "properties": every}}}
+        of_any_class: dict[str, Schema] = {}
+        for name, cls in components.items():
+            settings = self.named(f"{kind}.{name}", lambda cls=cls: self.group(cls))  # type: ignore[misc]
+            of_any_class |= {parameter: {} for parameter in parameters(cls)}
+            is_chosen = {"properties": {"class_path": {"enum": _names(cls)}}, "required": ["class_path"]}
+            rules.append({"if": is_chosen, "then": {"properties": {"init_args": settings}}})
+        free = {"properties": {"init_args": {"additionalProperties": False, "properties": of_any_class}}}
         rules.append({"if": {"not": {"required": ["class_path"]}}, "then": free})
-        named = {"anyOf": [{"enum": list(known)}, {"type": "string"}]}
+        class_name = {"anyOf": [{"enum": list(components)}, {"type": "string"}]}
         mapping = {
             "type": "object", "additionalProperties": False,
-            "properties": {"class_path": named, "init_args": {"type": "object"}, "dict_kwargs": {"type": "object"}},
+            "properties": {
+                "class_path": class_name, "init_args": {"type": "object"}, "dict_kwargs": {"type": "object"},
+            },
             "allOf": rules,
         }  # fmt: skip
-        return {"anyOf": [named, mapping]}
+        return {"anyOf": [class_name, mapping]}
 
     def names_in(self, section: type[Any]) -> dict[str, Schema]:
         """Return, for settings of a section that hold components, that their classes are registered."""
         from gspo_lightning.commands.fit.hints import parameters
 
-        found = {name: self.names(hint) for name, hint in parameters(section).items()}
-        return {name: schema for name, schema in found.items() if schema}
+        schemas = {name: self.names(hint) for name, hint in parameters(section).items()}
+        return {name: schema for name, schema in schemas.items() if schema}
 
     def names(self, hint: Any) -> Schema:
         """Return the part of :meth:`names_in` for one type; {} if it holds no component, or any text is right."""
         from gspo_lightning.commands.fit.hints import members
 
         choices = list(members(hint))
-        kinds = [kind for one in choices if (kind := self.kinds.get(one)) is not None]
+        kinds = [self.kinds[choice] for choice in choices if self.kinds.get(choice) is not None]
         if kinds and str not in choices:
             return self.listed(kinds[0])
-        for one in choices:
-            if (inside := typing.get_args(one)) and (part := self.names(inside[-1])):
-                return {"additionalProperties" if typing.get_origin(one) in (dict, Mapping) else "items": part}
+        for choice in choices:
+            arguments = typing.get_args(choice)
+            items = self.names(arguments[-1]) if arguments else {}
+            if items:
+                is_mapping = typing.get_origin(choice) in (dict, Mapping)
+                return {"additionalProperties" if is_mapping else "items": items}
         return {}
 
     def listed(self, kind: str) -> Schema:
@@ -273,11 +289,10 @@ class _Builder:
 
 def _names(cls: type[Any]) -> list[str]:
     """Return the names under which YAML can choose a class: short, as exported by its package, and as defined."""
-    exported = [
-        f"{name}.{cls.__name__}"
-        for name in _parents(cls.__module__)
-        if getattr(sys.modules.get(name), cls.__name__, None) is cls
-    ]
+    exported = []
+    for package in _parents(cls.__module__):
+        if getattr(sys.modules.get(package), cls.__name__, None) is cls:
+            exported.append(f"{package}.{cls.__name__}")
     return list(dict.fromkeys([cls.__name__, *exported, f"{cls.__module__}.{cls.__qualname__}"]))
 
 

@@ -102,11 +102,12 @@ def build_reward(specification: str) -> Reward:
     if not isinstance(values, dict):
         raise UserError("--reward", f"{text!r} is not a JSON object", fix='write NAME:{"parameter": value}')
     cls = _reward_class(name)
-    known = [p.name for p in registry.parameters(cls)]
+    parameters = registry.parameters(cls)
+    names = [parameter.name for parameter in parameters]
     for key in values:
-        if key not in known:
-            raise UserError(f"--reward {name}", f"{key!r} is not a parameter; {did_you_mean(key, known)}")
-    for parameter in registry.parameters(cls):
+        if key not in names:
+            raise UserError(f"--reward {name}", f"{key!r} is not a parameter; {did_you_mean(key, names)}")
+    for parameter in parameters:
         if parameter.default is inspect.Parameter.empty and parameter.name not in values:
             raise UserError(
                 f"--reward {name}",
@@ -134,8 +135,8 @@ def _instantiate(cls: type[Any], values: dict[str, Any]) -> Reward:
         parsed = parser.parse_object({"reward": values})
     except ArgumentError as error:
         raise UserError(f"--reward {cls.__name__}", str(error).strip()) from error
-    found: Reward = parser.instantiate_classes(parsed).reward
-    return found
+    reward: Reward = parser.instantiate_classes(parsed).reward
+    return reward
 
 
 @dataclass(slots=True)
@@ -144,10 +145,15 @@ class _Totals:
 
     statuses: Counter[str] = field(default_factory=Counter)
     missing: Counter[str] = field(default_factory=Counter)
+    """Reason -> number of missing rewards."""
     first: dict[str, Any] = field(default_factory=dict)
-    known: int = 0
+    """Reason -> id of the first sample whose reward is missing for it."""
+    scored: int = 0
+    """Number of samples that have a reward."""
     total: float = 0.0
+    """Sum of their rewards."""
     agreements: Counter[tuple[str, bool]] = field(default_factory=Counter)
+    """(Judge, agreed) -> number of samples."""
 
     def add(self, identifier: Any, score: SampleScore) -> None:
         self.agreements.update(score.agreements.items())
@@ -156,17 +162,20 @@ class _Totals:
             self.missing[score.detail] += 1
             self.first.setdefault(score.detail, identifier)
         if score.reward is not None:
-            self.known += 1
+            self.scored += 1
             self.total += score.reward
 
     def __str__(self) -> str:
-        mean = f"mean reward {self.total / self.known:.4f}" if self.known else "no reward"
-        judges = sorted({name for name, _ in self.agreements})
-        yes = self.agreements
-        agreed = "".join(f"; {n} agrees in {yes[n, True]} of {yes[n, True] + yes[n, False]}" for n in judges)
-        counts = ", ".join(f"{n} {status}" for status, n in sorted(self.statuses.items())) or "empty input"
-        reasons = [f"  missing, {n}, first {self.first[why]}: {why}" for why, n in self.missing.most_common(_REASONS)]
-        return "\n".join([f"{mean}; {counts}{agreed}", *reasons])
+        mean = f"mean reward {self.total / self.scored:.4f}" if self.scored else "no reward"
+        counts = ", ".join(f"{count} {status}" for status, count in sorted(self.statuses.items())) or "empty input"
+        agreements = ""
+        for judge in sorted({judge for judge, _ in self.agreements}):
+            agreed = self.agreements[judge, True]
+            agreements += f"; {judge} agrees in {agreed} of {agreed + self.agreements[judge, False]}"
+        lines = [f"{mean}; {counts}{agreements}"]
+        for reason, count in self.missing.most_common(_REASONS):
+            lines.append(f"  missing, {count}, first {self.first[reason]}: {reason}")
+        return "\n".join(lines)
 
 
 @dataclass(slots=True)

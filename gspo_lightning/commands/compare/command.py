@@ -19,7 +19,8 @@ from gspo_lightning.report.read import read_run
 from gspo_lightning.report.run import Run
 from gspo_lightning.report.style import save
 
-PICTURE, PAGE = "compare.png", "compare.md"
+PICTURE = "compare.png"
+PAGE = "compare.md"
 EPILOG = f"""\
 Everything else is passed to gspo fit, for all variants: --trainer.max_epochs 15.
 Runs that the same command has already finished are skipped, and an interrupted one goes on from its last checkpoint:
@@ -44,7 +45,8 @@ def main(argv: Sequence[str], gspo: Callable[[list[str]], int]) -> int:
         UserError: there are fewer than two variants, two have the same name, the config is missing, or a run fails.
     """
     options, shared = _parser().parse_known_args(list(argv))
-    variants, seeds = _variants(options.objectives, options.variant), _seeds(options.seeds)
+    variants = _variants(options.objectives, options.variant)
+    seeds = _seeds(options.seeds)
     if options.rollouts is not None and not options.config and (options.rollouts / "config.yaml").is_file():
         options.config = [options.rollouts / "config.yaml"]
     _check(options.config, variants)
@@ -64,23 +66,19 @@ def _compare(
     shared: Sequence[str],
     gspo: Callable[[list[str]], int],
 ) -> int:
-    runs = {
-        variant.name: {
-            seed: read_run(
-                run_once(
-                    f"{variant.folder}-seed{seed}",
-                    f"{variant.name}, seed {seed}",
-                    [*shared, *variant.arguments, f"--seed_everything={seed}"],
-                    configs=options.config,
-                    output=options.output.resolve(),
-                    gspo=gspo,
-                ),
-                command="gspo compare",
+    runs: dict[str, dict[int, Run]] = {}
+    for variant in variants:
+        runs[variant.name] = {}
+        for seed in seeds:
+            folder = run_once(
+                f"{variant.folder}-seed{seed}",
+                f"{variant.name}, seed {seed}",
+                [*shared, *variant.arguments, f"--seed_everything={seed}"],
+                configs=options.config,
+                output=options.output.resolve(),
+                gspo=gspo,
             )
-            for seed in seeds
-        }
-        for variant in variants
-    }
+            runs[variant.name][seed] = read_run(folder, command="gspo compare")
     _write(runs, options.config, shared, variants, options.output)
     console = terminal()
     console.print(summary_table(runs))
@@ -116,11 +114,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _variants(objectives: str, described: Sequence[str]) -> list[Variant]:
-    found = [Variant(name, (f"--model.objective={name}",)) for name in objectives.replace(" ", "").split(",") if name]
+    names = [name for name in objectives.replace(" ", "").split(",") if name]
+    variants = [Variant(name, (f"--model.objective={name}",)) for name in names]
     for text in described:
         name, _, arguments = text.partition(":")
-        found.append(Variant(name.strip(), tuple(shlex.split(arguments)) or (f"--model.objective={name.strip()}",)))
-    return found
+        name = name.strip()
+        variants.append(Variant(name, tuple(shlex.split(arguments)) or (f"--model.objective={name}",)))
+    return variants
 
 
 def _seeds(text: str) -> list[int]:
@@ -161,6 +161,8 @@ def _write(
     command = ["gspo compare", *(f"--config {path}" for path in configs)]
     command += [f"--variant {shlex.quote(f'{v.name}: {shlex.join(v.arguments)}')}" for v in variants]
     seeds = ",".join(str(seed) for seed in next(iter(runs.values())))
-    command += [f"--seeds {seeds}", *([shlex.join(shared)] if shared else [])]
+    command.append(f"--seeds {seeds}")
+    if shared:
+        command.append(shlex.join(shared))
     save(draw(runs), output / PICTURE)
     (output / PAGE).write_text(page(runs, " ".join(command), PICTURE), encoding="utf-8")

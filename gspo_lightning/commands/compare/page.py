@@ -39,7 +39,8 @@ Runs = Mapping[str, Mapping[int, Run]]
 
 def page(runs: Runs, command: str, picture: str) -> str:
     """Return a Markdown page with the values of every seed and variant, and the claims that they support."""
-    names, seeds = list(runs), list(next(iter(runs.values())))
+    names = list(runs)
+    seeds = list(next(iter(runs.values())))
     lines = [f"# {cell(' / '.join(names))}", "", "The same prompts, seeds, draws and cold starts for all. Made by:", ""]
     lines += [fenced(command, "bash"), "", f"![curves]({picture})", ""]
     for measure in MEASURES:
@@ -49,11 +50,10 @@ def page(runs: Runs, command: str, picture: str) -> str:
         lines += [f"## {measure.name[:1].upper()}{measure.name[1:]}", ""]
         lines += ["| | " + " | ".join(f"seed {s}" for s in seeds) + " | mean | than " + cell(names[0]) + " |"]
         lines += ["|---" * (len(seeds) + 3) + "|"]
+        first = values[names[0]]
         for name, row in values.items():
-            cells = [plain(v) for v in row]
-            lines.append(
-                f"| {cell(name)} | {' | '.join(cells)} | {_average(row)} | {_verdict(values[names[0]], row)} |"
-            )
+            cells = [cell(name), *(plain(value) for value in row), _average(row), _verdict(first, row)]
+            lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
     lines.append(
         f"Differences are paired by seed: mean [95% interval of a bootstrap over seeds]. Fewer than "
@@ -77,12 +77,13 @@ def summary_table(runs: Runs) -> Table:
 
 
 def _values(measure: Measure, runs: Runs) -> dict[str, list[float | None]]:
+    """Return name of a variant -> its values by seed."""
     return {name: [measure.of(run) for run in by_seed.values()] for name, by_seed in runs.items()}
 
 
 def _average(row: Sequence[float | None]) -> str:
-    known = [v for v in row if v is not None]
-    return plain(sum(known) / len(known)) if len(known) == len(row) else "-"
+    measured = [value for value in row if value is not None]
+    return plain(sum(measured) / len(measured)) if len(measured) == len(row) else "-"
 
 
 def _verdict(first: Sequence[float | None], row: Sequence[float | None]) -> str:
@@ -91,8 +92,8 @@ def _verdict(first: Sequence[float | None], row: Sequence[float | None]) -> str:
     pairs = [(a, b) for a, b in zip(first, row, strict=True) if a is not None and b is not None]
     if not pairs:
         return "-"
-    found = paired_difference([a for a, _ in pairs], [b for _, b in pairs])
-    return f"{found.mean:+.3g} [{found.low:+.3g}, {found.high:+.3g}]: {found.words}"
+    difference = paired_difference([a for a, _ in pairs], [b for _, b in pairs])
+    return f"{difference.mean:+.3g} [{difference.low:+.3g}, {difference.high:+.3g}]: {difference.words}"
 
 
 PANELS = (
@@ -108,9 +109,8 @@ ROUTES = Panel("moe/changed_choices", "Routed choices unlike the old policy's", 
 
 def draw(runs: Runs) -> Figure:
     """Draw the figure, without touching matplotlib's global state."""
-    panels = (
-        [*PANELS[:5], ROUTES] if any(ROUTES.tag in r.scalars for v in runs.values() for r in v.values()) else PANELS
-    )
+    routed = any(ROUTES.tag in run.scalars for run in _all(runs))
+    panels = [*PANELS[:5], ROUTES] if routed else PANELS
     styles = {name: style(number) for number, name in enumerate(runs)}
     figure = poster()
     grid = grid_of(figure, wspace=0.42, hspace=0.36)
@@ -120,34 +120,40 @@ def draw(runs: Runs) -> Figure:
         _draw_panel(figure.add_subplot(grid[row, column]), panel, runs, styles)
     draw_key(figure.add_subplot(grid[1, 3]), styles, _explanation(runs))
     seeds = list(next(iter(runs.values())))
-    first = next(iter(_firsts(runs)))
+    first = _all(runs)[0]
     text = f"{first.model}  ·  {len(seeds)} seeds ({', '.join(map(str, seeds))})  ·  the same prompts and cold starts"
     heading(figure, list(runs), text)
     return figure
 
 
-def _firsts(runs: Runs) -> list[Run]:
-    return [next(iter(by_seed.values())) for by_seed in runs.values()]
+def _all(runs: Runs) -> list[Run]:
+    return [run for by_seed in runs.values() for run in by_seed.values()]
 
 
 def _draw_panel(axes: Any, panel: Panel, runs: Runs, styles: Mapping[str, tuple[str, str]]) -> None:
-    dress(axes, panel.title, panel.unit, lines_of([r for v in runs.values() for r in v.values()]))
+    dress(axes, panel.title, panel.unit, lines_of(_all(runs)))
     axes.set_xlabel("optimizer updates", color=GREY, fontsize=9)
     ends = []
+    absent = []
     for name, by_seed in runs.items():
-        found = [(run, s) for run in by_seed.values() if (s := run.get(panel.tag)) is not None]
-        if not found:
+        steps = []
+        curves = []
+        for run in by_seed.values():
+            series = run.get(panel.tag)
+            if series is not None:
+                steps.append(series.steps)
+                curves.append(_smoothed(run, series, panel.log))
+        if not curves:
+            absent.append(name)
             continue
         colour, dash = styles[name]
-        smoothed = [_smoothed(run, series, panel.log) for run, series in found]
-        for series, values in zip((s for _, s in found), smoothed, strict=True):
-            axes.plot(series.steps, values, color=colour, lw=0.9, alpha=0.45, zorder=2)
-        common = min(len(values) for values in smoothed)
-        mean = np.mean([values[:common] for values in smoothed], axis=0)
-        axes.plot(found[0][1].steps[:common], mean, color=colour, lw=2.4, ls=dash, zorder=3)
+        for x, y in zip(steps, curves, strict=True):
+            axes.plot(x, y, color=colour, lw=0.9, alpha=0.45, zorder=2)
+        common = min(len(curve) for curve in curves)
+        mean = np.mean([curve[:common] for curve in curves], axis=0)
+        axes.plot(steps[0][:common], mean, color=colour, lw=2.4, ls=dash, zorder=3)
         if np.isfinite(mean[-1]):
             ends.append((float(mean[-1]), colour))
-    absent = [name for name, by_seed in runs.items() if all(run.get(panel.tag) is None for run in by_seed.values())]
     if len(absent) == len(runs):
         say_not_logged(axes)
         return
@@ -168,21 +174,18 @@ def _draw_accuracy(axes: Any, runs: Runs, styles: Mapping[str, tuple[str, str]])
     """Draw held-out accuracy: a dot per seed before (hollow) and after training (filled), and the mean as a bar."""
     quiet(axes, "Held-out accuracy", "fraction correct")
     for place, (name, by_seed) in enumerate(runs.items()):
-        colour = styles[name][0]
+        colour, _ = styles[name]
         pairs = [run.accuracy() for run in by_seed.values()]
-        for which, (filled, shift) in enumerate(((False, -0.16), (True, 0.16))):
-            values = [p[which] for p in pairs if p[which] is not None]
+        before = [value for value, _ in pairs if value is not None]
+        after = [value for _, value in pairs if value is not None]
+        for values, shift, fill in ((before, -0.16, "white"), (after, 0.16, colour)):
             spread = np.linspace(-0.06, 0.06, len(values)) if len(values) > 1 else np.zeros(len(values))
-            axes.plot(
-                place + shift + spread, values, "o", ms=6, mec=colour, mew=1.4, mfc=colour if filled else "white",
-                alpha=0.9, zorder=3,
-            )  # fmt: skip
-            if filled and values:
-                mean = float(np.mean([v for v in values if v is not None]))
-                axes.plot([place + 0.02, place + 0.3], [mean, mean], color=INK, lw=1.6, zorder=4)
-                highest = max(v for v in values if v is not None)
-                axes.text(place + shift, highest + 0.035, f"{mean:.2f}", ha="center", fontsize=9, color=colour)
-    if not any(run.accuracy()[1] is not None for by_seed in runs.values() for run in by_seed.values()):
+            axes.plot(place + shift + spread, values, "o", ms=6, mec=colour, mew=1.4, mfc=fill, alpha=0.9, zorder=3)
+        if after:
+            mean = float(np.mean(after))
+            axes.plot([place + 0.02, place + 0.3], [mean, mean], color=INK, lw=1.6, zorder=4)
+            axes.text(place + 0.16, max(after) + 0.035, f"{mean:.2f}", ha="center", fontsize=9, color=colour)
+    if not any(run.accuracy()[1] is not None for run in _all(runs)):
         say_not_logged(axes)
     axes.set_xlim(-0.5, len(runs) - 0.5)
     axes.set_ylim(0, 1.12)

@@ -16,8 +16,11 @@ from gspo_lightning.core.parsing import load_json
 from gspo_lightning.report.side_by_side import SideBySideData, draw, page, summary_table
 from gspo_lightning.report.style import save
 
-NAME, FILE = "side_by_side", "side_by_side.jsonl"
-OBJECTIVE, REPLAY, UNUSUAL = "--model.objective", "--model.routing_replay", "--model.allow_unusual_clip"
+NAME = "side_by_side"
+FILE = "side_by_side.jsonl"
+OBJECTIVE = "--model.objective"
+REPLAY = "--model.routing_replay"
+UNUSUAL = "--model.allow_unusual_clip"
 QUIET = (
     "--data.rollouts.rewards=recorded", "--data.record_rollouts=false", "--data.val=null", "--model.metrics=basic",
     "--model.old_logprobs=recompute", "--trainer.num_sanity_val_steps=0", "--trainer.enable_checkpointing=false",
@@ -68,14 +71,16 @@ def compare_rollouts(
         gspo=gspo,
         data=[f"{file.name}: {file.stat().st_size} bytes" for file in files],
     )
-    found = SideBySideData.read(folder / FILE)
+    measured = SideBySideData.read(folder / FILE)
     command = ["gspo compare --rollouts", str(rollouts), *(f"--config {path}" for path in configs)]
     command += [f"--variant {shlex.quote(f'{v.name}: {shlex.join(v.arguments)}')}" for v in variants]
-    save(draw(found), output / f"{NAME}.png")
-    text = page(found, " ".join([*command, *([shlex.join(shared)] if shared else [])]), f"{NAME}.png")
+    if shared:
+        command.append(shlex.join(shared))
+    save(draw(measured), output / f"{NAME}.png")
+    text = page(measured, " ".join(command), f"{NAME}.png")
     (output / f"{NAME}.md").write_text(text, encoding="utf-8")
     console = terminal()
-    console.print(summary_table(found))
+    console.print(summary_table(measured))
     for suffix in ("png", "md"):
         console.print(f"written: {output / NAME}.{suffix}", soft_wrap=True)
     return 0
@@ -83,10 +88,11 @@ def compare_rollouts(
 
 def _share_cold_start(recorded: Path, output: Path) -> None:
     """Link the cold start of the recorded run, unless the output folder has one."""
-    made = recorded.resolve().parents[1] / "cold_start"
-    if made.is_dir() and not (output / "cold_start").exists():
+    cold_start = recorded.resolve().parents[1] / "cold_start"
+    link = output / "cold_start"
+    if cold_start.is_dir() and not link.exists():
         output.mkdir(parents=True, exist_ok=True)
-        (output / "cold_start").symlink_to(made, target_is_directory=True)
+        link.symlink_to(cold_start, target_is_directory=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +110,10 @@ def _objective(variant: Variant) -> Chosen:
     Raises:
         UserError: an argument would change the responses, the advantages or the weights, or names no objective.
     """
-    name, settings, replay, unusual = "", {}, "off", False
+    name = ""
+    settings = {}
+    replay = "off"
+    unusual = False
     for flag, value in _pairs(variant.arguments):
         if flag == OBJECTIVE:
             name = value
@@ -170,8 +179,8 @@ def _iterations(files: Sequence[Path], shared: Sequence[str]) -> list[str]:
         if file.suffix == ".jsonl":
             with open(file, encoding="utf-8") as rows:
                 try:
-                    said = load_json(next(rows, "{}")).get("iteration")
+                    iteration = load_json(next(rows, "{}")).get("iteration")
                 except (ValueError, AttributeError):  # the run reports the line
                     continue
-            last = max(last, -1 if said is None else int(said))
+            last = max(last, -1 if iteration is None else int(iteration))
     return [f"--trainer.max_epochs={max(last + 1, 1)}"]

@@ -70,37 +70,39 @@ def run_once(
         f"--trainer.default_root_dir={output}",
     ]  # fmt: skip
     text = "\n".join(f"# {line}" for line in ["made by gspo compare", *argv, *data, *_contents(configs)])
-    before, first = _read(stub)
-    done = _summaries(output / name)
-    if done and before == text:
-        return done[-1].parent
-    if before == text:
-        resumed, state = _interrupted(output / name, first)
+    earlier_text, first = _read(stub)
+    finished = _summaries(output / name)
+    if finished and earlier_text == text:
+        return finished[-1].parent
+    checkpoint: Path | None = None
+    note = ""
+    if earlier_text == text:
+        checkpoint, note = _interrupted(output / name, first)
     else:
-        resumed, state, first = None, "", 1 + max(_numbers(output / name), default=-1)
         from gspo_lightning.resume.files import write_text  # imports torch
 
+        first = 1 + max(_numbers(output / name), default=-1)
         stub.parent.mkdir(parents=True, exist_ok=True)
         write_text(stub, f"{text}\n{_FIRST}{first}\n{{}}\n")
-        for old in done:  # of another command
-            old.unlink()
-    terminal().print(f"{title}{state}", style="bold", soft_wrap=True)
+        for summary in finished:  # of another command
+            summary.unlink()
+    terminal().print(f"{title}{note}", style="bold", soft_wrap=True)
     from gspo_lightning.core.distributed import leaves_no_group  # imports torch
 
     gc.collect()  # the model and optimizer of the run before are in reference cycles, and would stay beside the next
     with leaves_no_group():  # else the next run would wait for this run's ranks, which have exited
-        code = gspo([*argv, *([f"--ckpt_path={resumed}"] if resumed is not None else [])])
-        done = _summaries(output / name)
+        code = gspo(argv if checkpoint is None else [*argv, f"--ckpt_path={checkpoint}"])
+        finished = _summaries(output / name)
         if code in _SIGNALS:
             raise RunInterruptedError(title, code)
-        if code != 0 or not done:
+        if code != 0 or not finished:
             raise UserError(
                 "gspo compare",
                 f"the run {title} ended with exit code {code}",
                 fix="mend what it says, then repeat the same command to continue; the run alone: gspo "
                 + shlex.join(argv),
             )
-    return done[-1].parent
+    return finished[-1].parent
 
 
 def _interrupted(folder: Path, first: int) -> tuple[Path | None, str]:
@@ -118,10 +120,12 @@ def _interrupted(folder: Path, first: int) -> tuple[Path | None, str]:
     fault = "it has no checkpoint"
     for number in sorted(numbers, reverse=True):
         try:
-            if (found := find_checkpoint(folder / f"version_{number}")) is not None:
-                return found.checkpoint, f" (interrupted: goes on from {found.checkpoint})"
+            newest = find_checkpoint(folder / f"version_{number}")
         except UserError as error:
             fault = error.problem
+            continue
+        if newest is not None:
+            return newest.checkpoint, f" (interrupted: goes on from {newest.checkpoint})"
     return None, f" (interrupted: starts from the beginning, for {fault})"
 
 
@@ -132,7 +136,8 @@ def _numbers(folder: Path) -> list[int]:
 
 def _summaries(folder: Path) -> list[Path]:
     """Return the summaries of finished runs, in order of run number, not of time."""
-    return [file for n in sorted(_numbers(folder)) if (file := folder / f"version_{n}" / "summary.json").is_file()]
+    files = [folder / f"version_{number}" / "summary.json" for number in sorted(_numbers(folder))]
+    return [file for file in files if file.is_file()]
 
 
 def _read(stub: Path) -> tuple[str, int]:

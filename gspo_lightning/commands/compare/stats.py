@@ -62,8 +62,11 @@ def _largest(tag: str) -> Callable[[Run], float | None]:
 
 def _last_iteration(tag: str) -> Callable[[Run], float | None]:
     def of(run: Run) -> float | None:
-        found = run.first_and_last(tag)
-        return None if found is None or not np.isfinite(found[1]) else found[1]
+        means = run.first_and_last(tag)
+        if means is None:
+            return None
+        _, last = means
+        return last if np.isfinite(last) else None
 
     return of
 
@@ -72,12 +75,13 @@ def after_an_update(tag: str) -> Callable[[Run], float | None]:
     """Return a measure: the mean over updates except each iteration's first, where the policy equals the old one."""
 
     def of(run: Run) -> float | None:
-        series, place = run.get(tag), run.get("data/mini_batch")
-        if series is None or place is None:
+        series = run.get(tag)
+        mini_batch = run.get("data/mini_batch")
+        if series is None or mini_batch is None:
             return None
-        first = set(place.steps[place.values == 0].tolist())
-        later = [v for step, v in zip(series.steps.tolist(), series.values.tolist(), strict=True) if step not in first]
-        return float(np.mean(later)) if later else None
+        first_steps = mini_batch.steps[mini_batch.values == 0]
+        later = series.values[~np.isin(series.steps, first_steps)]
+        return float(np.mean(later.tolist())) if len(later) else None
 
     return of
 
@@ -106,6 +110,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Differ
     'not separated (2 of the 8 seeds that a claim needs)'
     """
     differences = np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64)
-    drawn = np.random.default_rng(0).integers(len(differences), size=(RESAMPLES, len(differences)))
-    low, high = np.percentile(differences[drawn].mean(axis=1), [2.5, 97.5])
-    return Difference(float(differences.mean()), float(low), float(high), len(differences))
+    seeds = len(differences)
+    resamples = np.random.default_rng(0).integers(seeds, size=(RESAMPLES, seeds))
+    low, high = np.percentile(differences[resamples].mean(axis=1), [2.5, 97.5])
+    return Difference(float(differences.mean()), float(low), float(high), seeds)

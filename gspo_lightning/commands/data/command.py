@@ -36,11 +36,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("verb", metavar="VERB", choices=VERBS, help=", ".join(VERBS))
     verb = parser.parse_args(list(argv[:1])).verb
     module = importlib.import_module(f"gspo_lightning.commands.data.{verb}")
-    own = argparse.ArgumentParser(f"gspo data {verb}", description=module.DESCRIPTION, allow_abbrev=False)
-    module.add_arguments(own)
+    verb_parser = argparse.ArgumentParser(f"gspo data {verb}", description=module.DESCRIPTION, allow_abbrev=False)
+    module.add_arguments(verb_parser)
     if getattr(module, "PASSES_ON", False):
-        options, rest = own.parse_known_args(list(argv[1:]))
+        options, rest = verb_parser.parse_known_args(list(argv[1:]))
         module.run(options, rest)
     else:
-        module.run(own.parse_args(list(argv[1:])))
+        module.run(verb_parser.parse_args(list(argv[1:])))
     return 0

@@ -22,17 +22,20 @@ from gspo_lightning.policy.load.model_settings import ModelSettings
 
 def of_config(files: Sequence[str], rest: Sequence[str]) -> Setting:
     """Return columns, rewards, prompt lengths and prompt limit of a ``gspo fit`` config; no weights are loaded."""
-    found: list[Setting] = []
+    settings: list[Setting] = []
 
-    def look(cli: TrainingCLI) -> None:
-        config, data = cli.config[cli.subcommand], cli.datamodule
-        columns = dict(config.data.columns or {})
-        template = dict(config.data.chat_template_kwargs or {})
-        lengths = lengths_in(cli.model.settings, config.data.system_prompt, template)
-        found.append(Setting(columns, data.rewards, lengths, data.settings.max_prompt_tokens))
+    def read(cli: TrainingCLI) -> None:
+        config = cli.config[cli.subcommand].data
+        data = cli.datamodule
+        lengths = lengths_in(cli.model.settings, config.system_prompt, dict(config.chat_template_kwargs or {}))
+        settings.append(Setting(dict(config.columns or {}), data.rewards, lengths, data.settings.max_prompt_tokens))
 
-    configured([*(word for file in files for word in ("--config", file)), *rest], look)
-    return found[0]
+    arguments = []
+    for file in files:
+        arguments += ["--config", file]
+    configured([*arguments, *rest], read)
+    [setting] = settings
+    return setting
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def lengths_in(
 
     def lengths(records: Sequence[tuple[str, Record]]) -> list[int]:
         plain = _Batch([(where, _without_pictures(record, takes_messages)) for where, record in records])
-        return [len(seen.ids) for _, seen, _ in encoder.many(plain) if not isinstance(seen, BadPictureError)]
+        return [len(prompt.ids) for _, prompt, _ in encoder.many(plain) if not isinstance(prompt, BadPictureError)]
 
     return lengths
 

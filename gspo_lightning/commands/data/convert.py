@@ -86,7 +86,7 @@ def recognised(names: Collection[str]) -> str | None:
     >>> recognised({"question", "answer"}), recognised({"problem", "solution", "level", "type"}), recognised({"text"})
     ('gsm8k', 'math', None)
     """
-    return next((name for name, wanted in _TELLING.items() if set(wanted) <= set(names)), None)
+    return next((name for name, columns in _TELLING.items() if set(columns) <= set(names)), None)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -129,13 +129,13 @@ def run(options: argparse.Namespace) -> None:
 
 def _columns(text: str) -> Mapping[str, Any]:
     try:
-        found = load_json(text)
+        columns = load_json(text)
     except ValueError as error:
         raise UserError("--columns", f"is not JSON: {error}", fix='write \'{"prompt": "question"}\'') from error
-    lists = isinstance(found, dict) and found and all(isinstance(one, str | list) for one in found.values())
-    if not lists:
+    is_mapping = isinstance(columns, dict) and columns
+    if not is_mapping or not all(isinstance(column, str | list) for column in columns.values()):
         raise UserError("--columns", "is not a mapping of names", fix='write \'{"prompt": "question"}\'')
-    return dict(found)
+    return dict(columns)
 
 
 def _records(paths: Sequence[Path], columns: Mapping[str, Any] | None, named: str | None) -> Iterator[Row]:
@@ -150,19 +150,21 @@ def _records(paths: Sequence[Path], columns: Mapping[str, Any] | None, named: st
         if not rows:
             raise UserError(path.name, "holds no records")
         names = list(rows[0])
-        ours = columns or KNOWN_SETS[named or _set_of(path, names)]
-        absent = absent_columns(rows, ours)
-        if columns is None:
-            lacking = {word for word, _ in absent if word in _OPTIONAL}
-            ours = {word: theirs for word, theirs in ours.items() if word not in lacking}
-            absent = [pair for pair in absent if pair[0] not in lacking]
-        for word, theirs in absent:
-            near = did_you_mean(theirs, names).partition("?")[0]
+        mapping = columns or KNOWN_SETS[named or _set_of(path, names)]
+        absent = absent_columns(rows, mapping)
+        if columns is None:  # a known set, whose records may do without some
+            optional = {name for name, _ in absent if name in _OPTIONAL}
+            mapping = {name: column for name, column in mapping.items() if name not in optional}
+            absent = [(name, column) for name, column in absent if name not in optional]
+        if absent:
+            name, column = absent[0]
+            near, _, _ = did_you_mean(column, names).partition("?")
             hint = f" ({near}?)" if near.startswith("did you mean") else ""
-            raise UserError(path.name, f"no record has the column {theirs!r} for {word!r}{hint}", fix="--columns JSON")
+            raise UserError(path.name, f"no record has the column {column!r} for {name!r}{hint}", fix="--columns JSON")
         for number, row in enumerate(rows):
-            record, where = map_columns(row, ours), partial(place_of, rows, number, path.name)
-            if "messages" in ours:
+            record = map_columns(row, mapping)
+            where = partial(place_of, rows, number, path.name)
+            if "messages" in mapping:
                 _check_conversation(record, where)
             else:
                 checked_prompt(record, "prompt", where, "--columns JSON")
@@ -176,12 +178,12 @@ def _check_conversation(record: Mapping[str, Any], where: Callable[[], str]) -> 
 
 
 def _set_of(path: Path, names: Sequence[str]) -> str:
-    found = recognised(names)
-    if found is None:
-        said = f"has the columns of no set that is known: {', '.join(sorted(names)[:20])}"
-        raise UserError(path.name, said, fix='--columns \'{"prompt": "<one of them>", "answer": "<another>"}\'')
-    say(f"{path.name}: the columns of {found}")
-    return found
+    known_set = recognised(names)
+    if known_set is None:
+        problem = f"has the columns of no set that is known: {', '.join(sorted(names)[:20])}"
+        raise UserError(path.name, problem, fix='--columns \'{"prompt": "<one of them>", "answer": "<another>"}\'')
+    say(f"{path.name}: the columns of {known_set}")
+    return known_set
 
 
 def _write(path: Path, kind: str, records: Iterator[Row]) -> int:
@@ -209,8 +211,8 @@ def _write_table(path: Path, records: Sequence[Mapping[str, Any]]) -> int:
         try:
             columns[name] = pyarrow.array([record.get(name) for record in records])
         except (pyarrow.lib.ArrowException, UnicodeEncodeError, OverflowError) as error:
-            said = f"a column cannot have one type in Parquet: {name!r}: {str(error).splitlines()[0]}"
-            raise UserError("--output", said, fix="write .jsonl") from error
+            problem = f"a column cannot have one type in Parquet: {name!r}: {str(error).splitlines()[0]}"
+            raise UserError("--output", problem, fix="write .jsonl") from error
     try:
         pyarrow.parquet.write_table(pyarrow.table(columns), path)
     except pyarrow.lib.ArrowNotImplementedError as error:  # objects that are empty in every record

@@ -54,15 +54,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class _Answers:
     """Records that share an answer with a benchmark; counted but not dropped."""
 
-    known: set[str]
-    equal: set[int] = field(default_factory=set)
-    of: dict[int, str | None] = field(default_factory=dict)
+    of_benchmarks: set[str]
+    by_record: dict[int, str] = field(default_factory=dict)
+    """Number of a record -> the answer that it shares."""
 
-    def see(self, index: int, value: Any) -> None:
+    def add(self, index: int, value: Any) -> None:
         answer = short_answer(value)
-        if answer in self.known:
-            self.equal.add(index)
-            self.of[index] = answer
+        if answer is not None and answer in self.of_benchmarks:
+            self.by_record[index] = answer
 
 
 def run(options: argparse.Namespace) -> None:
@@ -77,21 +76,21 @@ def run(options: argparse.Namespace) -> None:
 
     def find(inputs: Inputs, outputs: Outputs) -> Found:
         prompts = _benchmark_prompts(benchmarks, options.against_column or options.column)
-        answers = _Answers({one.answer for one in prompts if one.answer is not None})
+        answers = _Answers({prompt.answer for prompt in prompts if prompt.answer is not None})
         search = LeakSearch(prompts, options.threshold)
         _search(inputs, options.column, search, answers)
         leaks = search.leaks
-        same_answer.update(answers.equal - leaks.keys())
+        same_answer.update(answers.by_record.keys() - leaks.keys())
 
         def why(index: int) -> Mapping[str, Any]:
-            leak, prompt = leaks[index], prompts[leaks[index].prompt]
-            same = prompt.answer is not None and answers.of.get(index) == prompt.answer
+            leak = leaks[index]
+            prompt = prompts[leak.prompt]
             return {
                 "reason": _REASONS[leak.rule],
                 "rule": leak.rule,
                 "share": round(leak.share, 4),
                 "repeats": {"file": options.against[prompt.file].name, **benchmarks[prompt.file].place(prompt.number)},
-                "same_answer": same,
+                "same_answer": prompt.answer is not None and answers.by_record.get(index) == prompt.answer,
             }
 
         counts = Counter(leak.rule for leak in leaks.values())
@@ -130,44 +129,46 @@ def _rules(threshold: float, records: int) -> dict[str, Any]:
 
 
 def _benchmark_prompts(benchmarks: Sequence[Inputs], column: str) -> list[BenchmarkPrompt]:
-    found = []
+    prompts = []
     for file, inputs in enumerate(benchmarks):
         for number, record in enumerate(inputs.records([column, "answer"])):
             text = prompt_of(inputs, record, column, "--against_column NAME")
             split = tuple(words(text))
             answer = short_answer(record.values.get("answer"))
-            found.append(BenchmarkPrompt(file, number, split, comparable(text, split), answer))
-    return found
+            prompts.append(BenchmarkPrompt(file, number, split, comparable(text, split), answer))
+    return prompts
 
 
 def _search(inputs: Inputs, column: str, search: LeakSearch, answers: _Answers) -> None:
     """Search every record for leaks, a block at a time."""
     identifiers = Identifiers(inputs)
     texts: list[str] = []
-    split: list[list[str]] = []
-    start = size = 0
+    splits: list[list[str]] = []
+    start = 0
+    size = 0
 
-    def look() -> None:
+    def search_block() -> None:
         nonlocal start, size
-        search.look(start, texts, split)
-        start, size = start + len(texts), 0
+        search.look(start, texts, splits)
+        start += len(texts)
+        size = 0
         texts.clear()
-        split.clear()
+        splits.clear()
 
     with reading(inputs, "search") as step:
         for index, record in enumerate(inputs.records([column, "id", "answer"])):
             identifiers.add(record)
             text = prompt_of(inputs, record, column)
-            answers.see(index, record.values.get("answer"))
-            found = words(text)
-            split.append(found)
-            texts.append(comparable(text, found))
+            answers.add(index, record.values.get("answer"))
+            split = words(text)
+            splits.append(split)
+            texts.append(comparable(text, split))
             size += len(text)
             step(record)
             if size >= _BLOCK_CHARACTERS:
-                look()
+                search_block()
         if texts:
-            look()
+            search_block()
     search.finish(len(inputs))
 
 

@@ -41,10 +41,10 @@ def run(options: argparse.Namespace) -> None:
     check_threshold(options.threshold)
 
     def find(inputs: Inputs, outputs: Outputs) -> Found:
-        found = find_repeats(inputs, options.column, options.threshold, outputs)
-        counts = Counter(_REASONS[Kind(kind)] for kind in found.kind.tolist() if kind)
+        repeats = find_repeats(inputs, options.column, options.threshold, outputs)
+        counts = Counter(_REASONS[Kind(kind)] for kind in repeats.kind.tolist() if kind)
         by_reason = {reason: counts[reason] for reason in _REASONS.values()}
-        return Found(lambda i: bool(found.of[i] < 0), lambda i: _why(inputs, found, i), by_reason)
+        return Found(lambda i: bool(repeats.of[i] < 0), lambda i: _why(inputs, repeats, i), by_reason)
 
     drop("dedup", options, find)
 
@@ -52,21 +52,24 @@ def run(options: argparse.Namespace) -> None:
 def find_repeats(inputs: Inputs, column: str, threshold: float, outputs: Outputs) -> Repeats:
     """Find exact, normalised and near-duplicates; every repeat points to the record that is kept."""
     prompts = read_prompts(inputs, column, outputs.scratch)
-    found = equal_texts(prompts.texts, *prompts.hashes())
-    places = np.flatnonzero(found.of < 0)
+    repeats = equal_texts(prompts.texts, *prompts.hashes())
+    places = np.flatnonzero(repeats.of < 0)
     with tqdm(desc="compare", total=2 * len(places), unit=" prompts", unit_scale=True) as bar:
-        NearDuplicates(prompts.texts, places, threshold, outputs.scratch, bar.update).repeats(found)
+        NearDuplicates(prompts.texts, places, threshold, outputs.scratch, bar.update).repeats(repeats)
     prompts.texts.close()
-    for record in np.flatnonzero((found.kind != Kind.NEAR) & (found.of >= 0)).tolist():
-        if (further := int(found.of[found.of[record]])) >= 0:  # the prompt it equals is itself a near-duplicate
-            found.similarity[record] = found.similarity[found.of[record]]
-            found.of[record], found.kind[record] = further, Kind.NEAR
-    return found
+    for record in np.flatnonzero((repeats.kind != Kind.NEAR) & (repeats.of >= 0)).tolist():
+        equal = repeats.of[record]
+        kept = int(repeats.of[equal])
+        if kept >= 0:  # the prompt it equals is itself a near-duplicate, and not kept
+            repeats.similarity[record] = repeats.similarity[equal]
+            repeats.of[record] = kept
+            repeats.kind[record] = Kind.NEAR
+    return repeats
 
 
-def _why(inputs: Inputs, found: Repeats, index: int) -> Mapping[str, Any]:
+def _why(inputs: Inputs, repeats: Repeats, index: int) -> Mapping[str, Any]:
     return {
-        "reason": _REASONS[Kind(int(found.kind[index]))],
-        "similarity": round(float(found.similarity[index]), 4),
-        "repeats": inputs.place(int(found.of[index])),
+        "reason": _REASONS[Kind(int(repeats.kind[index]))],
+        "similarity": round(float(repeats.similarity[index]), 4),
+        "repeats": inputs.place(int(repeats.of[index])),
     }

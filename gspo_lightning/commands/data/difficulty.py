@@ -52,8 +52,8 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
         InfrastructureError: too many responses could not be graded.
     """
     if bool(options.config) == bool(options.recorded):
-        said = "is one of two that say who answers" if options.config else "is missing"
-        raise UserError("--config", said, fix="give --config FILE, or --recorded FILE")
+        problem = "is one of two that say who answers" if options.config else "is missing"
+        raise UserError("--config", problem, fix="give --config FILE, or --recorded FILE")
     if rest and options.recorded:
         raise UserError(rest[0], "is no option of gspo data difficulty --recorded")
     if options.samples < 1:
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
     inputs = Inputs(options.input)
     same_format(inputs, [options.output])
     report = inherited(inputs.paths)
-    targets = [*([report_file(options.output)] if report else []), options.output]
+    targets = [report_file(options.output), options.output] if report else [options.output]
     with Outputs(targets, inputs.paths) as outputs:
         if options.recorded:
             pass_counts = recorded_pass_counts(inputs, options.column, options.recorded, options.reward)
@@ -73,18 +73,18 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
         outputs.write_report(report, options.output)
     if not options.recorded:
         journal_of(options.output).unlink(missing_ok=True)
-    _told(pass_counts, options.output)
+    _summarize(pass_counts, options.output)
 
 
-def _told(pass_counts: Sequence[PassCount | None], output: Path) -> None:
-    rates = [columns_of(one)["pass_rate"] for one in pass_counts]
-    known = [rate for rate in rates if rate is not None]
+def _summarize(pass_counts: Sequence[PassCount | None], output: Path) -> None:
+    rates = [columns_of(pass_count)["pass_rate"] for pass_count in pass_counts]
+    measured = [rate for rate in rates if rate is not None]
     rows = {
         "records": len(rates),
-        "never passed": sum(rate == 0 for rate in known),
-        "passed now and then": sum(0 < rate < 1 for rate in known),
-        "always passed": sum(rate == 1 for rate in known),
-        "no verdict": len(rates) - len(known),
+        "never passed": sum(rate == 0 for rate in measured),
+        "passed now and then": sum(0 < rate < 1 for rate in measured),
+        "always passed": sum(rate == 1 for rate in measured),
+        "no verdict": len(rates) - len(measured),
     }
     show("gspo data difficulty", rows, len(rates))
     say(f"written: {output}")

@@ -50,13 +50,19 @@ def drop(
     Raises:
         UserError: an option or a record is wrong.
     """
-    inputs, output = Inputs(options.input), options.output
+    inputs = Inputs(options.input)
+    output = options.output
     same_format(inputs, [output])
-    carried = None if certifies else inherited(inputs.paths)
-    dropped, reports = dropped_file(output), [report_file(output)] if certifies or carried else []
+    inputs_report = None if certifies else inherited(inputs.paths)
+    dropped = dropped_file(output)
+    reports = [report_file(output)] if certifies or inputs_report else []
     with Outputs([dropped, *reports, output], [*inputs.paths, *against]) as outputs:
-        found = find(inputs, outputs)
+        decision = find(inputs, outputs)
+
+        def target(index: int) -> int:
+            return 0 if decision.keeps(index) else -1
+
         with tqdm(desc="write", total=len(inputs), unit=" records", unit_scale=True) as bar:
-            copy(inputs, outputs, [output], lambda i: 0 if found.keeps(i) else -1, dropped, found.why, bar.update)
-        outputs.write_report(found.report or carried, output)
-    dropped_table(verb, len(inputs), found.counts, output)
+            copy(inputs, outputs, [output], target, dropped, decision.why, bar.update)
+        outputs.write_report(decision.report or inputs_report, output)
+    dropped_table(verb, len(inputs), decision.counts, output)

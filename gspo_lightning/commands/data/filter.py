@@ -15,7 +15,8 @@ from gspo_lightning.data.corpus.files import Identifiers, Inputs, Record
 from gspo_lightning.data.corpus.output import Outputs
 
 DESCRIPTION = "Keep prompts whose pass rate lies in a range, both ends included; gspo data difficulty writes it."
-COLUMN, UNKNOWN = "pass_rate", "no pass rate"
+COLUMN = "pass_rate"
+UNKNOWN = "no pass rate"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +38,8 @@ def run(options: argparse.Namespace) -> None:
         raise UserError("--pass_rate", f"is {low:g} {high:g}; write two shares from 0 to 1, the lower one first")
 
     def find(inputs: Inputs, outputs: Outputs) -> Found:
-        rates, identifiers = [], Identifiers(inputs)
+        rates = []
+        identifiers = Identifiers(inputs)
         with reading(inputs, "read") as step:
             for record in inputs.records([COLUMN, "id"]):
                 identifiers.add(record)
@@ -59,7 +61,9 @@ def _within(rate: float, low: float, high: float) -> bool:
 
 
 def _reason(rate: float, low: float) -> str:
-    return UNKNOWN if rate < 0 else "too hard" if rate < low else "too easy"
+    if rate < 0:
+        return UNKNOWN
+    return "too hard" if rate < low else "too easy"
 
 
 def _rate(inputs: Inputs, record: Record) -> float:

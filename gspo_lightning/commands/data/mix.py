@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> None:
     exponent = math.frexp(max(weights))[1]  # only ratios matter, and the sum of very large weights would be infinite
     weights = [math.ldexp(weight, -exponent) for weight in weights]
     report = inherited(inputs.paths)
-    targets = [*([report_file(options.output)] if report else []), options.output]
+    targets = [report_file(options.output), options.output] if report else [options.output]
     with Outputs(targets, inputs.paths) as outputs:
         identifiers = Identifiers(inputs)
         with reading(inputs, "read") as step:
@@ -57,14 +57,16 @@ def run(options: argparse.Namespace) -> None:
         for path, count, quota in zip(inputs.paths, counts, quotas, strict=True):
             if quota > count or size < 1:
                 largest = size_of(counts, weights)
-                said = f"is {size:,}, but {path.name} has {count:,} records and would give {quota:,}"
-                raise UserError("--size", said, fix=f"at most {largest:,} with these weights")
+                problem = f"is {size:,}, but {path.name} has {count:,} records and would give {quota:,}"
+                raise UserError("--size", problem, fix=f"at most {largest:,} with these weights")
         with tqdm(desc="write", total=size, unit=" records", unit_scale=True) as bar:
             write = _write_rows if inputs.format == ".parquet" else _write_lines
             for written in write(inputs, outputs.path(options.output), order(quotas)):
                 bar.update(written)
         outputs.write_report(report, options.output)
-    rows = {f"{path.name}, of {count:,}": q for path, count, q in zip(inputs.paths, counts, quotas, strict=True)}
+    rows = {}
+    for path, count, quota in zip(inputs.paths, counts, quotas, strict=True):
+        rows[f"{path.name}, of {count:,}"] = quota
     show("gspo data mix", {**rows, "written": size}, size)
     say(f"written: {options.output}")
 
@@ -91,11 +93,11 @@ def _quotas(size: int, weights: Sequence[float]) -> list[int]:
     ([8, 2], [2, 1, 1])
     """
     exact = [size * weight / sum(weights) for weight in weights]
-    found = [int(one) for one in exact]
-    remainders = sorted(range(len(exact)), key=lambda i: (found[i] - exact[i], i))
-    for i in remainders[: size - sum(found)]:
-        found[i] += 1
-    return found
+    quotas = [int(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: (quotas[i] - exact[i], i))  # the largest first
+    for i in by_remainder[: size - sum(quotas)]:
+        quotas[i] += 1
+    return quotas
 
 
 def order(quotas: Sequence[int]) -> Iterator[int]:
@@ -104,16 +106,18 @@ def order(quotas: Sequence[int]) -> Iterator[int]:
     >>> list(order([3, 1]))
     [0, 0, 1, 0]
     """
-    size, given = sum(quotas), [0] * len(quotas)
+    size = sum(quotas)
+    counts = [0] * len(quotas)
     for place in range(1, size + 1):
-        behind = [quota * place / size - one for quota, one in zip(quotas, given, strict=True)]
-        chosen = max(range(len(quotas)), key=lambda i: (given[i] < quotas[i], behind[i], -i))
-        given[chosen] += 1
+        # the file that is furthest behind its share of the records so far, of those that have any left
+        behind = [quota * place / size - count for quota, count in zip(quotas, counts, strict=True)]
+        chosen = max(range(len(quotas)), key=lambda i: (counts[i] < quotas[i], behind[i], -i))
+        counts[chosen] += 1
         yield chosen
 
 
 def _write_lines(inputs: Inputs, path: Path, files: Iterator[int]) -> Iterator[int]:
-    streams = [Inputs([one]).records() for one in inputs.paths]
+    streams = [Inputs([path]).records() for path in inputs.paths]
     with open(path, "wb") as target:
         for file in files:
             target.write(whole_line(next(streams[file]).raw))
@@ -127,12 +131,13 @@ def _write_rows(inputs: Inputs, path: Path, files: Iterator[int]) -> Iterator[in
 
     def rows(file: int) -> Iterator[Any]:
         for batch in pyarrow.parquet.ParquetFile(inputs.paths[file]).iter_batches(batch_size=_ROWS):
-            yield from (batch.slice(i, 1) for i in range(len(batch)))
+            for i in range(len(batch)):
+                yield batch.slice(i, 1)
 
     schema = common_schema(inputs)
     streams = [rows(file) for file in range(len(inputs.paths))]
     with pyarrow.parquet.ParquetWriter(path, schema) as target:
-        while some := [next(streams[file]) for file, _ in zip(files, range(_ROWS), strict=False)]:
-            target.write_table(pyarrow.Table.from_batches(some, schema=schema).combine_chunks())
-            yield len(some)
+        while batch := [next(streams[file]) for file, _ in zip(files, range(_ROWS), strict=False)]:
+            target.write_table(pyarrow.Table.from_batches(batch, schema=schema).combine_chunks())
+            yield len(batch)
     inputs.check_unchanged()

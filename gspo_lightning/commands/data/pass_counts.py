@@ -43,7 +43,8 @@ def columns_of(pass_count: PassCount | None) -> dict[str, Any]:
     if pass_count is None or not pass_count.samples:
         return dict(zip(COLUMNS, (None, None, None, 0), strict=True))
     low, high = beta_interval(*pass_count)
-    values = (round(pass_count.passes / pass_count.samples, 6), round(low, 4), round(high, 4), pass_count.samples)
+    rate = pass_count.passes / pass_count.samples
+    values = (round(rate, 6), round(low, 4), round(high, 4), pass_count.samples)
     return dict(zip(COLUMNS, values, strict=True))
 
 
@@ -75,19 +76,20 @@ def _rows(inputs: Inputs, path: Path, pass_counts: Sequence[PassCount | None]) -
     import pyarrow.parquet
 
     schema = common_schema(inputs)
-    kinds = dict(zip(COLUMNS, (pyarrow.float64(),) * 3 + (pyarrow.int64(),), strict=True))
+    types = dict(zip(COLUMNS, (pyarrow.float64(),) * 3 + (pyarrow.int64(),), strict=True))
     for name in COLUMNS:
         if name in schema.names:
             schema = schema.remove(schema.get_field_index(name))
-    whole, place = pyarrow.schema([*schema, *kinds.items()], metadata=schema.metadata), 0
-    with pyarrow.parquet.ParquetWriter(path, whole) as file:
+    extended = pyarrow.schema([*schema, *types.items()], metadata=schema.metadata)
+    first = 0
+    with pyarrow.parquet.ParquetWriter(path, extended) as file:
         for source in inputs.paths:
             for batch in pyarrow.parquet.ParquetFile(source).iter_batches(batch_size=8192):
-                added = [columns_of(pass_count) for pass_count in pass_counts[place : place + len(batch)]]
-                new = [pyarrow.array([one[name] for one in added], type=kind) for name, kind in kinds.items()]
-                columns = [*(batch.column(name) for name in schema.names), *new]
-                file.write_batch(pyarrow.record_batch(columns, schema=whole))
-                place += len(batch)
+                rows = [columns_of(pass_count) for pass_count in pass_counts[first : first + len(batch)]]
+                columns = [batch.column(name) for name in schema.names]
+                columns += [pyarrow.array([row[name] for row in rows], type=kind) for name, kind in types.items()]
+                file.write_batch(pyarrow.record_batch(columns, schema=extended))
+                first += len(batch)
                 yield len(batch)
     inputs.check_unchanged()
 
@@ -106,33 +108,31 @@ def recorded_pass_counts(
     Raises:
         UserError: a rollout cannot be read, or no rollout matches a prompt.
     """
-    counts: dict[bytes, list[int]] = {}
+    counts: dict[bytes, PassCount] = {}
     for prompt, value in _rollouts(paths, reward):
         if value is not None:
-            one = counts.setdefault(_key(prompt), [0, 0])
-            one[0] += is_right(value)
-            one[1] += 1
-    found: list[PassCount | None] = []
+            passes, samples = counts.get(_key(prompt), PassCount(0, 0))
+            counts[_key(prompt)] = PassCount(passes + is_right(value), samples + 1)
+    pass_counts: list[PassCount | None] = []
     identifiers = Identifiers(inputs)
     with reading(inputs, "count") as step:
         for record in inputs.records([column, "id"]):
             identifiers.add(record)
-            counted = counts.get(_key(prompt_of(inputs, record, column)))
-            found.append(None if counted is None else PassCount(*counted))
+            pass_counts.append(counts.get(_key(prompt_of(inputs, record, column))))
             step(record)
-    if not any(found):
+    if not any(pass_counts):
         raise UserError("--recorded", "holds no judged response to any of these prompts", fix="--column NAME?")
-    return found
+    return pass_counts
 
 
 def _rollouts(paths: Sequence[Path], reward: str | None) -> Iterator[tuple[str, float | None]]:
     """Yield (prompt, reward) of every rollout."""
     files: list[Path] = []
     for path in paths:
-        inside = sorted(f for f in path.iterdir() if f.suffix in FORMATS) if path.is_dir() else [path]
-        if not inside:
+        of_path = sorted(f for f in path.iterdir() if f.suffix in FORMATS) if path.is_dir() else [path]
+        if not of_path:
             raise UserError("--recorded", f"the folder {path} holds no .jsonl or .parquet file")
-        for file in inside:
+        for file in of_path:
             if any(file.exists() and other.exists() and file.samefile(other) for other in files):
                 raise UserError("--recorded", f"{file} is given twice", fix="name each file once")
             files.append(file)

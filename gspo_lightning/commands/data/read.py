@@ -45,7 +45,8 @@ def read_prompts(
     Raises:
         UserError: a record cannot be used; the message has file and line.
     """
-    prompts, identifiers = Prompts(TextStore(folder / "texts")), Identifiers(inputs)
+    prompts = Prompts(TextStore(folder / "texts"))
+    identifiers = Identifiers(inputs)
     with reading(inputs, "read") as step:
         for record in inputs.records([column, "id", "answer", "tools"]):
             identifiers.add(record)

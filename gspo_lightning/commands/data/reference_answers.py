@@ -36,14 +36,14 @@ class ReferenceAnswers:
         """Return the results as lines of text."""
         if not self.reward:
             return ["answers: no record has one"]
-        looked = "all" if self.read == self.of else f"{self.read:,} of them, from all over the file,"
-        said = [f"answers: {self.of:,}, {looked} read by {self.reward}; {len(self.unreadable):,} unreadable"]
+        extent = "all" if self.read == self.of else f"{self.read:,} of them, from all over the file,"
+        lines = [f"answers: {self.of:,}, {extent} read by {self.reward}; {len(self.unreadable):,} unreadable"]
         if self.unreadable:
-            where = self.unreadable[0][0]
-            said.append(f"  {counted(_without_text(why) for _, why in self.unreadable)}; the first is {where}")
+            first, _ = self.unreadable[0]
+            lines.append(f"  {counted(_without_text(reason) for _, reason in self.unreadable)}; the first is {first}")
         if self.kinds:
-            said.append("tests: " + ", ".join(f"{n:,} {kind}" for kind, n in self.kinds.most_common()))
-        return said
+            lines.append("tests: " + ", ".join(f"{count:,} {kind}" for kind, count in self.kinds.most_common()))
+        return lines
 
 
 def read_reference_answers(
@@ -58,7 +58,8 @@ def read_reference_answers(
         named: reward as ``NAME[:JSON]``; without any reward, the kind of the answers determines it.
     """
     step = max(1, -(-len(inputs) // _MOST))
-    samples, places = [], []
+    samples = []
+    places = []
     for index, record in enumerate(inputs.records()):
         if index % step == 0:
             values = _mapped(record.values, columns)
@@ -67,16 +68,16 @@ def read_reference_answers(
                 places.append(inputs.name(record.file, record.number))
     if not samples:
         return ReferenceAnswers()
-    asked = {named: build_reward(named)} if named else dict(rewards) or _guessed(samples)
-    references = ReferenceAnswers(
-        ", ".join(type(reward).__name__ for reward in asked.values()), len(samples), len(inputs)
-    )
-    with RewardRunner(asked) as runner:
+    judges = {named: build_reward(named)} if named else dict(rewards) or _guessed(samples)
+    names = [type(reward).__name__ for reward in judges.values()]
+    references = ReferenceAnswers(", ".join(names), len(samples), len(inputs))
+    with RewardRunner(judges) as runner:
         scores = runner.score(samples)
     for sample, place, score in zip(samples, places, scores, strict=True):
-        if (why := _reason(sample, asked, score)) is not None:
-            references.unreadable.append((place, why))
-        elif any(type(reward).__name__ == "CodeExecutor" for reward in asked.values()):
+        reason = _reason(sample, judges, score)
+        if reason is not None:
+            references.unreadable.append((place, reason))
+        elif "CodeExecutor" in names:
             references.kinds[_kind(sample.columns.get("answer"))] += 1
     return references
 
@@ -97,23 +98,25 @@ def _sample(index: int, values: Mapping[str, Any]) -> Sample:
 def _guessed(samples: list[Sample]) -> dict[str, Reward]:
     """Return CodeExecutor if most answers are program tests, else MathVerifier."""
     answers = [sample.columns.get("answer") for sample in samples]
-    tests = sum(isinstance(one, Mapping) and any(name in one for name in _TESTS) for one in answers)
+    tests = sum(isinstance(answer, Mapping) and any(name in answer for name in _TESTS) for answer in answers)
     name = "CodeExecutor" if 2 * tests > len(answers) else "MathVerifier"
     return {name: build_reward(name)}
 
 
 def _reason(sample: Sample, rewards: Mapping[str, Reward], score: Any) -> str | None:
+    """Return why the first reward that cannot read a record's answer cannot; None if all can."""
     for name, reward in rewards.items():
-        if (why := reward.missing_column(sample)) is not None:
-            return why
+        missing = reward.missing_column(sample)
+        if missing is not None:
+            return missing
         if score.parts[name].status is ScoreStatus.MISSING:
             return str(score.parts[name].detail)
     return None
 
 
-def _without_text(why: str) -> str:
+def _without_text(reason: str) -> str:
     """Return a reason without the answer it quotes, so that reasons of one kind are counted together."""
-    return re.split(r""": ['"]""", why, maxsplit=1)[0]
+    return re.split(r""": ['"]""", reason, maxsplit=1)[0]
 
 
 def _kind(answer: Any) -> str:

@@ -28,7 +28,10 @@ DESCRIPTION = (
     "columns, the tokenizer, the limits and the rewards are those of a run."
 )
 PASSES_ON = True
-_EXAMPLES, _SHOWN = 3, 160
+_EXAMPLES = 3
+"""Prompts that are shown."""
+_SHOWN = 160
+"""Most characters of one of them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,8 +66,8 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
     if options.config:
         from gspo_lightning.commands.data.configs import of_config  # torch
 
-        named = [f"--model.name_or_path={options.model}"] if options.model else []
-        setting = of_config(options.config, [*rest, *named])
+        model = [f"--model.name_or_path={options.model}"] if options.model else []
+        setting = of_config(options.config, [*rest, *model])
     else:
         setting = Setting({} if options.column == "prompt" else {"prompt": options.column})
         if options.model:
@@ -79,50 +82,52 @@ def _report(inputs: Inputs, setting: Setting, options: argparse.Namespace, pictu
     column = setting.columns.get("prompt", options.column)
     if not isinstance(column, str) or "." in column:
         raise UserError("--config", "makes prompts of several columns", fix="gspo data convert first")
-    lengths: list[int] = []
-    waiting: list[tuple[str, dict[str, Any]]] = []
+    measured: list[int] = []
+    batch: list[tuple[str, dict[str, Any]]] = []
 
-    def see(record: Record, text: str) -> None:
+    def measure(record: Record, text: str) -> None:
         if setting.lengths is None:
-            lengths.append(len(text))
+            measured.append(len(text))
             return
-        said = {"prompt": record.values[column], "tools": record.values.get("tools")}
-        waiting.append((inputs.name(record.file, record.number), said))
-        if len(waiting) >= 512:
-            count()
+        prompt = {"prompt": record.values[column], "tools": record.values.get("tools")}
+        batch.append((inputs.name(record.file, record.number), prompt))
+        if len(batch) >= 512:
+            count_tokens()
 
-    def count() -> None:
-        if waiting and setting.lengths is not None:
-            lengths.extend(setting.lengths(waiting))
-            waiting.clear()
+    def count_tokens() -> None:
+        if batch and setting.lengths is not None:
+            measured.extend(setting.lengths(batch))
+            batch.clear()
 
     with tempfile.TemporaryDirectory() as folder:
-        prompts = read_prompts(inputs, column, Path(folder), see)
-        count()
-        found = equal_texts(prompts.texts, *prompts.hashes())
-        places = np.flatnonzero(found.of < 0)
+        prompts = read_prompts(inputs, column, Path(folder), measure)
+        count_tokens()
+        repeats = equal_texts(prompts.texts, *prompts.hashes())
+        places = np.flatnonzero(repeats.of < 0)
         with tqdm(desc="compare", total=2 * len(places), unit=" prompts", unit_scale=True) as bar:
-            NearDuplicates(prompts.texts, places, options.threshold, Path(folder), bar.update).repeats(found)
+            NearDuplicates(prompts.texts, places, options.threshold, Path(folder), bar.update).repeats(repeats)
         prompts.texts.close()
     references = read_reference_answers(inputs, setting.columns, setting.rewards, options.reward)
     unit = "characters" if setting.lengths is None else "tokens"
-    rows = _rows(np.array(lengths), found, references, setting.limit)
-    show(f"{', '.join(path.name for path in inputs.paths)}: {len(lengths):,} prompts", rows, len(lengths))
-    _say(inputs, np.array(lengths), unit, references, column)
-    draw(picture, np.array(lengths), unit, setting.limit, {k: n for k, n in rows.items() if k != "prompts"})
+    lengths = np.array(measured)
+    faults = _faults(lengths, repeats, setting.limit)
+    title = f"{', '.join(path.name for path in inputs.paths)}: {len(lengths):,} prompts"
+    show(title, {"prompts": len(lengths), **faults}, len(lengths))
+    _say(inputs, lengths, unit, references, column)
+    draw(picture, lengths, unit, setting.limit, faults)
     say(f"written: {picture}")
 
 
-def _rows(lengths: np.ndarray, found: Repeats, references: ReferenceAnswers, limit: int | None) -> dict[str, int]:
-    rows = {
-        "prompts": len(lengths),
-        "the same prompt as an earlier one": int(np.count_nonzero(found.kind == Kind.EXACT)),
-        "the same but for case and white space": int(np.count_nonzero(found.kind == Kind.NORMALISED)),
-        "nearly the same as an earlier one": int(np.count_nonzero(found.kind == Kind.NEAR)),
+def _faults(lengths: np.ndarray, repeats: Repeats, limit: int | None) -> dict[str, int]:
+    """Return the numbers of prompts that repeat others or are too long, by a description of the fault."""
+    faults = {
+        "the same prompt as an earlier one": int(np.count_nonzero(repeats.kind == Kind.EXACT)),
+        "the same but for case and white space": int(np.count_nonzero(repeats.kind == Kind.NORMALISED)),
+        "nearly the same as an earlier one": int(np.count_nonzero(repeats.kind == Kind.NEAR)),
     }
     if limit is not None:
-        rows[f"longer than {limit} tokens: never trained on"] = int(np.count_nonzero(lengths > limit))
-    return rows
+        faults[f"longer than {limit} tokens: never trained on"] = int(np.count_nonzero(lengths > limit))
+    return faults
 
 
 def _say(inputs: Inputs, lengths: np.ndarray, unit: str, references: ReferenceAnswers, column: str) -> None:
@@ -131,15 +136,18 @@ def _say(inputs: Inputs, lengths: np.ndarray, unit: str, references: ReferenceAn
     for line in references.lines():
         say(line)
     for path in inputs.paths:
-        if (said := about(path)) is not None:
-            say(said[0] if said[1] else f"warning: {said[0]}")
+        description = about(path)
+        if description is not None:
+            sentence, is_current = description
+            say(sentence if is_current else f"warning: {sentence}")
     say("examples:")
     step = max(1, len(lengths) // _EXAMPLES)
     for index, record in enumerate(inputs.records()):
         if index % step == 0 and index < step * _EXAMPLES:
-            shown = " ".join(str(record.values[column]).split())
-            cut = shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
-            say(f"  {inputs.name(record.file, record.number)}: {cut}")
+            text = " ".join(str(record.values[column]).split())
+            if len(text) > _SHOWN:
+                text = f"{text[: _SHOWN - 3]}..."
+            say(f"  {inputs.name(record.file, record.number)}: {text}")
 
 
 def draw(path: Path, lengths: np.ndarray, unit: str, limit: int | None, faults: Mapping[str, int]) -> None:

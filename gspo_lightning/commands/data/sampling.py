@@ -62,28 +62,28 @@ class _Journal:
 
     Args:
         path: journal file to continue; a truncated last line is dropped.
-        asked: everything that the pass counts depend on.
+        command: everything that the pass counts depend on.
 
     Raises:
         UserError: the journal belongs to another command, or the file is not a journal.
     """
 
-    def __init__(self, path: Path, asked: dict[str, Any]) -> None:
+    def __init__(self, path: Path, command: dict[str, Any]) -> None:
         self.done: dict[int, PassCount] = {}
-        whole = 0
+        size = 0  # bytes of whole lines
         if path.exists():
             content = path.read_bytes()
-            whole = content.rfind(b"\n") + 1
-            lines = _lines(path, content[:whole])
-            if lines and lines[0] != asked:
-                differs = ", ".join(name for name in asked if lines[0].get(name) != asked[name])
-                said = f"{path.name} was begun for another {differs}"
-                raise UserError("--output", said, fix="repeat that command, remove the file, or name another output")
+            size = content.rfind(b"\n") + 1
+            lines = _lines(path, content[:size])
+            if lines and lines[0] != command:
+                differing = ", ".join(name for name in command if lines[0].get(name) != command[name])
+                problem = f"{path.name} was begun for another {differing}"
+                raise UserError("--output", problem, fix="repeat that command, remove the file, or name another output")
             self.done = {number: PassCount(passes, samples) for number, passes, samples in lines[1:]}
         self._file: IO[str] = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
-        self._file.truncate(whole)
-        if not whole:
-            self._write([asked])
+        self._file.truncate(size)
+        if not size:
+            self._write([command])
 
     def add(self, pass_counts: dict[int, PassCount]) -> None:
         """Append pass counts to the journal, flushed to disk."""
@@ -128,73 +128,78 @@ def sampled_pass_counts(inputs: Inputs, options: argparse.Namespace, rest: Seque
     identifiers = Identifiers(inputs)
     for record in inputs.records():  # this pass also refuses NaN, and an id in two files
         identifiers.add(record)
-    words = [word for file in options.config for word in ("--config", file)]
-    words += [f"--ckpt_path={options.ckpt_path}"] if options.ckpt_path else []
-    found: list[PassCount | None] = []
-    configured([*words, *rest], lambda cli: found.extend(_counted(cli, inputs, options)))
-    return found
+    arguments = []
+    for file in options.config:
+        arguments += ["--config", file]
+    if options.ckpt_path:
+        arguments.append(f"--ckpt_path={options.ckpt_path}")
+    pass_counts: list[PassCount | None] = []
+    configured([*arguments, *rest], lambda cli: pass_counts.extend(_count(cli, inputs, options)))
+    return pass_counts
 
 
-def _counted(cli: TrainingCLI, inputs: Inputs, options: argparse.Namespace) -> list[PassCount | None]:
-    data, config = cli.datamodule, cli.config[cli.subcommand]
+def _count(cli: TrainingCLI, inputs: Inputs, options: argparse.Namespace) -> list[PassCount | None]:
+    """Return the pass count of each record, from the journal or from new responses."""
+    data = cli.datamodule
+    config = cli.config[cli.subcommand]
     records = _Joined([PromptFile(str(path), config.data.columns).records() for path in inputs.paths])
     template = dict(config.data.chat_template_kwargs or {})
     encoder = Encoder(cli.model.tokenizer, config.data.system_prompt, template, "--input")
     prompts = EncodedPrompts(records, encoder, data.settings.max_prompt_tokens, lambda prompt: None)
-    name = data.accuracy_reward
-    asked = {
+    command = {
         "inputs": inputs.sha256,
         "samples": options.samples,
-        "config": hashlib.sha256(repr(_asked(config)).encode()).hexdigest(),
+        "config": hashlib.sha256(repr(_deciding(config)).encode()).hexdigest(),
         "checkpoint": cli.resumption.path,
-        "reward": name,
+        "reward": data.accuracy_reward,
     }
     with contextlib.ExitStack() as stack:
-        journal = _Journal(journal_of(options.output), asked)
+        journal = _Journal(journal_of(options.output), command)
         stack.callback(journal.close)
-        waiting = [i for i in range(len(prompts)) if prompts.number(i) not in journal.done]
+        remaining = [i for i in range(len(prompts)) if prompts.number(i) not in journal.done]
         if journal.done:
             say(f"{journal_of(options.output)}: goes on behind {len(journal.done):,} prompts")
-        if waiting:
+        if remaining:
             stack.callback(data.teardown, "fit")
-            _sample(cli, sampled(cli), prompts, waiting, journal, options.samples)
+            _sample(cli, sampled(cli), prompts, remaining, journal, options.samples)
     return [journal.done.get(number) for number in range(len(records))]
 
 
-def _asked(config: Any) -> Any:
+def _deciding(config: Any) -> Any:
     """Return the settings that a response and its score depend on."""
     return [config.seed_everything, config.plugins, config.model, config.data]
 
 
 def _sample(
-    cli: TrainingCLI, who: Sampled, prompts: Sequence[Prompt], waiting: Sequence[int], journal: _Journal, samples: int
+    cli: TrainingCLI, who: Sampled, prompts: Sequence[Prompt], remaining: Sequence[int], journal: _Journal, samples: int
 ) -> None:
-    data, name = cli.datamodule, cli.datamodule.accuracy_reward
-    sampling = data.settings.sampling(who.policy.eos_token_ids)
-    source, draws = data.rollouts, Draws.of(data.settings.seed, Purpose.TRAIN_SAMPLING, 0)
+    """Sample and score responses to the remaining prompts, and add their pass counts to the journal."""
+    data = cli.datamodule
+    settings = data.settings
+    source = data.rollouts
+    sampling = settings.sampling(who.policy.eos_token_ids)
+    draws = Draws.of(settings.seed, Purpose.TRAIN_SAMPLING, 0)
     source.open(data.longest)
     if source.local() is not None:
-        verify_decoding(
-            who.policy, source, temperature=data.settings.temperature, longest=data.longest, context=who.context
-        )
-    step = max(1, _ROWS // samples)
-    first = prompts[waiting[0]]
-    others = [(prompts[place].columns, prompts[place].text) for place in waiting[: examined(data.runner.rewards)]]
+        verify_decoding(who.policy, source, temperature=settings.temperature, longest=data.longest, context=who.context)
+    first = prompts[remaining[0]]
+    others = [(prompts[place].columns, prompts[place].text) for place in remaining[: examined(data.runner.rewards)]]
     data.runner.check(first.columns, first.text, others, conversation=has_environment(source))
-    with tqdm(desc="difficulty", total=len(waiting), unit=" prompts") as bar:
-        for start in range(0, len(waiting), step):
-            some = [prompts[place] for place in waiting[start : start + step]]
+    batch_size = max(1, _ROWS // samples)
+    with tqdm(desc="difficulty", total=len(remaining), unit=" prompts") as bar:
+        for start in range(0, len(remaining), batch_size):
+            batch = [prompts[place] for place in remaining[start : start + batch_size]]
             with torch.no_grad():
                 groups, _ = generate_and_score(
-                    source, who.policy, some, data.runner, group_size=samples, sampling=sampling, draws=draws,
+                    source, who.policy, batch, data.runner, group_size=samples, sampling=sampling, draws=draws,
                     version=0, context=who.context,
                 )  # fmt: skip
-            journal.add({int(group[0].prompt.id): _pass_count(group, name) for group in groups})
-            bar.update(len(some))
+            journal.add({int(group[0].prompt.id): _pass_count(group, data.accuracy_reward) for group in groups})
+            bar.update(len(batch))
 
 
 def _pass_count(group: Sequence[Rollout], name: str) -> PassCount:
     """Count the passes of a group by the named reward part, or by the total if a rollout has no such part."""
     values = [rollout.reward_parts.get(name, rollout.reward) for rollout in group]
-    known = [value for value in values if value is not None]
-    return PassCount(sum(value >= 1 for value in known), len(known))
+    scored = [value for value in values if value is not None]
+    return PassCount(sum(value >= 1 for value in scored), len(scored))

@@ -43,51 +43,54 @@ def run(options: argparse.Namespace) -> None:
     if not 0 < options.share < 1:
         raise UserError("--share", f"is {options.share:g}; it must lie between 0 and 1")
     held_out = options.held_out or options.output.with_suffix(f".held_out{options.output.suffix}")
-    inputs, both = Inputs(options.input), [options.output, held_out]
-    same_format(inputs, both)
+    inputs = Inputs(options.input)
+    targets = [options.output, held_out]
+    same_format(inputs, targets)
     report = inherited(inputs.paths)
-    reports = [report_file(path) for path in both] if report else []
-    with Outputs([*reports, *both], inputs.paths) as outputs:
+    reports = [report_file(path) for path in targets] if report else []
+    with Outputs([*reports, *targets], inputs.paths) as outputs:
         clusters = _clusters(inputs, options.column, options.threshold, outputs)
-        out = _drawn(clusters, options.share, options.seed)
+        is_held_out = _drawn(clusters, options.share, options.seed)
         with tqdm(desc="write", total=len(inputs), unit=" records", unit_scale=True) as bar:
-            copy(inputs, outputs, both, lambda i: int(out[i]), progress=bar.update)
-        for path in both:
+            copy(inputs, outputs, targets, lambda i: int(is_held_out[i]), progress=bar.update)
+        for path in targets:
             outputs.write_report(report, path)
-    count = int(np.count_nonzero(out))
-    show("gspo data split", {"read": len(out), "held out": count, "output": len(out) - count}, len(out))
-    for path in both:
+    total = len(is_held_out)
+    count = int(np.count_nonzero(is_held_out))
+    show("gspo data split", {"read": total, "held out": count, "output": total - count}, total)
+    for path in targets:
         say(f"written: {path}")
 
 
 def _clusters(inputs: Inputs, column: str, threshold: float, outputs: Outputs) -> np.ndarray:
     """Return a cluster number per record; records connected by a chain of near-duplicates share one."""
     prompts = read_prompts(inputs, column, outputs.scratch)
-    found = equal_texts(prompts.texts, *prompts.hashes())
-    places = np.flatnonzero(found.of < 0)
+    repeats = equal_texts(prompts.texts, *prompts.hashes())
+    places = np.flatnonzero(repeats.of < 0)
     with tqdm(desc="compare", total=2 * len(places), unit=" prompts", unit_scale=True) as bar:
         near = NearDuplicates(prompts.texts, places, threshold, outputs.scratch, bar.update)
-        clusters = np.empty(len(found.of), dtype=np.int64)
+        clusters = np.empty(len(repeats.of), dtype=np.int64)
         clusters[places] = places[near.clusters()]
     prompts.texts.close()
-    repeating = np.flatnonzero(found.of >= 0)
-    clusters[repeating] = clusters[found.of[repeating]]
+    repeating = np.flatnonzero(repeats.of >= 0)
+    clusters[repeating] = clusters[repeats.of[repeating]]
     return clusters
 
 
 def _drawn(clusters: np.ndarray, share: float, seed: int) -> np.ndarray:
     """Return a mask of held-out records: whole clusters in an order drawn from the seed, as long as they fit."""
-    wanted = max(1, round(share * len(clusters)))
+    budget = max(1, round(share * len(clusters)))
     heads, sizes = np.unique(clusters, return_counts=True)
     draws = [blake2b(f"{seed}/{head}".encode(), digest_size=8).digest() for head in heads.tolist()]
-    taken, count = [], 0
+    taken = []
+    count = 0
     for place in sorted(range(len(heads)), key=draws.__getitem__):
-        if count + int(sizes[place]) <= wanted:
+        if count + int(sizes[place]) <= budget:
             taken.append(int(heads[place]))
             count += int(sizes[place])
-        if count == wanted:
+        if count == budget:
             break
     if not taken or count == len(clusters):
-        said = f"has {len(heads)} groups of prompts that differ: none is small enough for {wanted} held-out records"
-        raise UserError("--input", said, fix="raise --share, or gspo data dedup first")
+        problem = f"has {len(heads)} groups of prompts that differ: none is small enough for {budget} held-out records"
+        raise UserError("--input", problem, fix="raise --share, or gspo data dedup first")
     return np.isin(clusters, taken)

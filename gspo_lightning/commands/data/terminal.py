@@ -59,18 +59,21 @@ def reading(inputs: Inputs, what: str) -> Iterator[Callable[[Record], None]]:
     """Show a bar for one pass; yields a function to call with each record. JSONL counts bytes, Parquet counts rows."""
     lines = inputs.format == ".jsonl"
     total, unit = (inputs.bytes, "B") if lines else (inputs.rows, " records")
-    waiting = [0, 0]
+    records = 0
+    progress = 0
     with tqdm(desc=what, total=total, unit=unit, unit_scale=True) as bar:
 
         def step(record: Record) -> None:
-            waiting[0] += 1
-            waiting[1] += len(record.raw) if lines else 1
-            if waiting[0] >= _STEP:
-                bar.update(waiting[1])
-                waiting[:] = 0, 0
+            nonlocal records, progress
+            records += 1
+            progress += len(record.raw) if lines else 1
+            if records >= _STEP:  # a call of the bar for every record would take time
+                bar.update(progress)
+                records = 0
+                progress = 0
 
         yield step
-        bar.update(waiting[1])
+        bar.update(progress)
 
 
 def show(title: str, rows: Mapping[str, int], total: int) -> None:
@@ -85,7 +88,9 @@ def show(title: str, rows: Mapping[str, int], total: int) -> None:
 
 def dropped_table(verb: str, total: int, dropped: Mapping[str, int], output: Path) -> None:
     """Print the numbers of read, dropped and kept records, and the output files."""
-    kept = total - sum(dropped.values())
-    show(f"gspo data {verb}", {"read": total, **{f"dropped: {k}": n for k, n in dropped.items()}, "kept": kept}, total)
+    rows = {"read": total}
+    rows |= {f"dropped: {reason}": count for reason, count in dropped.items()}
+    rows["kept"] = total - sum(dropped.values())
+    show(f"gspo data {verb}", rows, total)
     say(f"written: {output}")
     say(f"written: {dropped_file(output)}")

@@ -49,14 +49,14 @@ def versions() -> Iterator[Finding]:
     )
     for name in PACKAGES:
         try:
-            found = importlib.metadata.version(name)
+            version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             yield Finding("problem", name, "not installed", "pip install -c constraints.txt -e .")
             continue
         least = LEAST.get(name, (0,))
-        recent = tuple(int(part) for part in found.split(".")[:2] if part.isdigit()) >= least
+        recent = tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) >= least
         fix = "" if recent else f"install {name} {'.'.join(map(str, least))} or newer"
-        yield Finding("ok" if recent else "problem", name, found, fix)
+        yield Finding("ok" if recent else "problem", name, version, fix)
 
 
 def devices() -> Iterator[Finding]:
@@ -88,7 +88,8 @@ def sandbox() -> Iterator[Finding]:
         name = f"{trial.kind}, {trial.python.executable}"
         if chosen is not None and (trial.kind, trial.python) == (chosen.kind, chosen.python):
             yield Finding("ok", name, f"chosen: {chosen.why}")
-            yield from (Finding("ok", f"  {probe.name}", probe.detail) for probe in trial.probes)
+            for probe in trial.probes:
+                yield Finding("ok", f"  {probe.name}", probe.detail)
         elif trial.works:
             yield Finding("ok", name, "works, too")
         else:
@@ -132,14 +133,17 @@ def main(argv: Sequence[str]) -> int:
         if name not in CHECKS:
             raise UserError("gspo doctor", f"{name!r} is not a check; it must be one of {', '.join(CHECKS)}")
     console = terminal()
-    problems = notes = 0
+    problems = 0
+    notes = 0
     for name in options.check or CHECKS:
         findings = list(CHECKS[name]())
         problems += sum(finding.state == "problem" for finding in findings)
         notes += sum(finding.state == "note" for finding in findings)
         console.print(_table(name, findings))
-    found = f"{problems} problem{'s' * (problems != 1)}" if problems else "no problems"
-    console.print(found + f", {notes} note{'s' * (notes != 1)}" * (notes > 0))
+    result = f"{problems} problem{'s' * (problems != 1)}" if problems else "no problems"
+    if notes:
+        result += f", {notes} note{'s' * (notes != 1)}"
+    console.print(result)
     return int(problems > 0)
 
 

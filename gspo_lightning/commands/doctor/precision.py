@@ -45,12 +45,12 @@ def findings() -> Iterator[Finding]:
             f"{same:.1e} between two evaluations alike",
             "" if same <= limit else "an attention implementation that is deterministic: model.attn_implementation",
         )
-        for what, other in _others(policy, batch, autocast or dtype != "float32").items():
-            noise = ratio_noise(policy, batch, other, context)
+        for way, evaluation in _others(policy, batch, autocast or dtype != "float32").items():
+            noise = ratio_noise(policy, batch, evaluation, context)
             large = noise > limit
             yield Finding(
                 "note" if large else "ok",
-                f"  {what}",
+                f"  {way}",
                 f"{noise:.1e} nats a sequence",
                 f"above {limit:.0e}, a tenth of GSPO's clip range: never mixed in a ratio" if large else "",
             )
@@ -61,24 +61,28 @@ def _autocast(device: torch.device) -> Callable[[], AbstractContextManager[Any]]
 
 
 def _others(policy: Policy, batch: MicroBatch, rounds: bool) -> dict[str, Callable[[], torch.Tensor]]:
+    """Return other ways to evaluate the log-probabilities of a batch [N, T]; float32 only if the policy rounds."""
+
     def one_by_one() -> torch.Tensor:
+        width = batch.response_mask.shape[1]
         rows = [policy(part)[0] for part in cut_rows(batch, 1, policy.packed)]
-        wide = [torch.nn.functional.pad(row, (0, batch.response_mask.shape[1] - row.shape[1])) for row in rows]
-        return torch.cat(wide)
+        return torch.cat([torch.nn.functional.pad(row, (0, width - row.shape[1])) for row in rows])
 
     def other_layout() -> torch.Tensor:
         policy.packed = not policy.packed
         try:
-            found: torch.Tensor = policy(batch)[0]
+            logprobs: torch.Tensor = policy(batch)[0]
         finally:
             policy.packed = not policy.packed
-        return found
+        return logprobs
 
     def in_float32() -> torch.Tensor:
         twin = policy.frozen_copy().float()
         with torch.autocast(policy.device.type, enabled=False):
-            found: torch.Tensor = twin(batch)[0]
-        return found
+            logprobs: torch.Tensor = twin(batch)[0]
+        return logprobs
 
-    others = {"row by row": one_by_one, "the other layout (padded)": other_layout, "in float32": in_float32}
-    return {name: other for name, other in others.items() if rounds or other is not in_float32}
+    others = {"row by row": one_by_one, "the other layout (padded)": other_layout}
+    if rounds:
+        others["in float32"] = in_float32
+    return others
