@@ -53,7 +53,8 @@ class Recorded:
     recorded = True
 
     def __init__(self, path: Path, done: Collection[tuple[str, str, int]]) -> None:
-        self.path, self.done = path, done
+        self.path = path
+        self.done = done
 
     def described(self) -> Mapping[str, Any]:
         """Return the path of the file and the hash of its content.
@@ -94,7 +95,7 @@ def read_completions(path: Path, suite: str, problems: Collection[str], *, sever
     Raises:
         UserError: a line is malformed, has an unknown id, or repeats an answer; names file and line.
     """
-    seen: dict[str, set[int]] = {}
+    samples_of: dict[str, set[int]] = {}
     try:
         file = path.open("rb")
     except OSError as error:
@@ -111,26 +112,36 @@ def read_completions(path: Path, suite: str, problems: Collection[str], *, sever
                 continue
             identifier = str(record.get("id", ""))
             if identifier not in problems:
-                hint = did_you_mean(identifier, problems).partition("?")[0]
-                near = f" ({hint}?)" if hint.startswith("did you mean") else ""
-                raise UserError(where, f"its id {identifier[:80]!r} is not a problem of {suite}{near}")
-            taken = seen.setdefault(identifier, set())
-            sample = record.get("sample", len(taken))
+                near, _, _ = did_you_mean(identifier, problems).partition("?")
+                hint = f" ({near}?)" if near.startswith("did you mean") else ""
+                raise UserError(where, f"its id {identifier[:80]!r} is not a problem of {suite}{hint}")
+            samples = samples_of.setdefault(identifier, set())
+            sample = record.get("sample", len(samples))
             if not isinstance(sample, int) or isinstance(sample, bool) or sample < 0:
                 raise UserError(where, f"'sample' is {sample!r:.40}; it must be a number from 0")
-            if sample in taken:
+            if sample in samples:
                 raise UserError(where, f"answers {identifier[:80]!r} as sample {sample} a second time")
-            taken.add(sample)
-            if not isinstance(record.get("completion"), str):
-                raise UserError(where, "has no 'completion' that is a text")
-            tokens, truncated = record.get("tokens"), record.get("truncated", False)
-            thinking = record.get("unfinished_thought", after_thinking(record["completion"]) is None)
-            if not isinstance(truncated, bool) or not (tokens is None or isinstance(tokens, int)):
-                raise UserError(where, "'truncated' must be true or false, and 'tokens' a number")
-            if not isinstance(thinking, bool):
-                raise UserError(where, "'unfinished_thought' must be true or false")
-            said = whole(record["completion"])
-            yield Answer(identifier, sample, said, tokens, truncated, unfinished_thought=thinking)
+            samples.add(sample)
+            yield _answer(record, identifier, sample, where)
+
+
+def _answer(record: Mapping[str, Any], identifier: str, sample: int, where: str) -> Answer:
+    """Return the answer of a line, whose id and sample number are checked.
+
+    Raises:
+        UserError: another field is missing or has the wrong type.
+    """
+    if not isinstance(record.get("completion"), str):
+        raise UserError(where, "has no 'completion' that is a text")
+    tokens = record.get("tokens")
+    truncated = record.get("truncated", False)
+    unfinished_thought = record.get("unfinished_thought", after_thinking(record["completion"]) is None)
+    if not isinstance(truncated, bool) or not (tokens is None or isinstance(tokens, int)):
+        raise UserError(where, "'truncated' must be true or false, and 'tokens' a number")
+    if not isinstance(unfinished_thought, bool):
+        raise UserError(where, "'unfinished_thought' must be true or false")
+    completion = whole(record["completion"])
+    return Answer(identifier, sample, completion, tokens, truncated, unfinished_thought=unfinished_thought)
 
 
 def _object(line: bytes, where: str) -> dict[str, Any]:

@@ -45,15 +45,16 @@ def leak_lines(
     train = _training_file(files)
     if train is None:
         return
-    said = about(train)
-    if said is None:
+    description = about(train)
+    if description is None:
         yield f"trained on {train.name}: not checked for leaks from these benchmarks"
         return
-    yield f"trained on {said[0]}" if said[1] else f"warning: trained on {said[0]}"
+    sentence, is_current = description
+    yield f"trained on {sentence}" if is_current else f"warning: trained on {sentence}"
     report = read_report(train)
-    for name in suites if folder is not None and report is not None and said[1] else ():
-        assert folder is not None
-        assert report is not None
+    if folder is None or report is None or not is_current:
+        return
+    for name in suites:
         suite = load_suite(name.partition(":")[0])
         if not report.covers(data_file(suite, folder)):
             yield f"warning: {suite.name} is not among them: gspo data decontaminate --against its file"
@@ -61,17 +62,18 @@ def leak_lines(
 
 def _training_file(files: Sequence[Path]) -> Path | None:
     """Return ``data.train`` of the last config that sets it; None if it is not a file."""
-    found: Any = None
+    train: Any = None
     for file in files:
         try:
             config = load_yaml(file.read_text(encoding="utf-8"))
         except (OSError, ValueError, yaml.YAMLError):
             continue  # reported where the config is needed
         data = config.get("data") if isinstance(config, dict) else None
-        found = data.get("train", found) if isinstance(data, dict) else found
-    if isinstance(found, dict):
-        found = (found.get("init_args") or {}).get("path")
-    return Path(found) if isinstance(found, str) and Path(found).is_file() else None
+        if isinstance(data, dict):
+            train = data.get("train", train)
+    if isinstance(train, dict):  # a component, such as PromptFile
+        train = (train.get("init_args") or {}).get("path")
+    return Path(train) if isinstance(train, str) and Path(train).is_file() else None
 
 
 EPILOG = """\
@@ -104,14 +106,18 @@ def main(argv: Sequence[str]) -> int:
     if options.config:
         from gspo_lightning.commands.evaluate.configured import with_config  # torch
 
-        words = [word for file in options.config for word in ("--config", file)]
-        words += [f"--ckpt_path={options.ckpt_path}"] if options.ckpt_path else []
-        code = with_config([*words, *rest], lambda answers: _evaluate(plan, lambda _: answers))
+        arguments = []
+        for file in options.config:
+            arguments += ["--config", file]
+        if options.ckpt_path:
+            arguments.append(f"--ckpt_path={options.ckpt_path}")
+        code = with_config([*arguments, *rest], lambda answers: _evaluate(plan, lambda _: answers))
     else:
         _evaluate(plan, lambda file: _source(options, file))
         code = 0
-    for line in leak_lines(options.config, options.ckpt_path, plan.suites, plan.data) if code == 0 else ():
-        say(line)
+    if code == 0:
+        for line in leak_lines(options.config, options.ckpt_path, plan.suites, plan.data):
+            say(line)
     return code
 
 
@@ -171,24 +177,35 @@ def _parser() -> argparse.ArgumentParser:
 def _plan(options: argparse.Namespace) -> Plan:
     if not options.suite:
         raise UserError("--suite", "is missing", fix=f"name one of {', '.join(shipped())}, or a YAML file")
-    named = [options.model, options.ckpt_path or options.config, options.server, options.completions]
-    if sum(bool(one) for one in named) != 1:
-        said = "is one of several options that select what is evaluated" if any(named) else "is missing"
-        raise UserError("--model", said, fix="give one of --model, --config, --ckpt_path, --server, --completions")
+    sources = [options.model, options.ckpt_path or options.config, options.server, options.completions]
+    if sum(bool(source) for source in sources) != 1:
+        problem = "is one of several options that select what is evaluated" if any(sources) else "is missing"
+        raise UserError("--model", problem, fix="give one of --model, --config, --ckpt_path, --server, --completions")
     if options.ckpt_path == "last" and not options.config:
         raise UserError("--ckpt_path", "is 'last', but of which runs?", fix="--config FILE, or the checkpoint's path")
     for name in ("samples", "limit", "max_response_tokens"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise UserError(f"--{name}", f"is {getattr(options, name)}; it must be at least 1")
-    output = options.output or _new(Path("runs/evaluate"))
-    numbers = (options.samples, options.limit, options.max_response_tokens)
-    return Plan(tuple(options.suite), output, options.data, options.workers, *numbers)
+    return Plan(
+        tuple(options.suite),
+        options.output or _new(Path("runs/evaluate")),
+        options.data,
+        options.workers,
+        samples=options.samples,
+        limit=options.limit,
+        max_response_tokens=options.max_response_tokens,
+    )
 
 
 def _new(parent: Path) -> Path:
     """Return an unused folder named by the time; a number is added if the name is taken (clocks can be set back)."""
     name = time.strftime("%Y%m%d-%H%M%S")
-    return next(path for n in range(1, 10_000) if not (path := parent / (name if n == 1 else f"{name}-{n}")).exists())
+    folder = parent / name
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = parent / f"{name}-{number}"
+    return folder
 
 
 def _source(options: argparse.Namespace, file: VerdictFile) -> Answers:

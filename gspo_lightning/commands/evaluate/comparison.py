@@ -38,7 +38,7 @@ class _Side:
     run: dict[str, Any]
     problems: dict[str, dict[str, _Problem]]
 
-    def said(self, key: str, suite: str) -> Any:
+    def of_suite(self, key: str, suite: str) -> Any:
         """Return the entry of ``run`` for a suite; None if there is none."""
         return self.run.get(key, {}).get(suite)
 
@@ -50,19 +50,26 @@ def compare(before: Path, after: Path) -> str:
         UserError: a folder holds no finished evaluation, the two have no suite in common, or their questions or
             grading differ.
     """
-    a, b = _read(before), _read(after)
+    a = _read(before)
+    b = _read(after)
     common = [suite for suite in a.run["suites"] if suite in b.run["suites"]]
     if not common:
         raise UserError("--compare", f"{before} and {after} have no suite in common")
-    lines, notes = [f"# {cell(after)} minus {cell(before)}", "", _HEAD, "|---" * 8 + "|"], []
+    lines = [f"# {cell(after)} minus {cell(before)}", "", _HEAD, "|---" * 8 + "|"]
+    notes = []
     for suite in common:
-        here, there = (side.problems.get(suite, {}) for side in (a, b))
-        ids = [identifier for identifier in here if identifier in there]
+        problems_a = a.problems.get(suite, {})
+        problems_b = b.problems.get(suite, {})
+        ids = [identifier for identifier in problems_a if identifier in problems_b]
         if not ids:
             raise UserError("--compare", f"{suite}: no problem has verdicts in both")
-        notes += [f"{suite}: {note}" for note in (*_unchecked(a, b, suite, ids), *_sampled_otherwise(a, b, suite))]
-        shares = [[sum(side[i].right) / len(side[i].right) for i in ids] for side in (here, there)]
-        lines.append(_row(suite, shares, difference(*shares), len(here.keys() | there.keys()) - len(ids)))
+        notes += [f"{suite}: {note}" for note in _unchecked(a, b, suite, ids)]
+        notes += [f"{suite}: {note}" for note in _sampled_otherwise(a, b, suite)]
+        shares = []
+        for problems in (problems_a, problems_b):
+            shares.append([sum(problems[i].right) / len(problems[i].right) for i in ids])
+        left_out = len(problems_a.keys() | problems_b.keys()) - len(ids)
+        lines.append(_row(suite, shares, difference(*shares), left_out))
     return "\n".join([*lines, "", _FOOT, *(f"note: {note}" for note in notes)])
 
 
@@ -73,46 +80,61 @@ def _unchecked(a: _Side, b: _Side, suite: str, ids: Sequence[str]) -> list[str]:
         UserError: prompts, records or rewards differ.
     """
     pairs = [(a.problems[suite][i], b.problems[suite][i]) for i in ids]
-    rewards = [side.said("rewards", suite) for side in (a, b)]
-    recorded = all(x.record and y.record for x, y in pairs)
-    differ = []
-    if other := sum(x.prompt != y.prompt for x, y in pairs):
-        differ.append(f"the prompts of {other} problems")
-    if other := sum(x.record != y.record for x, y in pairs if x.record and y.record):
-        differ.append(f"the records of {other} problems (answers, or other columns)")
-    if all(rewards) and (other_reward := _rewards_differ(*rewards)):
-        differ.append(other_reward)
-    hashes = [side.said("hashes", suite) for side in (a, b)]
-    old = not (recorded and all(rewards)) and not (all(hashes) and hashes[0] == hashes[1])
-    whole = [[(side.said("suites", suite) or {}).get(key) for key in ("problems", "window")] for side in (a, b)]
-    if old and not differ and all(hashes) and whole[0] == whole[1]:  # else one may be a subset of the other
-        differ.append("problems or rewards (by the hash of both)")
-    if differ:
+    rewards = [side.of_suite("rewards", suite) for side in (a, b)]
+    differences = []
+    prompts = sum(x.prompt != y.prompt for x, y in pairs)
+    if prompts:
+        differences.append(f"the prompts of {prompts} problems")
+    records = sum(x.record != y.record for x, y in pairs if x.record and y.record)
+    if records:
+        differences.append(f"the records of {records} problems (answers, or other columns)")
+    if all(rewards):
+        reward_difference = _rewards_differ(*rewards)
+        if reward_difference:
+            differences.append(reward_difference)
+
+    # older versions wrote no hash of a record and no reward, but one hash of all problems and the reward
+    hashes = [side.of_suite("hashes", suite) for side in (a, b)]
+    complete = all(rewards) and all(x.record and y.record for x, y in pairs)
+    unknown = not complete and not (all(hashes) and hashes[0] == hashes[1])
+    extents = []
+    for side in (a, b):
+        description = side.of_suite("suites", suite) or {}
+        extents.append([description.get(key) for key in ("problems", "window")])
+    if unknown and not differences and all(hashes) and extents[0] == extents[1]:  # else one may be a subset
+        differences.append("problems or rewards (by the hash of both)")
+    if differences:
         raise UserError(
             "--compare",
-            f"{suite} was not judged in the same way in {a.folder} and {b.folder}: {' and '.join(differ)} differ",
+            f"{suite} was not judged in the same way in {a.folder} and {b.folder}: {' and '.join(differences)} differ",
             fix=f"judge the answers of one as those of the other: gspo evaluate --completions {a.folder / SAMPLES} "
             "--suite ... --output ...",
         )
-    notes = ["whether records and reward options are the same cannot be checked: an older version wrote them"] * old
+    notes = []
+    if unknown:
+        notes.append("whether records and reward options are the same cannot be checked: an older version wrote them")
     versions = [[side.run.get("versions", {}).get(name) for name in _JUDGES] for side in (a, b)]
     if versions[0] != versions[1] and all(map(any, versions)):
-        words = (" and ".join(f"{n} {v}" for n, v in zip(_JUDGES, found, strict=True)) for found in versions)
-        notes.append("judged by other versions: " + "; ".join(words))
+        texts = []
+        for of_side in versions:
+            texts.append(" and ".join(f"{name} {version}" for name, version in zip(_JUDGES, of_side, strict=True)))
+        notes.append("judged by other versions: " + "; ".join(texts))
     return notes
 
 
 def _sampled_otherwise(a: _Side, b: _Side, suite: str) -> list[str]:
     """Return notes on settings of sampling that differ, and on those that a server decided or may have."""
     notes = []
-    here, there = (side.said("sampling", suite) for side in (a, b))
-    if here and there:
-        names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+    sampling_a = a.of_suite("sampling", suite)
+    sampling_b = b.of_suite("sampling", suite)
+    if sampling_a and sampling_b:
+        names = [name for name in {**sampling_a, **sampling_b} if sampling_a.get(name) != sampling_b.get(name)]
         if names:
-            pairs = ", ".join(f"{name} {here.get(name)} and {there.get(name)}" for name in names)
+            pairs = ", ".join(f"{name} {sampling_a.get(name)} and {sampling_b.get(name)}" for name in names)
             notes.append(f"sampled with different settings: {pairs}")
-    elif here or there:
-        notes.append(f"how the answers of {(b if here else a).folder} were sampled is not known: they were recorded")
+    elif sampling_a or sampling_b:
+        recorded = b if sampling_a else a
+        notes.append(f"how the answers of {recorded.folder} were sampled is not known: they were recorded")
     for side in (a, b):
         answers = side.run.get("answers") or {}
         if "served" not in answers:
@@ -133,23 +155,33 @@ def _rewards_differ(a: dict[str, Any], b: dict[str, Any]) -> str:
     return f"the options {', '.join(names)} of the reward {a['class']}" if names else ""
 
 
-def _row(suite: str, shares: list[list[float]], found: Difference, left_out: int) -> str:
+def _row(suite: str, shares: list[list[float]], difference: Difference, left_out: int) -> str:
     means = [f"{100 * sum(side) / len(side):.1f} %" for side in shares]
-    ends = "-" if found.low is None or found.high is None else f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
-    counts = f"{found.better} / {found.worse} / {found.n}"
-    cells = (*means, f"{100 * found.value:+.1f} ({ends})", f"{found.p:.3g}", counts, left_out, found.verdict)
-    return f"| {cell(suite)} | " + " | ".join(map(str, cells)) + " |"
+    ends = "-"
+    if difference.low is not None and difference.high is not None:
+        ends = f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}"
+    cells = (
+        cell(suite),
+        *means,
+        f"{100 * difference.value:+.1f} ({ends})",
+        f"{difference.p:.3g}",
+        f"{difference.better} / {difference.worse} / {difference.n}",
+        str(left_out),
+        difference.verdict,
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 def _read(folder: Path) -> _Side:
-    run, path = read_results(folder)["run"], folder / SAMPLES
+    run = read_results(folder)["run"]
+    path = folder / SAMPLES
     if not path.is_file():
         raise UserError("--compare", f"{folder} has no {SAMPLES}")
     side = _Side(folder, run, {})
     for verdict in read_verdicts(path):
         if verdict.value is not None:
-            found = side.problems.setdefault(verdict.suite, {})
-            problem = found.setdefault(verdict.id, _Problem(verdict.prompt_sha256))
+            problems = side.problems.setdefault(verdict.suite, {})
+            problem = problems.setdefault(verdict.id, _Problem(verdict.prompt_sha256))
             problem.record = problem.record or verdict.record_sha256  # older versions did not write it
             problem.right.append(verdict.right)
     return side

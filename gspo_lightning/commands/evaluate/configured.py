@@ -55,8 +55,9 @@ def configured(arguments: Sequence[str], work: Callable[[TrainingCLI], None]) ->
 
         def instantiate_classes(self) -> None:
             """Instantiate only the model and data modules."""
-            made = self.parser.instantiate_classes(self.config)[self.subcommand]
-            self.model, self.datamodule = made.model, made.data
+            instances = self.parser.instantiate_classes(self.config)[self.subcommand]
+            self.model = instances.model
+            self.datamodule = instances.data
 
         def _run_subcommand(self, subcommand: str) -> None:
             with few_threads(width_of(self.model.settings), DEVICE):
@@ -67,7 +68,10 @@ def configured(arguments: Sequence[str], work: Callable[[TrainingCLI], None]) ->
 
 def sampled(cli: TrainingCLI) -> Sampled:
     """Return the policy of a config with its rollout source."""
-    module, data, path, config = cli.model, cli.datamodule, cli.resumption.path, cli.config[cli.subcommand]
+    module = cli.model
+    data = cli.datamodule
+    path = cli.resumption.path
+    config = cli.config[cli.subcommand]
     if path is not None:
         policy = checkpoint_policy(Path(path), trust_remote_code=module.settings.trust_remote_code)
     else:
@@ -75,9 +79,14 @@ def sampled(cli: TrainingCLI) -> Sampled:
         if module.cold_start is not None:  # training starts from it
             settings = module.cold_start.ensure(settings, root_of(config), data.longest, prompt_format_of(data))
         policy = load_policy(settings)
-    described = {"model": module.settings.name_or_path, "checkpoint": path}
-    prompts = (config.data.system_prompt, config.data.chat_template_kwargs)
-    return Sampled(policy, described, data.rollouts, *prompts, _autocast(str(config.trainer.precision)))
+    return Sampled(
+        policy,
+        {"model": module.settings.name_or_path, "checkpoint": path},
+        data.rollouts,
+        config.data.system_prompt,
+        config.data.chat_template_kwargs,
+        _autocast(str(config.trainer.precision)),
+    )
 
 
 def _autocast(precision: str) -> Callable[[], AbstractContextManager[Any]]:

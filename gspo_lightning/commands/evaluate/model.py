@@ -56,8 +56,10 @@ class Sampled:
         width = getattr(policy.model.config.get_text_config(), "hidden_size", None)
         self._until_closed.enter_context(few_threads(width, DEVICE))
         self.source = (source or GroupedSampler(max_rows=ROWS)).for_evaluation()
-        self.system_prompt, self.template_kwargs = system_prompt, dict(chat_template_kwargs or {})
-        self._described, self.context = dict(described), context
+        self.system_prompt = system_prompt
+        self.template_kwargs = dict(chat_template_kwargs or {})
+        self.context = context
+        self._described = dict(described)
         with context():
             pack_if_exact(self.policy, compute_dtype(self.policy))  # else every row pays for its whole prompt
 

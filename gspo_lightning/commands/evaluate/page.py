@@ -12,7 +12,8 @@ from gspo_lightning.commands.evaluate.table import interval, number
 from gspo_lightning.core.escape import cell
 from gspo_lightning.report.style import GREY, INK, bare, canvas, save, style
 
-PAGE, PICTURE = "report.md", "report.png"
+PAGE = "report.md"
+PICTURE = "report.png"
 _EXPLAINED = """\
 The unit is the problem. *Problems like these*: where the number would lie for other problems of the kind, with other
 answers. *These problems*: for new answers to the same problems only; two models on one set of problems are compared
@@ -35,10 +36,16 @@ def write_page(folder: Path, results: Mapping[str, Any]) -> None:
         window = f", {cell(described['window'])}" if described["window"] else ""
         lines += [f"## {cell(name)}", "", f"{described['problems']} problems{window}.", ""]
         lines += ["| | value | 95 %, problems like these | 95 %, these problems | problems |", "|---" * 5 + "|"]
-        for metric, one in metrics.items():
-            these = {"low": None, "high": None, **one.get("these_problems", {})}
-            cells = (number(metric, one["value"]), interval(metric, one), interval(metric, these), one["n"])
-            lines.append(f"| {cell(metric)} | " + " | ".join(map(str, cells)) + " |")
+        for metric, estimate in metrics.items():
+            these = {"low": None, "high": None, **estimate.get("these_problems", {})}
+            cells = (
+                cell(metric),
+                number(metric, estimate["value"]),
+                interval(metric, estimate),
+                interval(metric, these),
+                str(estimate["n"]),
+            )
+            lines.append(f"| {' | '.join(cells)} |")
         if "rating" in metrics:
             lines += ["", _RATING]
         lines += ["", *(f"* {cell(note)}" for note in results["run"]["notes"].get(name, ())), ""]
@@ -49,24 +56,23 @@ def write_page(folder: Path, results: Mapping[str, Any]) -> None:
 
 def _figure(suites: Mapping[str, Mapping[str, Any]]) -> Figure:
     """Draw a row per metric: the value, the interval for problems like these (thin), for these problems (thick)."""
-    rows = [
-        (suite, metric, one)
-        for suite, metrics in suites.items()
-        for metric, one in metrics.items()
-        if not metric.startswith("rating")
-    ]
+    rows = []
+    for suite, metrics in suites.items():
+        rows += [(suite, metric, estimate) for metric, estimate in metrics.items() if not metric.startswith("rating")]
     figure = canvas(8, 1.1 + 0.34 * len(rows), layout="constrained")
     axes = figure.add_subplot()
     colours = {suite: style(i)[0] for i, suite in enumerate(suites)}
-    for place, (suite, _, one) in enumerate(rows):
-        colour, these = colours[suite], one.get("these_problems")
-        if one["low"] is not None:
-            axes.plot([100 * one["low"], 100 * one["high"]], [place, place], color=colour, linewidth=1.2)
+    for place, (suite, _, estimate) in enumerate(rows):
+        colour = colours[suite]
+        value = 100 * estimate["value"]
+        these = estimate.get("these_problems")
+        if estimate["low"] is not None:
+            axes.plot([100 * estimate["low"], 100 * estimate["high"]], [place, place], color=colour, linewidth=1.2)
         if these:
             axes.plot([100 * these["low"], 100 * these["high"]], [place, place], color=colour, linewidth=4, alpha=0.4)
-        axes.plot(100 * one["value"], place, "o", color=colour, markersize=5)
+        axes.plot(value, place, "o", color=colour, markersize=5)
         axes.annotate(
-            f"{100 * one['value']:.1f}",
+            f"{value:.1f}",
             (1.01, place),
             xycoords=("axes fraction", "data"),
             va="center",

@@ -39,7 +39,7 @@ from gspo_lightning.training.suites.verdicts import VerdictFile, read_verdicts
 
 log = logging.getLogger(__name__)
 SAMPLES = "samples.jsonl"
-_SAID = {"suites": "suites", "hashes": "problems or rewards", "sampling": "sampling", "answers": "answers"}
+_UNCHANGED = {"suites": "suites", "hashes": "problems or rewards", "sampling": "sampling", "answers": "answers"}
 """Key of ``run`` -> its name in messages; these must be unchanged when an evaluation resumes."""
 _VERSIONS = ("gspo_lightning", "torch", "transformers", "math-verify")
 
@@ -104,7 +104,8 @@ def evaluate(plan: Plan, source: Callable[[VerdictFile], Answers]) -> dict[str, 
     """
     tasks = [_task(name, plan) for name in plan.suites]
     names = [task.suite.name for task in tasks]
-    if repeated := {name for name in names if names.count(name) > 1}:
+    repeated = {name for name in names if names.count(name) > 1}
+    if repeated:
         raise UserError("--suite", f"{', '.join(sorted(repeated))} is given twice")
     with sole_writer(plan.output, "--output"), contextlib.closing(_runner(tasks[0], plan.workers)) as first:
         return _evaluate(plan, tasks, source, first)
@@ -131,12 +132,13 @@ def _evaluate(
     graded = _read(plan.output / SAMPLES)
     results: dict[str, Any] = {"run": run}
     for task in tasks:
-        found, said = _count(plan, task, graded[task.suite.name])
-        results[task.suite.name] = as_json(found)
-        said = [*run["recovered"], *said]
-        run["notes"][task.suite.name] = [*unread[task.suite.name], *said]
-        for line in said:
-            log.warning("%s: %s", task.suite.name, line)
+        name = task.suite.name
+        metrics, count_notes = _count(plan, task, graded[name])
+        results[name] = as_json(metrics)
+        notes = [*run["recovered"], *count_notes]
+        run["notes"][name] = [*unread[name], *notes]
+        for note in notes:  # those of unread answers were logged before sampling
+            log.warning("%s: %s", name, note)
     write_results(plan.output, results)
     return results
 
@@ -166,10 +168,10 @@ def _unreadable(task: Task, runner: RewardRunner) -> list[str]:
     if not task.suite.reward.reads_answers:
         return []
     records = [({**problem.columns, "id": problem.id}, problem.prompt) for problem in task.problems]
-    said = list(runner.unreadable(records).values())
-    for line in said:
-        log.warning("%s: %s", task.suite.name, line)
-    return said
+    warnings = list(runner.unreadable(records).values())
+    for warning in warnings:
+        log.warning("%s: %s", task.suite.name, warning)
+    return warnings
 
 
 def _contests(plan: Plan, suite: Suite) -> Path:
@@ -182,26 +184,26 @@ def _contests(plan: Plan, suite: Suite) -> Path:
 def _described(plan: Plan, tasks: Sequence[Task], answers: Answers) -> dict[str, Any]:
     """Return ``run`` of the results: the suites, sampling and rewards, the source of answers, and package versions."""
     described = dict(answers.described())
+    sampling: dict[str, Any] = {}
+    suites: dict[str, Any] = {}
+    for task in tasks:
+        suite = task.suite
+        sampling[suite.name] = None  # of recorded answers it is unknown
+        if not answers.recorded:
+            sampling[suite.name] = {"samples": suite.samples, **asdict(suite.sampling)}
+        suites[suite.name] = {
+            "problems": len(task.problems),
+            "window": task.window or None,
+            "data": suite.data if plan.data is None and isinstance(suite.data, str) else None,
+        }
     return {
         "answers": described,
         "revision": described.get("revision"),
         "data": None if plan.data is None else str(plan.data),
-        "sampling": {
-            task.suite.name: None  # the sampling of recorded answers is unknown
-            if answers.recorded
-            else {"samples": task.suite.samples, **asdict(task.suite.sampling)}
-            for task in tasks
-        },
+        "sampling": sampling,
         "hashes": {task.suite.name: task.fingerprint() for task in tasks},
         "rewards": {task.suite.name: task.reward() for task in tasks},
-        "suites": {
-            task.suite.name: {
-                "problems": len(task.problems),
-                "window": task.window or None,
-                "data": task.suite.data if plan.data is None and isinstance(task.suite.data, str) else None,
-            }
-            for task in tasks
-        },
+        "suites": suites,
         "versions": {name: installed_version(name) for name in _VERSIONS},
         "recovered": [],
         "notes": {},
@@ -220,9 +222,9 @@ def _begin(output: Path, run: dict[str, Any], tasks: Sequence[Task]) -> None:
         write_results(output, {"run": run})
         return
     before = read_results(output)["run"]
-    for key in _SAID:
+    for key, name in _UNCHANGED.items():
         if _without_places(before.get(key)) != _without_places(run[key]):
-            raise _another(output, _SAID[key])
+            raise _another(output, name)
     run["recovered"] = before.get("recovered", [])
 
 
@@ -232,13 +234,17 @@ def _recovered(output: Path, tasks: Sequence[Task]) -> list[str]:
     Raises:
         UserError: the prompts or records are different ones.
     """
-    problems = {(task.suite.name, p.id): p for task in tasks for p in task.problems}
+    problems = {(task.suite.name, problem.id): problem for task in tasks for problem in task.problems}
+    if not (output / SAMPLES).exists():
+        return []
     count = 0
-    for verdict in read_verdicts(output / SAMPLES, torn=True) if (output / SAMPLES).exists() else ():
-        count, key = count + 1, (verdict.suite, verdict.id)
-        same = key in problems and problems[key].sha256 == verdict.prompt_sha256
-        if not same or verdict.record_sha256 not in ("", problems[key].record_sha256):
-            raise _another(output, _SAID["hashes"])
+    for verdict in read_verdicts(output / SAMPLES, torn=True):
+        count += 1
+        problem = problems.get((verdict.suite, verdict.id))
+        if problem is None or problem.sha256 != verdict.prompt_sha256:
+            raise _another(output, _UNCHANGED["hashes"])
+        if verdict.record_sha256 not in ("", problem.record_sha256):  # older versions did not write it
+            raise _another(output, _UNCHANGED["hashes"])
     if not count:
         return []
     return [
@@ -254,47 +260,57 @@ def _another(output: Path, what: str) -> UserError:
 
 def _without_places(described: Any) -> Any:
     """Drop paths from a description: a file of answers may move, but its content must not change."""
-    return {k: v for k, v in described.items() if k != "completions"} if isinstance(described, dict) else described
+    if not isinstance(described, dict):
+        return described
+    return {name: value for name, value in described.items() if name != "completions"}
 
 
 def _judge(task: Task, runner: RewardRunner, answers: Answers, file: VerdictFile, *, several: bool) -> None:
-    suite, problems = task.suite, {problem.id: problem for problem in task.problems}
-    done = file.done
-    wanted = [(p, [k for k in range(suite.samples) if (suite.name, p.id, k) not in done]) for p in task.problems]
-    total = None if answers.recorded else sum(len(samples) for _, samples in wanted)
+    """Get the answers to a suite that have no verdict yet, grade them, and add the verdicts to the file."""
+    suite = task.suite
+    problems = {problem.id: problem for problem in task.problems}
+    missing = []
+    for problem in task.problems:
+        samples = [k for k in range(suite.samples) if (suite.name, problem.id, k) not in file.done]
+        missing.append((problem, samples))
+    total = None if answers.recorded else sum(len(samples) for _, samples in missing)
     if total == 0:
         return
     with runner, tqdm(desc=visible(suite.name), unit=" answers", total=total) as bar:
         earlier = (v for v in read_verdicts(file.path) if v.suite == suite.name and v.id in problems)
-        for verdicts in judge(suite, problems, answers.answer(suite, wanted, several=several), runner, earlier):
+        for verdicts in judge(suite, problems, answers.answer(suite, missing, several=several), runner, earlier):
             file.add(verdicts)
             bar.update(len(verdicts))
 
 
 def _read(path: Path) -> dict[str, dict[str, list[Graded]]]:
     """Return suite -> id -> graded answers; answers without a score do not count, but their problem is listed."""
-    found: dict[str, dict[str, list[Graded]]] = defaultdict(lambda: defaultdict(list))
+    graded: dict[str, dict[str, list[Graded]]] = defaultdict(lambda: defaultdict(list))
     for verdict in read_verdicts(path):
+        answers = graded[verdict.suite][verdict.id]
         if verdict.value is not None:
-            found[verdict.suite][verdict.id].append(Graded.of(verdict))
-        else:
-            found[verdict.suite].setdefault(verdict.id, [])
-    return found
+            answers.append(Graded.of(verdict))
+    return graded
 
 
 def _count(plan: Plan, task: Task, graded: Mapping[str, Sequence[Graded]]) -> tuple[dict[str, Found], list[str]]:
-    suite, found = task.suite, measure(task.suite, task.problems, graded)
+    """Return the metrics of a suite, and notes on what they do not count."""
+    metrics = measure(task.suite, task.problems, graded)
     counts = [len(graded[p.id]) for p in task.problems if graded.get(p.id)]
-    said = []
+    least = min(counts)
+    most = max(counts)
+    notes = []
     if len(counts) < len(task.problems):
-        said.append(f"{len(task.problems) - len(counts)} of {len(task.problems)} problems have no verdict: not counted")
-    if min(counts) < max(counts):
-        said.append(
-            f"{min(counts)} to {max(counts)} answers a problem: avg@ takes all, pass@ and maj@ k = {min(counts)}"
-        )
-    if "rating" in suite.metrics:
-        accepted = {i: (sum(is_right(one.value) for one in rows), len(rows)) for i, rows in graded.items() if rows}
-        estimate, more = contest_rating(task.problems, accepted, _contests(plan, suite))
-        found["rating"] = Found(estimate)
-        said += more
-    return found, said
+        missing = len(task.problems) - len(counts)
+        notes.append(f"{missing} of {len(task.problems)} problems have no verdict: not counted")
+    if least < most:
+        notes.append(f"{least} to {most} answers a problem: avg@ takes all, pass@ and maj@ k = {least}")
+    if "rating" in task.suite.metrics:
+        accepted = {}
+        for identifier, answers in graded.items():
+            if answers:
+                accepted[identifier] = (sum(is_right(answer.value) for answer in answers), len(answers))
+        estimate, contest_notes = contest_rating(task.problems, accepted, _contests(plan, task.suite))
+        metrics["rating"] = Found(estimate)
+        notes += contest_notes
+    return metrics, notes

@@ -25,8 +25,14 @@ from gspo_lightning.training.suites.verdicts import Answer
 log = logging.getLogger(__name__)
 _AT_ONCE = 64
 """Maximum concurrent requests; the server batches them."""
-_PATIENCE_S, _HEALTH_S = 3600.0, 30.0
-_TRIES, _FIRST_PAUSE_S = 5, 1.0
+_PATIENCE_S = 3600.0
+"""Longest time of one answer."""
+_HEALTH_S = 30.0
+"""Longest time of a server's answer to a question about itself."""
+_TRIES = 5
+"""Requests for one answer, if the server fails."""
+_FIRST_PAUSE_S = 1.0
+"""Pause before the second of them; each further one is twice as long."""
 
 
 class Served:
@@ -42,7 +48,8 @@ class Served:
     recorded = False
 
     def __init__(self, endpoint: Endpoint, model: str | None = None) -> None:
-        self.client, self.loop = Client(endpoint, _PATIENCE_S, _HEALTH_S), LoopThread("evaluate")
+        self.client = Client(endpoint, _PATIENCE_S, _HEALTH_S)
+        self.loop = LoopThread("evaluate")
         try:
             self.asker = ChatRequests(self.client, model or self.loop.run(self.client.model()))
             self.loop.run(self._probe())
@@ -86,27 +93,30 @@ class Served:
         """Ask what the server takes; one that does not answer says so when it is asked for answers."""
         monitor = RequestMonitor(self.client)
         with monitor.counted():
-            probe, watch = asyncio.ensure_future(self.asker.probe()), asyncio.ensure_future(monitor.watch())
+            probe = asyncio.ensure_future(self.asker.probe())
+            watch = asyncio.ensure_future(monitor.watch())
             await asyncio.wait({probe, watch}, return_when=asyncio.FIRST_COMPLETED)
             for task in (probe, watch):
                 task.cancel()
-            ends = await asyncio.gather(probe, watch, return_exceptions=True)
-        if isinstance(ends[0], UnsupportedError):
-            raise ends[0]
+            result, _ = await asyncio.gather(probe, watch, return_exceptions=True)
+        if isinstance(result, UnsupportedError):
+            raise result
 
     @staticmethod
     def _come(ready: queue.Queue[Answer | None], work: concurrent.futures.Future[None]) -> Iterator[Answer]:
         while not (work.done() and ready.empty()):
             try:
-                if (answer := ready.get(timeout=0.2)) is not None:
-                    yield answer
+                answer = ready.get(timeout=0.2)
             except queue.Empty:
                 continue
+            if answer is not None:
+                yield answer
 
     async def _all(self, suite: Suite, wanted: SampleRequests, ready: queue.Queue[Answer | None]) -> None:
-        slots, monitor = asyncio.Semaphore(_AT_ONCE), RequestMonitor(self.client)
+        slots = asyncio.Semaphore(_AT_ONCE)
+        monitor = RequestMonitor(self.client)
 
-        async def one(identifier: str, prompt: str, place: int, sample: int) -> None:
+        async def ask(identifier: str, prompt: str, place: int, sample: int) -> None:
             try:
                 with monitor.counted():
                     answer = await self._ask(suite, identifier, prompt, place, sample)
@@ -123,7 +133,7 @@ class Served:
                     for place, (problem, samples) in enumerate(wanted):
                         for sample in samples:
                             await slots.acquire()
-                            group.create_task(one(problem.id, problem.prompt, place, sample))
+                            group.create_task(ask(problem.id, problem.prompt, place, sample))
                 watch.cancel()
         except BaseExceptionGroup as errors:  # one is enough: the others repeat it
             error: BaseException = errors
@@ -139,13 +149,14 @@ class Served:
             "top_p": sampling.top_p,
             "max_tokens": sampling.max_response_tokens,
             "seed": stream(sampling.seed, Purpose.EVAL_SAMPLING, place, sample) & 0x7FFFFFFF,
-            **({"top_k": sampling.top_k} if sampling.top_k else {}),
         }
+        if sampling.top_k:
+            body["top_k"] = sampling.top_k
         pause = _FIRST_PAUSE_S
         for attempt in range(_TRIES):
             try:
-                spoken, usage = await self.asker.ask(messages, body)
-                first = spoken[0]
+                answers, usage = await self.asker.ask(messages, body)
+                first = answers[0]
                 return Answer(
                     identifier,
                     sample,

@@ -21,11 +21,11 @@ def number(metric: str, value: float | None) -> str:
     return f"{value:.0f}" if metric.startswith("rating") else f"{100 * value:.1f} %"
 
 
-def interval(metric: str, one: Mapping[str, Any]) -> str:
+def interval(metric: str, estimate: Mapping[str, Any]) -> str:
     """Format both ends of an interval; "-" if there is none."""
-    if one["low"] is None:
+    if estimate["low"] is None:
         return "-"
-    return f"{number(metric, one['low']).removesuffix(' %')} to {number(metric, one['high'])}"
+    return f"{number(metric, estimate['low']).removesuffix(' %')} to {number(metric, estimate['high'])}"
 
 
 def table(results: Mapping[str, Any]) -> None:
@@ -34,13 +34,13 @@ def table(results: Mapping[str, Any]) -> None:
     for suite, metrics in results.items():
         if suite == "run":
             continue
-        shown = Table(title=suite, title_justify="left")
+        rows = Table(title=suite, title_justify="left")
         for name in ("", "value", "95 %, problems like these", "95 %, these problems", "problems"):
-            shown.add_column(name, justify="left" if not name else "right")
-        for metric, one in metrics.items():
-            these = {"low": None, "high": None, **one.get("these_problems", {})}
-            cells = (number(metric, one["value"]), interval(metric, one), interval(metric, these), str(one["n"]))
-            shown.add_row(metric, *cells)
-        console.print(shown)
+            rows.add_column(name, justify="left" if not name else "right")
+        for metric, estimate in metrics.items():
+            these = {"low": None, "high": None, **estimate.get("these_problems", {})}
+            value = number(metric, estimate["value"])
+            rows.add_row(metric, value, interval(metric, estimate), interval(metric, these), str(estimate["n"]))
+        console.print(rows)
         for note in results["run"]["notes"].get(suite, ()):
             console.print(f"note: {note}", soft_wrap=True)

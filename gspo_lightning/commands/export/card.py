@@ -17,7 +17,8 @@ from gspo_lightning.policy.load.card import header, is_hub_id, origin, setting
 from gspo_lightning.report.words import plain
 from gspo_lightning.training.suites.metrics import read_results
 
-CARD, PICTURE = "README.md", "report.png"
+CARD = "README.md"
+PICTURE = "report.png"
 BASE = "base"
 """Folder of the base model beside adapters, where it is not on the hub."""
 SETTINGS = {
@@ -103,7 +104,8 @@ def card(
         *(_suites(results) for results in evaluations),
         _versions(run) if run.get("versions") else (),
     ]
-    return "\n\n".join(text for part in parts if (text := "\n".join(part))) + "\n"
+    texts = ["\n".join(part) for part in parts]
+    return "\n\n".join(text for text in texts if text) + "\n"
 
 
 def _base(content: Mapping[str, Any]) -> str:
@@ -112,7 +114,7 @@ def _base(content: Mapping[str, Any]) -> str:
 
 def _header(content: Mapping[str, Any], config: Mapping[str, Any], adapter: bool, gguf: str | None) -> str:
     objective = str(content["gspo_lightning"]["objective"]).partition("(")[0]
-    sources = [setting(config, ("data", which)) for which in ("train", "val")]
+    sources = [setting(config, ("data", name)) for name in ("train", "val")]
     tags = ["reinforcement-learning", "gspo_lightning", objective.lower()]
     if adapter:
         return header(_base(content), sources, "text-generation", [*tags, "lora"], library="peft")
@@ -127,17 +129,20 @@ def _introduction(content: Mapping[str, Any], adapter: bool, gguf: str | None) -
     updates = int(content["global_step"])
     loaders = content.get("PromptDataModule", {}).get("ranks", [{}])  # "epoch" is one more after the last iteration
     iterations = int(loaders[0].get("iteration", content["epoch"])) + 1
+    if adapter:
+        weights = (
+            "The weights are the adapters of the policy alone: `PeftModel.from_pretrained` adds them to that model."
+        )
+    elif content["gspo_lightning"]["model"].get("lora"):
+        weights = "The weights are those of the policy, its adapters merged."
+    else:
+        weights = "The weights are those of the policy."
+    if gguf:
+        weights += f" They are in GGUF, the format of llama.cpp, with matrices in {gguf}."
     return (
         f"# {name}, fine-tuned by reinforcement learning\n\n{origin(base)}, after "
         f"{updates:,} update{'s' * (updates != 1)} in {iterations:,} iteration{'s' * (iterations != 1)} with "
-        "gspo_lightning. "
-        + (
-            "The weights are the adapters of the policy alone: `PeftModel.from_pretrained` adds them to that model."
-            if adapter
-            else "The weights are those of the policy"
-            + (", its adapters merged." if content["gspo_lightning"]["model"].get("lora") else ".")
-        )
-        + (f" They are in GGUF, the format of llama.cpp, with matrices in {gguf}." if gguf else "")
+        f"gspo_lightning. {weights}"
     )
 
 
@@ -158,19 +163,24 @@ def _training(content: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator
     yield "## Training\n"
     yield "| | |\n|---|---|"
     yield f"| objective | {code(content['gspo_lightning']['objective'])} |"
-    if optimizer := setting(config, ("model", "optimizer")):
+    optimizer = setting(config, ("model", "optimizer"))
+    if optimizer:
         yield f"| optimizer | {code(_class(optimizer))} |"
-    for words, path in SETTINGS.items():
-        if (value := setting(config, path)) is not None:
-            yield f"| {words} | {cell(value)} |"
-    rewards = setting(config, ("data", "rewards")) or {}
+    for label, path in SETTINGS.items():
+        value = setting(config, path)
+        if value is not None:
+            yield f"| {label} | {cell(value)} |"
     weights = setting(config, ("data", "reward_weights")) or {}
-    named = [f"{cell(name)} ({code(_class(of))}, weight {weights.get(name, 1.0):g})" for name, of in rewards.items()]
-    if named:
-        yield f"| rewards | {', '.join(named)} |"
-    if lora := content["gspo_lightning"]["model"].get("lora"):
+    rewards = []
+    for name, reward in (setting(config, ("data", "rewards")) or {}).items():
+        rewards.append(f"{cell(name)} ({code(_class(reward))}, weight {weights.get(name, 1.0):g})")
+    if rewards:
+        yield f"| rewards | {', '.join(rewards)} |"
+    lora = content["gspo_lightning"]["model"].get("lora")
+    if lora:
         yield f"| adapters | {code(_adapters(lora))} |"
-    if prompt := setting(config, ("data", "system_prompt")):
+    prompt = setting(config, ("data", "system_prompt"))
+    if prompt:
         text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False, indent=1)
         yield f"\nSystem prompt, in training and to be used:\n\n{fenced(text, 'text')}"
 
@@ -186,13 +196,18 @@ def _adapters(lora: Mapping[str, Any]) -> dict[str, Any]:
 def _data(run: Mapping[str, Any]) -> Iterator[str]:
     yield "## Data\n"
     yield "| | source | prompts | SHA-256 of prompts and columns |\n|---|---|---|---|"
-    for which, found in run["data"].items():
-        if "prompts" not in found:  # adapters to start from
+    for name, fingerprint in run["data"].items():
+        if "prompts" not in fingerprint:  # adapters to start from
             continue
-        source = setting(run["config"], ("data", which))
-        words = str(source) if isinstance(source, str) and is_hub_id(source.split(":")[0]) else None
-        shown = words or (Path(source).name if isinstance(source, str) else _class(source))
-        yield f"| {which} | {code(shown)} | {found['prompts']:,} | {code(found['sha256'][:16])} |"
+        source = _source(setting(run["config"], ("data", name)))
+        yield f"| {name} | {code(source)} | {fingerprint['prompts']:,} | {code(fingerprint['sha256'][:16])} |"
+
+
+def _source(source: Any) -> str:
+    """Return a hub id unchanged, the last part of a path, or the class of a prompt set: no path of this machine."""
+    if not isinstance(source, str):
+        return _class(source)
+    return source if is_hub_id(source.split(":")[0]) else Path(source).name
 
 
 def _held_out(content: Mapping[str, Any], picture: bool) -> Iterator[str]:
@@ -214,9 +229,12 @@ def _suites(results: Mapping[str, Any]) -> Iterator[str]:
     for suite, metrics in results.items():
         if suite == "run":
             continue
-        for name, found in metrics.items():
-            ends = "-" if found.get("low") is None else f"{plain(found['low'])} to {plain(found['high'])}"
-            yield f"| {cell(suite)} | {cell(name)} | {plain(found['value'])} | {ends} | {found['n']} |"
+        for name, estimate in metrics.items():
+            interval = "-"
+            if estimate.get("low") is not None:
+                interval = f"{plain(estimate['low'])} to {plain(estimate['high'])}"
+            value = plain(estimate["value"])
+            yield f"| {cell(suite)} | {cell(name)} | {value} | {interval} | {estimate['n']} |"
 
 
 def _versions(run: Mapping[str, Any]) -> Iterator[str]:

@@ -91,12 +91,12 @@ def export(
     checkpoint = checkpoint_at(checkpoint, "checkpoint")
     sources = [checkpoint, *evaluations]
     check_replaceable(output, sources)
-    judged = read_evaluations(evaluations)
+    results = read_evaluations(evaluations)
     content = read_checkpoint(checkpoint, "checkpoint")
     model = (content.get("gspo_lightning") or {"model": {}})["model"]  # empty: policy_of refuses the checkpoint
     if adapter and not model.get("lora"):
-        what = f"writes the adapters of a policy, but {checkpoint} holds none"
-        raise UserError("--adapter", what, fix="leave it out, or train with model.lora")
+        problem = f"writes the adapters of a policy, but {checkpoint} holds none"
+        raise UserError("--adapter", problem, fix="leave it out, or train with model.lora")
     if REWARD_MODEL in content:
         if gguf:
             raise UserError("--gguf", f"is for policies, but {checkpoint} holds a reward model", fix="leave it out")
@@ -127,7 +127,7 @@ def export(
                 policy.save_pretrained(unfinished, weights=weights_of_files(policy.model, Path(mapped)))
         else:
             policy_of(content, checkpoint, trust_remote_code=trust_remote_code).save_pretrained(unfinished)
-        write_card(unfinished, content, checkpoint, judged, adapter=adapter, gguf=gguf)
+        write_card(unfinished, content, checkpoint, results, adapter=adapter, gguf=gguf)
 
 
 def check_repository(repository: str) -> None:

@@ -36,7 +36,8 @@ def base_file(settings: dict[str, Any]) -> Path:
         problem = f"writes a model back that came as GGUF, but this run began with {settings['name_or_path']}"
         fix = "export without it, and let llama.cpp's convert_hf_to_gguf.py convert the folder"
         raise UserError("--gguf", problem, fix=fix)
-    if changed := settings.get("config_overrides"):
+    changed = settings.get("config_overrides")
+    if changed:
         problem = f"the run changed {min(changed)} of the model's config, which the metadata of {file.name} would deny"
         raise UserError("--gguf", problem, fix="export without it, and convert the folder with llama.cpp")
     return file
@@ -80,8 +81,10 @@ def write_gguf(model: PreTrainedModel, base: Path, target: Path, kind: str) -> N
             continue
         place = table[tensor.name]
         weight = state[place.name].float()
-        values = (weight if place.half is None else weight.chunk(2, dim=1)[place.half]).cpu().numpy()
-        values = to_file(values, tensor.name, model.config).reshape(tuple(int(size) for size in tensor.shape[::-1]))
+        if place.half is not None:  # transformers keeps two tensors of the file in one
+            weight = weight.chunk(2, dim=1)[place.half]
+        shape = tuple(int(size) for size in tensor.shape[::-1])  # GGUF lists the innermost dimension first
+        values = to_file(weight.cpu().numpy(), tensor.name, model.config).reshape(shape)
         _add(writer, tensor.name, np.ascontiguousarray(values), kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from gspo_lightning.policy.load.model_settings import ModelSettings
     from gspo_lightning.policy.policy import Policy
 
-PREFIX, REWARD_PREFIX = "policy.model.", "model."
+PREFIX = "policy.model."
+"""Of the weights of a policy in a checkpoint."""
+REWARD_PREFIX = "model."
+"""Of the weights of a reward model in a checkpoint."""
 
 
 def checkpoint_policy(checkpoint: Path, *, trust_remote_code: bool = False) -> Policy:
@@ -69,11 +72,12 @@ def policy_of(
     if settings.lora is not None:
         check_base(content, frozen_norm(policy))
     state = content.get("state_dict") or sharded_weights(checkpoint, on_disk=on_disk)
-    weights = {k.removeprefix(PREFIX): v for k, v in state.items() if k.startswith(PREFIX)}
+    weights = {name.removeprefix(PREFIX): weight for name, weight in state.items() if name.startswith(PREFIX)}
     if settings.lora is not None:
         check_names(weights, policy.model.state_dict())
     else:
-        policy.model.to(next((v.dtype for v in weights.values() if v.is_floating_point()), torch.float32))
+        dtypes = [weight.dtype for weight in weights.values() if weight.is_floating_point()]
+        policy.model.to(dtypes[0] if dtypes else torch.float32)
     policy.model.load_state_dict(weights, strict=settings.lora is None, assign=on_disk is not None)
     policy.model.tie_weights()
     if merge:
@@ -137,17 +141,18 @@ def weights_of_files(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
     for name, tensor in state.items():
         layer = re.match(r".*?\.\d+\.", name)
         layers.setdefault(name if layer is None else layer.group(), {})[name] = tensor
-    found: dict[str, Tensor] = {}
-    for part in layers.values():
-        own = {tensor.data_ptr() for tensor in part.values()}
-        for name, tensor in revert_weight_conversion(model, part).items():
-            if tensor.data_ptr() not in own or not tensor.is_contiguous():
+    weights: dict[str, Tensor] = {}
+    for layer_weights in layers.values():
+        mapped_addresses = {tensor.data_ptr() for tensor in layer_weights.values()}
+        for name, tensor in revert_weight_conversion(model, layer_weights).items():
+            if tensor.data_ptr() not in mapped_addresses or not tensor.is_contiguous():  # a copy in memory
                 tensor = mapped(folder, tensor.shape, tensor.dtype).copy_(tensor)
-            found[name] = tensor
+            weights[name] = tensor
         _return_freed_memory()
-    whole = revert_weight_conversion(model, {name: torch.empty_like(t, device="meta") for name, t in state.items()})
-    assert {n: t.shape for n, t in whole.items()} == {n: t.shape for n, t in found.items()}, "converted across layers"
-    return found
+    meta = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
+    at_once = {name: tensor.shape for name, tensor in revert_weight_conversion(model, meta).items()}
+    assert at_once == {name: tensor.shape for name, tensor in weights.items()}, "converted across layers"
+    return weights
 
 
 def export_reward_model(
@@ -173,12 +178,18 @@ def export_reward_model(
     from gspo_lightning.training.reward_models.record import PICTURE, read_results
 
     model, settings = reward_model_in(content, checkpoint, trust_remote_code=trust_remote_code)
-    reads, run = content[REWARD_MODEL]["text"], content.get("gspo_run") or {}
-    updates, folder = int(content["global_step"]), run_of(checkpoint)
+    reads = content[REWARD_MODEL]["text"]
+    provenance = content.get("gspo_run") or {}
+    updates = int(content["global_step"])
+    folder = run_of(checkpoint)
     results = None if folder is None else read_results(folder, updates)
-    of_card = {
-        "config": run.get("config") or {"model": {"name_or_path": settings.name_or_path}, "data": {}},
-        "results": results, "updates": updates, "data": run.get("data", {}), "versions": run.get("versions", {}),
-        "reads": reads, "picture": None if folder is None or results is None else folder / PICTURE,
-    }  # fmt: skip
-    export(output, model, load_tokenizer(settings), reads, of_card, [*sources, Path(settings.name_or_path)])
+    card = {
+        "config": provenance.get("config") or {"model": {"name_or_path": settings.name_or_path}, "data": {}},
+        "results": results,
+        "updates": updates,
+        "data": provenance.get("data", {}),
+        "versions": provenance.get("versions", {}),
+        "reads": reads,
+        "picture": None if folder is None or results is None else folder / PICTURE,
+    }
+    export(output, model, load_tokenizer(settings), reads, card, [*sources, Path(settings.name_or_path)])

@@ -22,6 +22,7 @@ from gspo_lightning.training.callbacks.progress import UpdateBar
 from gspo_lightning.training.callbacks.ranks import WatchRanks
 
 _KEPT = 2
+"""Newest checkpoints that are kept."""
 
 
 class RunCheckpoint(Checkpoint):
@@ -73,7 +74,8 @@ class RunCheckpoint(Checkpoint):
         trainer.save_checkpoint(path, weights_only=False)
         if trainer.is_global_zero:
             link_last(path)
-            for old, _ in [found for found in manifests(self._folder) if found[0].exists()][_KEPT:]:
+            existing = [checkpoint for checkpoint, _ in manifests(self._folder) if checkpoint.exists()]
+            for old in existing[_KEPT:]:
                 trainer.strategy.remove_checkpoint(old)
 
 
@@ -100,8 +102,8 @@ class SayHowToGoOn(Callback):
         """Print the checkpoint to resume from if the exception is Ctrl-C."""
         if isinstance(exception, KeyboardInterrupt):
             last = Path(trainer.log_dir or trainer.default_root_dir) / "checkpoints" / "last.ckpt"
-            there = f"Resume with: --ckpt_path {last}" if last.exists() else "No checkpoint was written yet."
-            say(f"Interrupted after {trainer.global_step} updates. {there}", file=sys.stderr)
+            advice = f"Resume with: --ckpt_path {last}" if last.exists() else "No checkpoint was written yet."
+            say(f"Interrupted after {trainer.global_step} updates. {advice}", file=sys.stderr)
 
 
 def describe(module: Any) -> str:
@@ -114,11 +116,12 @@ def describe(module: Any) -> str:
 
 def callbacks_of(chosen: Mapping[str, Any]) -> list[Callback]:
     """Return the user's callbacks, then the default ones whose class the user has not configured."""
-    given = listed(chosen.get("callbacks"))
-    own: list[Callback] = [WatchRanks(), SayHowToGoOn()]
-    if chosen.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in given):
-        own.append(RewardProgress())
+    configured = listed(chosen.get("callbacks"))
+    defaults: list[Callback] = [WatchRanks(), SayHowToGoOn()]
+    has_bar = any(isinstance(callback, ProgressBar) for callback in configured)
+    if chosen.get("enable_progress_bar") is not False and not has_bar:
+        defaults.append(RewardProgress())
     if chosen.get("enable_checkpointing") is not False:
-        own.append(RunCheckpoint())
-    theirs = {type(c) for c in given}
-    return [*given, *(c for c in own if type(c) not in theirs)]
+        defaults.append(RunCheckpoint())
+    classes = {type(callback) for callback in configured}
+    return [*configured, *(callback for callback in defaults if type(callback) not in classes)]

@@ -129,7 +129,8 @@ class RewardCLI(LightningCLI):
         try:
             trainer = super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, TypeError, ValueError, ImportError, RuntimeError, KeyError) as error:
-            if (refusal := explained(error)) is not None:
+            refusal = explained(error)
+            if refusal is not None:
                 raise refusal from error
             if isinstance(error, UserError | RuntimeError | KeyError):
                 raise
@@ -140,7 +141,9 @@ class RewardCLI(LightningCLI):
 
     def train(self) -> None:
         """Read the pairs, train, and write results, figure and model to the run folder."""
-        module, data, trainer = self.model, self.datamodule, self.trainer
+        module = self.model
+        data = self.datamodule
+        trainer = self.trainer
         self.resumption.check_layout(sharded=sharding_of(trainer.strategy) is not None)
         check_tasks(trainer)
         check_device(str(trainer.precision), module.settings.dtype, trainer.strategy.root_device)
@@ -177,7 +180,8 @@ def check_trainer(chosen: Any) -> None:
         name = "barebones" if chosen.get("barebones") else "fast_dev_run"
         raise UserError(f"trainer.{name}", "forbids the logger and checkpoints that every run has", fix="leave it out")
     for name in ("limit_train_batches", "overfit_batches"):
-        if (value := chosen.get(name)) not in (None, 0.0) and value != 1.0:
+        value = chosen.get(name)
+        if value not in (None, 0.0) and value != 1.0:
             problem = f"is {value}, but counts micro-batches and would end an epoch within an optimizer step"
             raise UserError(f"trainer.{name}", problem, fix="use trainer.max_steps, which counts optimizer steps")
     strategy = chosen.strategy.get("class_path") if hasattr(chosen.strategy, "get") else chosen.strategy
@@ -186,7 +190,8 @@ def check_trainer(chosen: Any) -> None:
         raise UserError("trainer.strategy", problem, fix="use --config fsdp2, or strategy: ddp")
     options = (chosen.strategy.get("init_args") or {}) if hasattr(chosen.strategy, "get") else {}
     for name in ("context", "replicas", "expert_parallel"):
-        if (value := options.get(name) or 1) > 1 or value is True:
+        value = options.get(name) or 1
+        if value > 1 or value is True:
             problem = f"is {value}, but reward models are only sharded, over all ranks"
             raise UserError(f"trainer.strategy.{name}", problem, fix="use --config fsdp2")
     check_strategy(chosen.strategy)

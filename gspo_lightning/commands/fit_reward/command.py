@@ -84,7 +84,8 @@ def _run(arguments: list[str], plugins: list[str]) -> int:
     helps = any(argument.endswith("help") for argument in arguments)
     set_parsing_settings(docstring_parse_attribute_docstrings=helps)  # reading all sources takes seconds
     import_plugins(plugins)
-    before, sys.argv = sys.argv, [sys.argv[0], "fit-reward", *arguments]  # Lightning starts other ranks with it
+    argv = sys.argv
+    sys.argv = [argv[0], "fit-reward", *arguments]  # Lightning starts other ranks with it
     try:
         with quiet_writers(), leaves_no_group(of_many=False):
             RewardCLI.run(arguments)
@@ -95,12 +96,14 @@ def _run(arguments: list[str], plugins: list[str]) -> int:
             raise
         raise explain(error, arguments, fields()) from error
     except SystemExit as error:
-        first = int(os.environ.get("LOCAL_RANK", "0")) == 0
+        is_first = int(os.environ.get("LOCAL_RANK", "0")) == 0
         if isinstance(error.__context__, KeyboardInterrupt):  # Lightning turns Ctrl-C into exit(1)
-            return 130 if first else 0
-        return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+            return 130 if is_first else 0
+        if error.code is None:
+            return 0
+        return error.code if isinstance(error.code, int) else 1
     finally:
-        sys.argv = before
+        sys.argv = argv
     return 0
 
 

@@ -28,9 +28,9 @@ def finish(
     """Write results, figure and model on the first rank, and print the held-out metrics."""
     if not trainer.is_global_zero:
         return
-    found = module.evaluations[-1][1]
+    _, held_out = module.evaluations[-1]
     results = {
-        "held_out": found.as_dict(),
+        "held_out": held_out.as_dict(),
         "updates": trainer.global_step,
         "pairs": {name: len(rows) for name, rows in data.rows.items()},
         "dropped": {name: asdict(dropped) for name, dropped in data.dropped.items()},
@@ -41,24 +41,31 @@ def finish(
         "versions": versions(),
     }
     write_record(folder, results, module.held_out_margins)
-    draw(folder / PICTURE, _curves(trainer), found, module.held_out_margins)
+    draw(folder / PICTURE, _curves(trainer), held_out, module.held_out_margins)
     content = {
-        "config": json.loads(json.dumps(dict(config), default=str)), "results": results, "updates": trainer.global_step,
-        "data": data.fingerprints(), "versions": versions(), "reads": data.reads, "picture": folder / PICTURE,
-    }  # fmt: skip
+        "config": json.loads(json.dumps(dict(config), default=str)),  # plain values only
+        "results": results,
+        "updates": trainer.global_step,
+        "data": data.fingerprints(),
+        "versions": versions(),
+        "reads": data.reads,
+        "picture": folder / PICTURE,
+    }
     model = reward_model_of(module.settings, module.whole_weights())
     export(folder / MODEL, model, module.tokenizer, data.reads, content, [Path(module.settings.name_or_path)])
-    say(describe(found))
+    say(describe(held_out))
     say(f"results: {folder / RESULTS}, {PICTURE}\nmodel:   {folder / MODEL}")
 
 
-def describe(found: HeldOut) -> str:
+def describe(held_out: HeldOut) -> str:
     """Format the held-out results in one line."""
-    low, high = found.accuracy.low, found.accuracy.high
-    interval = "" if low is None or high is None else f" (95% interval {low:.3f} to {high:.3f})"
+    accuracy = held_out.accuracy
+    interval = ""
+    if accuracy.low is not None and accuracy.high is not None:
+        interval = f" (95% interval {accuracy.low:.3f} to {accuracy.high:.3f})"
     return (
-        f"held-out accuracy {found.accuracy.value:.3f}{interval}, calibration error {found.ece:.3f}, "
-        f"{found.pairs:,} pairs of {found.prompts:,} prompts"
+        f"held-out accuracy {accuracy.value:.3f}{interval}, calibration error {held_out.ece:.3f}, "
+        f"{held_out.pairs:,} pairs of {held_out.prompts:,} prompts"
     )
 
 
@@ -66,4 +73,7 @@ def _curves(trainer: Trainer) -> dict[str, list[tuple[int, float]]]:
     scalars = scalars_of(trainer.loggers)
     if scalars is None:
         return {}
-    return {tag: list(zip(s.steps.tolist(), s.values.tolist(), strict=True)) for tag, s in scalars.series().items()}
+    curves = {}
+    for tag, series in scalars.series().items():
+        curves[tag] = list(zip(series.steps.tolist(), series.values.tolist(), strict=True))
+    return curves

@@ -34,7 +34,10 @@ from gspo_lightning.rollouts.serving.endpoint import given
 from gspo_lightning.rollouts.serving.loop import LoopThread
 
 _ARGUMENTS = ("server", "source", "revision", "trust_remote_code")
-_TOKENS, _REQUESTS = 2048, 256
+_TOKENS = 2048
+"""Default limit of an answer."""
+_REQUESTS = 256
+"""Default number of concurrent requests."""
 PATIENCE_S = 300.0
 """Seconds to retry a server that does not respond."""
 _REFUSED = (
@@ -44,7 +47,10 @@ _REFUSED = (
 """Inspect settings that would change an answer and that no rollout source supports."""
 AnyModel = "auto"
 """Model name that stands for the first model the server lists."""
-_PATIENCE_S, _HEALTH_S = 3600.0, 30.0
+_PATIENCE_S = 3600.0
+"""Longest time of one answer."""
+_HEALTH_S = 30.0
+"""Longest time of a server's answer to a question about itself."""
 
 
 @modelapi(name="gspo")
@@ -102,15 +108,15 @@ class GSPOModel(ModelAPI):
             ServerError: the server does not respond; Inspect retries.
         """
         try:
-            future = self.backend.ask(_asked(input, tools, config))
+            future = self.backend.ask(_request(input, tools, config))
             try:
                 await until(future.done)
             except BaseException:  # Inspect has cancelled the sample
                 future.cancel()
                 raise
-            told = future.result()
+            response = future.result()
             self._ill_since = None
-            return self._output(told)
+            return self._output(response)
         except UserError as error:
             raise PrerequisiteError(str(error)) from error
 
@@ -130,18 +136,21 @@ class GSPOModel(ModelAPI):
         if not isinstance(ex, ServerError):
             return False
         now = time.monotonic()
-        self._ill_since = now if self._ill_since is None else self._ill_since
+        if self._ill_since is None:
+            self._ill_since = now
         return now - self._ill_since < PATIENCE_S
 
     def close(self) -> None:
         """Release the model, or the connections."""
         self.backend.close()
 
-    def _output(self, told: Response) -> ModelOutput:
-        read, written, usage = told.prompt_tokens, sum(choice.tokens for choice in told.choices), None
+    def _output(self, response: Response) -> ModelOutput:
+        read = response.prompt_tokens
+        usage = None
         if read is not None:
+            written = sum(choice.tokens for choice in response.choices)
             usage = ModelUsage(input_tokens=read, output_tokens=written, total_tokens=read + written)
-        choices = [self._choice(choice) for choice in told.choices]
+        choices = [self._choice(choice) for choice in response.choices]
         return ModelOutput(model=self.backend.name, choices=choices, usage=usage)
 
     def _choice(self, choice: Choice) -> ChatCompletionChoice:
@@ -168,7 +177,7 @@ def _backend(name: str, base_url: str | None, arguments: dict[str, Any]) -> Back
     return InProcess(name, **arguments)
 
 
-def _asked(messages: Sequence[ChatMessage], tools: Sequence[ToolInfo], config: GenerateConfig) -> Request:
+def _request(messages: Sequence[ChatMessage], tools: Sequence[ToolInfo], config: GenerateConfig) -> Request:
     """Convert Inspect's request to :class:`Request`.
 
     Raises:
@@ -219,8 +228,10 @@ class Remote:
     """
 
     def __init__(self, url: str, name: str = AnyModel) -> None:
-        self.client = Client(given([url], plain_http=False)[0], _PATIENCE_S, _HEALTH_S)
-        self.loop, self._numbers = LoopThread("gspo-inspect"), Numbers()
+        [endpoint] = given([url], plain_http=False)
+        self.client = Client(endpoint, _PATIENCE_S, _HEALTH_S)
+        self.loop = LoopThread("gspo-inspect")
+        self._numbers = Numbers()
         try:
             self.name = self.loop.run(self.client.model()) if name == AnyModel else name
             self.asker = ChatRequests(self.client, self.name)
@@ -236,31 +247,33 @@ class Remote:
     def ask(self, request: Request) -> Future[Response]:
         """Send a request to the server."""
         seed = stream(request.seed, Purpose.EVAL_SAMPLING, self._numbers.next(request.messages)) & 0x7FFFFFFF
-        return self.loop.submit(self._told(request, seed))
+        return self.loop.submit(self._respond(request, seed))
 
     def close(self) -> None:
         """Close the connections to the server."""
         self.loop.run(self.client.close())
         self.loop.close()
 
-    async def _told(self, request: Request, seed: int) -> Response:
+    async def _respond(self, request: Request, seed: int) -> Response:
         if request.logprobs:
             raise UserError("gspo/", "gives no log-probabilities of a server", fix="leave out --logprobs")
         messages = [{"role": role, "content": text} for role, text in request.messages]
         body: dict[str, Any] = {"max_tokens": request.max_tokens, "seed": seed, "n": request.choices}
-        body |= {"stop": list(request.stop)} if request.stop else {}
-        optional = {
-            "temperature": 1.0 if request.temperature is None else request.temperature,
-            "top_p": request.top_p,
-            "top_k": request.top_k,
-        }
-        body |= {name: value for name, value in optional.items() if value is not None}
+        if request.stop:
+            body["stop"] = list(request.stop)
+        body["temperature"] = 1.0 if request.temperature is None else request.temperature
+        if request.top_p is not None:
+            body["top_p"] = request.top_p
+        if request.top_k is not None:
+            body["top_k"] = request.top_k
         try:
-            spoken, usage = await self.asker.ask(messages, body)
+            answers, usage = await self.asker.ask(messages, body)
         except UnsupportedError as error:
             raise UserError("gspo/", f"{self.client.url}: {error}") from error
         except ServerError as error:
             raise ServerError(f"{self.client.url}: {error}") from error
-        tokens = int(usage.get("completion_tokens") or 0) // len(spoken)
-        choices = (Choice(_shown(one), tokens, "max_tokens" if one.truncated else "stop") for one in spoken)
+        tokens = int(usage.get("completion_tokens") or 0) // len(answers)  # servers count those of all answers together
+        choices = []
+        for answer in answers:
+            choices.append(Choice(_shown(answer), tokens, "max_tokens" if answer.truncated else "stop"))
         return Response(tuple(choices), usage.get("prompt_tokens"))

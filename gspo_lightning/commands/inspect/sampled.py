@@ -58,11 +58,15 @@ class InProcess:
     ) -> None:
         rollouts: RolloutSource | None = None if source is None else component("rollouts", source)()
         model = _loaded(name, revision, trust_remote_code, rollouts)
-        self.name, self.policy, self.source = name, model.policy, model.source
+        self.name = name
+        self.policy = model.policy
+        self.source = model.source
         self.batches: list[int] = []
         """Number of requests in each batch so far."""
         self._dialogue = Dialogue(self.policy.tokenizer, field="gspo/")
-        self._numbers, self._longest = Numbers(), 0
+        self._numbers = Numbers()
+        self._longest = 0
+        """Longest row that the source is open for."""
         self._queue: queue.Queue[_Waiting] = queue.Queue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -86,47 +90,50 @@ class InProcess:
 
     def close(self) -> None:
         """Wait for the sampling thread and close the source."""
-        if (thread := self._thread) is not None:
+        thread = self._thread  # which sets it to None when it ends
+        if thread is not None:
             thread.join()
         self.source.close()
 
     # sampling thread ---------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
+        """Answer batches until none waits; the requests of a batch that are sampled alike are sampled together."""
         while batch := self._batch():
-            kinds: dict[tuple[SamplingParams, int, int], list[_Waiting]] = {}
-            for one in batch:
-                if not one.future.set_running_or_notify_cancel():
+            alike: dict[tuple[SamplingParams, int, int], list[_Waiting]] = {}
+            for waiting in batch:
+                if not waiting.future.set_running_or_notify_cancel():
                     continue
-                token_budget = self._token_budget(one)
+                token_budget = self._token_budget(waiting.prompt)
                 if token_budget < 1:
-                    one.future.set_result(Response((Choice("", 0, "model_length"),), len(one.prompt.token_ids)))
+                    choice = Choice("", 0, "model_length")
+                    waiting.future.set_result(Response((choice,), len(waiting.prompt.token_ids)))
                     continue
-                kinds.setdefault(
-                    (self._sampling(one.request, token_budget), one.request.seed, one.request.choices), []
-                ).append(one)
-            for (sampling, seed, choices), some in kinds.items():
-                self._answer(some, sampling, seed, choices)
+                request = waiting.request
+                key = (self._sampling(request, token_budget), request.seed, request.choices)
+                alike.setdefault(key, []).append(waiting)
+            for (sampling, seed, choices), requests in alike.items():
+                self._answer(requests, sampling, seed, choices)
 
     def _batch(self) -> list[_Waiting]:
         """Collect requests that arrive soon after each other; an empty batch ends the thread."""
-        found: list[_Waiting] = []
-        while len(found) < _MOST:
+        batch: list[_Waiting] = []
+        while len(batch) < _MOST:
             try:
-                found.append(self._queue.get(timeout=_QUIET_S))
+                batch.append(self._queue.get(timeout=_QUIET_S))
             except queue.Empty:
-                if found:
+                if batch:
                     break
                 with self._lock:
                     if self._queue.empty():
                         self._thread = None
                         break
-        return found
+        return batch
 
-    def _token_budget(self, one: _Waiting) -> int:
+    def _token_budget(self, prompt: Prompt) -> int:
         """Return the number of tokens that the model's positions leave for an answer."""
         limits = self.policy.model.config.get_text_config()
-        return int(getattr(limits, "max_position_embeddings", 0) or 1 << 40) - len(one.prompt.token_ids)
+        return int(getattr(limits, "max_position_embeddings", 0) or 1 << 40) - len(prompt.token_ids)
 
     def _sampling(self, request: Request, token_budget: int) -> SamplingParams:
         return SamplingParams(
@@ -138,22 +145,22 @@ class InProcess:
             stop_strings=request.stop,
         )
 
-    def _answer(self, some: Sequence[_Waiting], sampling: SamplingParams, seed: int, choices: int) -> None:
+    def _answer(self, requests: Sequence[_Waiting], sampling: SamplingParams, seed: int, choices: int) -> None:
+        prompts = [waiting.prompt for waiting in requests]
+        longest = max(len(prompt.token_ids) for prompt in prompts)
         try:
             draws = Draws.of(seed, Purpose.EVAL_SAMPLING, 0)
             with torch.no_grad(), on_device(self.policy.device):
-                self._open(max(len(one.prompt.token_ids) for one in some) + sampling.max_response_tokens, sampling)
-                groups = self.source.generate(
-                    self.policy, [one.prompt for one in some], group_size=choices, sampling=sampling, draws=draws
-                )
+                self._open(longest + sampling.max_response_tokens, sampling)
+                groups = self.source.generate(self.policy, prompts, group_size=choices, sampling=sampling, draws=draws)
         except BaseException as error:
-            for one in some:
-                one.future.set_exception(error)
+            for waiting in requests:
+                waiting.future.set_exception(error)
             return
-        self.batches.append(len(some))
-        for one, group in zip(some, groups, strict=True):
-            told = Response(tuple(self._choice(one.request, rollout) for rollout in group), len(one.prompt.token_ids))
-            one.future.set_result(told)
+        self.batches.append(len(requests))
+        for waiting, group in zip(requests, groups, strict=True):
+            answers = tuple(self._choice(waiting.request, rollout) for rollout in group)
+            waiting.future.set_result(Response(answers, len(waiting.prompt.token_ids)))
 
     def _open(self, longest: int, sampling: SamplingParams) -> None:
         if longest <= self._longest:
@@ -168,14 +175,18 @@ class InProcess:
         text = rollout.text
         if not OPENS.search(text) and unfinished_thought(self.policy.tokenizer, rollout):
             text = f"{OPENING}\n{text}"  # scorers see the completion alone
-        for found in (text.find(stop) for stop in request.stop):
-            text = text[:found] if 0 <= found < len(text) else text
-        cut: Stop = "max_tokens" if rollout.length >= request.max_tokens else "model_length"
+        for stop in request.stop:
+            position = text.find(stop)
+            if position >= 0:
+                text = text[:position]
+        reason: Stop = "stop"
+        if rollout.truncated:
+            reason = "max_tokens" if rollout.length >= request.max_tokens else "model_length"
         logprobs = None
         if request.logprobs and rollout.logprobs is not None:
-            tokens = (self.policy.tokenizer.decode([token]) for token in rollout.token_ids.tolist())
+            tokens = [self.policy.tokenizer.decode([token]) for token in rollout.token_ids.tolist()]
             logprobs = tuple(zip(tokens, rollout.logprobs.tolist(), strict=True))
-        return Choice(text, rollout.length, cut if rollout.truncated else "stop", logprobs)
+        return Choice(text, rollout.length, reason, logprobs)
 
 
 _POLICIES: WeakValueDictionary[tuple[object, ...], Policy] = WeakValueDictionary()
@@ -185,11 +196,12 @@ _POLICIES: WeakValueDictionary[tuple[object, ...], Policy] = WeakValueDictionary
 def _loaded(name: str, revision: str | None, trust_remote_code: bool, source: RolloutSource | None) -> Sampled:
     path = checkpoint_at(Path(name), "gspo/")
     key = (str(path), path.stat().st_mtime_ns if path.exists() else 0, revision, trust_remote_code)
-    if (policy := _POLICIES.get(key)) is not None:
+    policy = _POLICIES.get(key)
+    if policy is not None:
         return Sampled(policy, {}, source)
     if path.suffix == ".ckpt" or (path.is_file() and path.suffix.lower() != ".gguf"):
-        found = Sampled.of_checkpoint(path, trust_remote_code, source)
+        sampled = Sampled.of_checkpoint(path, trust_remote_code, source)
     else:
-        found = Sampled.of_model(name, revision, trust_remote_code, source)
-    _POLICIES[key] = found.policy
-    return found
+        sampled = Sampled.of_model(name, revision, trust_remote_code, source)
+    _POLICIES[key] = sampled.policy
+    return sampled

@@ -58,8 +58,9 @@ class RewardScorer:
         truncated = bool(state.output.choices) and state.output.stop_reason in ("max_tokens", "model_length")
         text = state.output.completion
         sample = Sample(f"{state.sample_id}/{state.epoch}", state.input_text, text, (), columns, truncated)
-        if why := self.runner.rewards["answer"].missing_column(sample):
-            raise PrerequisiteError(f"{self.name}: {why}; put it into the metadata of the samples")
+        missing = self.runner.rewards["answer"].missing_column(sample)
+        if missing:
+            raise PrerequisiteError(f"{self.name}: {missing}; put it into the metadata of the samples")
         try:
             pending = self.runner.submit([sample])
             await until(pending.done)
@@ -73,13 +74,13 @@ class RewardScorer:
 
 
 def _reward(name: str, init_args: dict[str, Any]) -> Reward:
-    found = component("rewards", name)
-    known = [parameter.name for parameter in parameters(found)]
+    cls = component("rewards", name)
+    settings = [parameter.name for parameter in parameters(cls)]
     for argument in init_args:
-        if argument not in known:
-            raise UserError("reward_scorer", f"{name} has no setting {argument!r}; {did_you_mean(argument, known)}")
+        if argument not in settings:
+            raise UserError("reward_scorer", f"{name} has no setting {argument!r}; {did_you_mean(argument, settings)}")
     try:
-        reward: Reward = found(**init_args)
+        reward: Reward = cls(**init_args)
     except (TypeError, ValueError) as error:
         raise UserError("reward_scorer", f"{name}: {error}") from error
     if reward.where != "worker":
@@ -88,8 +89,11 @@ def _reward(name: str, init_args: dict[str, Any]) -> Reward:
 
 
 def _score(reward: Reward, verdict: SampleScore) -> Score:
-    about = {"reward": verdict.reward, "status": str(verdict.status)}
+    metadata = {"reward": verdict.reward, "status": str(verdict.status)}
     if verdict.reward is None:
-        return Score.unscored(reason="scoring_failed", explanation=verdict.detail, metadata=about)
-    value = CORRECT if is_right(verdict.reward) else NOANSWER if unread(reward, verdict) else INCORRECT
-    return Score(value=value, explanation=verdict.detail or None, metadata=about)
+        return Score.unscored(reason="scoring_failed", explanation=verdict.detail, metadata=metadata)
+    if is_right(verdict.reward):
+        value = CORRECT
+    else:
+        value = NOANSWER if unread(reward, verdict) else INCORRECT
+    return Score(value=value, explanation=verdict.detail or None, metadata=metadata)
