@@ -39,12 +39,12 @@ def found_or_made(target: Path, make: Callable[[Path], None], *, what: str, step
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     with _one_at_a_time(target) as alone:
-        why = _damage(target) if target.exists() else "missing"
-        if why is None:
+        fault = _damage(target) if target.exists() else "missing"
+        if fault is None:
             return  # made by another process meanwhile
         if target.exists():
             aside = _move_aside(target)
-            log.warning("%s: %s is damaged (%s); moved to %s, and recomputed", what, target, why, aside)
+            log.warning("%s: %s is damaged (%s); moved to %s, and recomputed", what, target, fault, aside)
         sweep(target.parent, target.name, alone=alone)
         unfinished = temp_path(target)
         remove(unfinished)
@@ -55,10 +55,11 @@ def found_or_made(target: Path, make: Callable[[Path], None], *, what: str, step
 
 def _damage(target: Path) -> str | None:
     """Return why a model cannot be trusted, or None. Added files count, too: they may be loaded."""
-    why = damage(target)
-    if why is None and (added := _files(target) - Manifest.read(target).files.keys()):
-        return f"{min(added)} was added"
-    return why
+    fault = damage(target)
+    if fault is not None:
+        return fault
+    added = _files(target) - Manifest.read(target).files.keys()
+    return f"{min(added)} was added" if added else None
 
 
 def _files(folder: Path) -> set[str]:
@@ -67,16 +68,15 @@ def _files(folder: Path) -> set[str]:
 
 def _swap_in(unfinished: Path, target: Path, steps: int) -> None:
     """Write the manifest, then rename the folder, so that it is vouched for as soon as it appears."""
-    written = {
-        f"{target.name}/{file.relative_to(unfinished)}": synced(file)
-        for file in unfinished.rglob("*")
-        if not file.is_dir()
-    }
+    files = {}
+    for file in unfinished.rglob("*"):
+        if not file.is_dir():
+            files[f"{target.name}/{file.relative_to(unfinished)}"] = synced(file)
     sync_folder(unfinished)
     if target.exists():  # without locks: another process finished the same model first
         remove(unfinished)
         return
-    Manifest(written, steps, serial=1).write(target)
+    Manifest(files, steps, serial=1).write(target)
     unfinished.rename(target)
     sync_folder(target.parent)
 
@@ -92,7 +92,8 @@ def _move_aside(target: Path) -> Path:
 @contextlib.contextmanager
 def _one_at_a_time(target: Path) -> Iterator[bool]:
     """Wait for a process that makes the same model; yield False if the file system has no locks."""
-    lock, alone = FileLock(f"{target}.lock"), True
+    lock = FileLock(f"{target}.lock")
+    alone = True
     try:
         lock.acquire()
     except OSError as error:

@@ -89,14 +89,23 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], folders: tuple[st
     >>> [str(c) for c in changes({"data": {"group_size": 8, "val": None}}, {"data": {"group_size": 4, "val": None}})]
     ['data.group_size: 8 -> 4']
     """
-    a, b = dict(_flat(before)), dict(_flat(now))
-    a |= {name: value for name, value in ADDED.items() if name in b and name not in a}
-    names = [*a, *(name for name in b if name not in a)]
-    found = [Change(name, a.get(name), b.get(name)) for name in names if not _same(a.get(name), b.get(name), folders)]
-    if folders is not None and folders[0] != folders[1]:
-        equal = [name for name in names if a.get(name) == b.get(name)]
-        found += [change for name in equal if (change := _two_files(name, a[name], folders)) is not None]
-    return found
+    values_before = dict(_flat(before))
+    values_now = dict(_flat(now))
+    for name, value in ADDED.items():
+        if name in values_now:
+            values_before.setdefault(name, value)
+    differences = []
+    paths = []
+    for name in {**values_before, **values_now}:
+        value_before = values_before.get(name)
+        value_now = values_now.get(name)
+        if not _same(value_before, value_now, folders):
+            differences.append(Change(name, value_before, value_now))
+        elif value_before == value_now and folders is not None and folders[0] != folders[1]:
+            two_files = _two_files(name, value_now, folders)
+            if two_files is not None:
+                paths.append(two_files)
+    return differences + paths
 
 
 def _two_files(name: str, value: Any, folders: tuple[str, str]) -> Change | None:
@@ -122,11 +131,15 @@ def same_content(first: str, second: str) -> bool:
         return filecmp.cmp(first, second, shallow=False)
     if not (os.path.isdir(first) and os.path.isdir(second)):
         return False
-    files = [
-        sorted(entry.name for entry in os.scandir(folder) if entry.is_file() and not entry.name.startswith("."))
-        for folder in (first, second)
-    ]
-    return files[0] == files[1] and not any(filecmp.cmpfiles(first, second, files[0], shallow=False)[1:])
+    files = _visible_files(first)
+    if files != _visible_files(second):
+        return False
+    _, different, unreadable = filecmp.cmpfiles(first, second, files, shallow=False)
+    return not different and not unreadable
+
+
+def _visible_files(folder: str) -> list[str]:
+    return sorted(entry.name for entry in os.scandir(folder) if entry.is_file() and not entry.name.startswith("."))
 
 
 def _same(before: Any, now: Any, folders: tuple[str, str] | None) -> bool:
@@ -154,18 +167,18 @@ def _same_plugin_class(before: str, now: str) -> bool:
     >>> _same_plugin_class("plugins.curve.Mine", "gspo_plugin_curve_0a1b2c3d.Mine")
     True
     """
-    hashed = [_PLUGIN.fullmatch(name) for name in (before, now)]
-    if not any(hashed):
+    matches = [_PLUGIN.fullmatch(name) for name in (before, now)]
+    if not any(matches):
         return False
-    short = [
-        name if match is None else f"{match[1]}.{match[2]}" for name, match in zip((before, now), hashed, strict=True)
-    ]
-    return f".{max(short, key=len)}".endswith(f".{min(short, key=len)}")
+    names = []
+    for name, match in zip((before, now), matches, strict=True):
+        names.append(name if match is None else f"{match[1]}.{match[2]}")
+    return f".{max(names, key=len)}".endswith(f".{min(names, key=len)}")
 
 
-def forbidden(found: Iterable[Change]) -> list[Change]:
+def forbidden(differences: Iterable[Change]) -> list[Change]:
     """Return the changes that alter the meaning of a run."""
-    return [change for change in found if not change.harmless]
+    return [change for change in differences if not change.harmless]
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -35,24 +35,27 @@ def check_replaceable(target: Path, sources: Iterable[Path], field: str = "outpu
     Raises:
         UserError: it is no folder, was not written by an export, has other files too, or holds something needed.
     """
-    target, fix = target.resolve(), "give another folder"
+    target = target.resolve()
+    fix = "give another folder"
     if not target.exists():
         return
     if not target.is_dir():
         raise UserError(field, f"{target} is a file", fix=fix)
-    for needed, why in [*((Path(one), str(one)) for one in sources), *_places()]:
-        places = (needed.resolve(), needed.parent.resolve() / needed.name)  # for a link, both places
-        if needed.exists() and any(place.is_relative_to(target) for place in places):
-            raise UserError(field, f"{target} is or holds {why}, and would be deleted", fix=fix)
-    found = {str(p.relative_to(target)) for p in target.rglob("*")}
-    ours = _files_of_export(target, found)
-    if ours is None and found:
+    needed = [(Path(source), str(source)) for source in sources]
+    for path, description in [*needed, *_places()]:
+        places = (path.resolve(), path.parent.resolve() / path.name)  # for a link, both places
+        if path.exists() and any(place.is_relative_to(target) for place in places):
+            raise UserError(field, f"{target} is or holds {description}, and would be deleted", fix=fix)
+    files = {str(path.relative_to(target)) for path in target.rglob("*")}
+    exported = _files_of_export(target, files)
+    if exported is None and files:
         raise UserError(field, f"{target} was not written by gspo export, and would be deleted", fix=fix)
-    if others := sorted(found - (ours or set())):
-        said = f"{target} holds {others[0]}, which no export wrote" + (
-            f", and {len(others) - 1} more" * (len(others) > 1)
-        )
-        raise UserError(field, said, fix=f"{fix}, or move that file away")
+    others = sorted(files - (exported or set()))
+    if others:
+        problem = f"{target} holds {others[0]}, which no export wrote"
+        if len(others) > 1:
+            problem += f", and {len(others) - 1} more"
+        raise UserError(field, problem, fix=f"{fix}, or move that file away")
 
 
 @contextlib.contextmanager

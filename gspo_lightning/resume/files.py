@@ -15,15 +15,19 @@ from typing import BinaryIO
 from gspo_lightning.core.temp_files import remove, temp_path
 
 _BLOCK = 1 << 20
-_EXCHANGE, _HERE = 2, -100
-"""RENAME_EXCHANGE and AT_FDCWD of Linux."""
+_EXCHANGE = 2
+"""RENAME_EXCHANGE of Linux."""
+_HERE = -100
+"""AT_FDCWD of Linux."""
 
 
 class DigestWriter:
     """Binary file writer that tracks the SHA-256 and the number of bytes written."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self._hash, self.bytes = file, hashlib.sha256(), 0
+        self._file = file
+        self._hash = hashlib.sha256()
+        self.bytes = 0
 
     def write(self, data: bytes) -> int:
         """Write all of ``data``; raise if the disk takes less."""

@@ -54,19 +54,22 @@ def find_checkpoint(run: Path, field: str = "ckpt_path", ranks: int | None = Non
     folder = run / "checkpoints"
     skipped: list[tuple[Path, str]] = []
     for path in candidates(folder):
-        why = damage(path)
-        if why is None and ranks is not None and (written := Manifest.read(path).ranks) not in (None, ranks):
-            why = f"in the middle of an iteration of {written} ranks"
-        if why is None:
+        reason = damage(path)
+        if reason is None and ranks is not None:
+            of_ranks = Manifest.read(path).ranks
+            if of_ranks not in (None, ranks):
+                reason = f"in the middle of an iteration of {of_ranks} ranks"
+        if reason is None:
             return Found(path, skipped)
-        skipped.append((path, why))
+        skipped.append((path, reason))
     if not has_checkpoint(run):
         return None
-    reasons = "; ".join(f"{path.name}: {why}" for path, why in skipped[:3])
-    problem, fix = f"no checkpoint in {folder} is whole ({reasons})", "give another run"
+    reasons = "; ".join(f"{path.name}: {reason}" for path, reason in skipped[:3])
+    problem = f"no checkpoint in {folder} is whole ({reasons})"
     if field == "ckpt_path":
-        problem, fix = f"'last', but {problem}", "start again without --ckpt_path, or give a checkpoint of another run"
-    raise UserError(field, problem, fix=fix)
+        fix = "start again without --ckpt_path, or give a checkpoint of another run"
+        raise UserError(field, f"'last', but {problem}", fix=fix)
+    raise UserError(field, problem, fix="give another run")
 
 
 def has_checkpoint(run: Path) -> bool:
@@ -90,10 +93,10 @@ def newest_of_run(path: Path, field: str) -> Found | None:
     """
     if not (path / "checkpoints").is_dir():
         return None
-    found = find_checkpoint(path, field)
-    if found is None:
+    newest = find_checkpoint(path, field)
+    if newest is None:
         raise UserError(field, f"the run {path} has no checkpoint yet", fix="give another run")
-    return found
+    return newest
 
 
 def checkpoint_at(path: Path, field: str) -> Path:
@@ -102,11 +105,11 @@ def checkpoint_at(path: Path, field: str) -> Path:
     Raises:
         UserError: see :func:`newest_of_run`.
     """
-    found = newest_of_run(path, field)
-    if found is None:
+    newest = newest_of_run(path, field)
+    if newest is None:
         return path
-    _say(f"{path}: {found.described}")
-    return found.checkpoint
+    _say(f"{path}: {newest.described}")
+    return newest.checkpoint
 
 
 def candidates(folder: Path) -> list[Path]:
@@ -114,14 +117,14 @@ def candidates(folder: Path) -> list[Path]:
 
     Those without a readable manifest are ordered by step.
     """
-    known = manifests(folder)
-    paths = [path for path, _ in known]
-    orphans = {p for p in folder.glob("*.ckpt") if p.name != LAST and p not in paths}
-    orphans |= {f.with_name(f.name.removesuffix(SUFFIX)) for f in folder.glob(f"*{SUFFIX}")} - set(paths)
+    paths = [path for path, _ in manifests(folder)]
+    orphans = {path for path in folder.glob("*.ckpt") if path.name != LAST}
+    orphans |= {file.with_name(file.name.removesuffix(SUFFIX)) for file in folder.glob(f"*{SUFFIX}")}
+    orphans -= set(paths)
     last = folder / LAST
     if last.exists() and not last.is_symlink():
         orphans.add(last)  # someone put a file in the place of the link
-    for orphan in sorted(orphans):
+    for orphan in sorted(orphans):  # behind every later step
         later = [i for i, path in enumerate(paths) if path.name > orphan.name and orphan.name != LAST]
         paths.insert(max(later) + 1 if later else 0, orphan)
     return paths
@@ -171,11 +174,13 @@ def read_checkpoint(path: Path, field: str = "ckpt_path") -> dict[str, Any]:
     folder = is_folder(path)
     if path.is_dir() and not folder:
         raise UserError(field, f"{path} is neither a run folder, which has checkpoints/, nor a checkpoint", fix=fix)
-    whole = path.resolve()
-    if not manifest_path(whole).exists():
+    resolved = path.resolve()
+    if not manifest_path(resolved).exists():
         _say(f"{path} has no manifest next to it: it is used unverified")
-    elif why := damage(whole):
-        raise UserError(field, f"{path} cannot be read: {why}", fix=fix)
+    else:
+        fault = damage(resolved)
+        if fault:
+            raise UserError(field, f"{path} cannot be read: {fault}", fix=fix)
     content = read_tensors(path / METADATA if folder else path, field, fix=fix, mmap=True)
     if not isinstance(content, dict) or "global_step" not in content or not ("state_dict" in content or folder):
         raise UserError(field, f"{path} cannot be read: it was not written by gspo fit", fix=fix)

@@ -45,23 +45,24 @@ def save_folder(
     Raises:
         InfrastructureError: a file cannot be written.
     """
-    rank, step = rank_and_world()[0], int(checkpoint.get("global_step", 0))
+    rank, _ = rank_and_world()
+    step = int(checkpoint.get("global_step", 0))
     unfinished: Path = all_gather_objects(temp_path(target))[0]
-    with fail_together(), _said(target):
+    with fail_together(), _os_errors_named(target):
         if rank == 0:
             remove(unfinished)
-    with fail_together(), _said(target):
+    with fail_together(), _os_errors_named(target):
         write(unfinished)
-        files = {f"{target.name}/{f.name}": synced(f) for f in unfinished.iterdir() if _writer(f.name) == rank}
-    parts = all_gather_objects(files)
-    with fail_together(), _said(target):
+        of_rank = {f"{target.name}/{f.name}": synced(f) for f in unfinished.iterdir() if _writer(f.name) == rank}
+    of_all_ranks = all_gather_objects(of_rank)
+    with fail_together(), _os_errors_named(target):
         if rank == 0:
             sync_folder(unfinished)
             with swapping(target.parent), uninterrupted():
                 replace_folder(unfinished, target)
-                whole = {name: value for part in parts for name, value in part.items()}
+                files = {name: entry for of_rank in of_all_ranks for name, entry in of_rank.items()}
                 serial = next_serial(target.parent)
-                Manifest(whole, step, serial, options.get("score"), options.get("ranks")).write(target)
+                Manifest(files, step, serial, options.get("score"), options.get("ranks")).write(target)
 
 
 def write_shards(checkpoint: dict[str, Any], folder: Path, *, weights: str) -> None:
@@ -83,8 +84,9 @@ def write_shards(checkpoint: dict[str, Any], folder: Path, *, weights: str) -> N
 
 def unwritable(target: Path, error: OSError) -> InfrastructureError:
     """Return the error for a full disk, a read-only folder, a folder that is gone ..."""
-    if error.errno == errno.ENOENT and (gone := missing_folder(target.absolute())) is not None:
-        return folder_gone(gone)
+    missing = missing_folder(target.absolute()) if error.errno == errno.ENOENT else None
+    if missing is not None:
+        return folder_gone(missing)
     return InfrastructureError(
         f"the checkpoint {target} cannot be written: {error.strerror or error}; older ones are untouched.\n"
         f"  fix: make room (or the folder writable), then resume with --ckpt_path last"
@@ -92,7 +94,7 @@ def unwritable(target: Path, error: OSError) -> InfrastructureError:
 
 
 @contextlib.contextmanager
-def _said(target: Path) -> Iterator[None]:
+def _os_errors_named(target: Path) -> Iterator[None]:
     """Turn an operating system's error into one message, also if another rank met it."""
     try:
         yield
@@ -132,7 +134,8 @@ def _tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, DTensor):
         yield name, value.to_local()
     elif isinstance(value, ShardedTensor):
-        yield from ((name, shard.tensor) for shard in value.local_shards())
+        for shard in value.local_shards():
+            yield name, shard.tensor
     elif isinstance(value, Tensor):
         flatten = getattr(value, "__tensor_flatten__", None)  # of 8-bit states of torchao, for example
         if flatten is None:

@@ -65,14 +65,14 @@ def downloaded_run(address: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".hub.lock"):
         versions = sorted(folder.glob("version_*"), key=_number)
-        for known in versions:
-            if (known / ORIGIN).is_file() and (known / ORIGIN).read_text(encoding="utf-8") == origin:
-                return known
+        for version in versions:
+            if (version / ORIGIN).is_file() and (version / ORIGIN).read_text(encoding="utf-8") == origin:
+                return version
         unfinished = temp_path(folder / "hub")
         remove(unfinished)
-        wanted = ["checkpoints/*", *RUN_FILES]
+        patterns = ["checkpoints/*", *RUN_FILES]
         try:
-            snapshot_download(repository, revision=commit, allow_patterns=wanted, local_dir=unfinished)
+            snapshot_download(repository, revision=commit, allow_patterns=patterns, local_dir=unfinished)
         except Exception as error:
             remove(unfinished)
             raise UserError("ckpt_path", f"{address!r} cannot be read: {first_line(error)}", fix=fix) from error

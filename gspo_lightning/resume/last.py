@@ -135,12 +135,13 @@ def _files(config: Mapping[str, Any], folder: str) -> list[str]:
 
 
 def _refused(folder: Path, config: Mapping[str, Any], others: list[Start], only_reads: bool) -> UserError:
-    shown = [f"{start.run.name}{_described(start, config)}" for start in others[:_SHOWN]]
-    more = f"; and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+    runs = "; ".join(f"{start.run.name}{_described(start, config)}" for start in others[:_SHOWN])
+    if len(others) > _SHOWN:
+        runs += f"; and {len(others) - _SHOWN} more"
     fix = f"give all config files and options of the run that you mean, or its path (--ckpt_path {others[0].run})"
     return UserError(
         "ckpt_path",
-        f"'last', but no run in {folder} is one of {_names(config) or 'these settings'}: {'; '.join(shown)}{more}",
+        f"'last', but no run in {folder} is one of {_names(config) or 'these settings'}: {runs}",
         fix=fix if only_reads else f"{fix}; or leave --ckpt_path out to start a new run",
     )
 

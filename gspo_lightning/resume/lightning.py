@@ -36,7 +36,8 @@ def close_epoch(checkpoint: dict[str, Any]) -> None:
     loop = checkpoint.get("loops", {}).get("fit_loop")
     if loop is None or not loop["epoch_loop.batch_progress"]["is_last_batch"]:
         return
-    epochs, batches = loop["epoch_progress"], loop["epoch_loop.batch_progress"]
+    epochs = loop["epoch_progress"]
+    batches = loop["epoch_loop.batch_progress"]
     for count in (epochs["total"], epochs["current"]):
         count.update(dict.fromkeys(count, count["ready"]))
     batches["total"]["completed"] = batches["total"]["processed"]
@@ -53,13 +54,21 @@ def flush(loggers: Iterable[Any]) -> None:
         OSError: the disk is full.
     """
     for logger in loggers:
-        if not hasattr(experiment := logger.experiment, "flush"):
+        experiment = logger.experiment
+        if not hasattr(experiment, "flush"):
             continue
         experiment.flush()
         folder = getattr(logger, "log_dir", None)
-        for file in (file for pattern in WRITTEN for file in Path(folder).glob(pattern)) if folder else ():
-            descriptor = os.open(file, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        if not folder:
+            continue
+        for pattern in WRITTEN:
+            for file in Path(folder).glob(pattern):
+                _sync(file)
+
+
+def _sync(file: Path) -> None:
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -56,11 +56,16 @@ class Manifest:
         """
         content: Any = load_json(manifest_path(checkpoint).read_text(encoding="utf-8"))
         try:
-            listed = content["files"].items()
-            files = {str(n): (whole_number(size, f"files.{n}"), str(digest)) for n, (size, digest) in listed}
-            step, serial, form = (whole_number(content[name], name) for name in ("step", "serial", "format"))
-            score, ranks = content["score"], content.get("ranks")
-            ranks = None if ranks is None else whole_number(ranks, "ranks")
+            files = {}
+            for name, (size, digest) in content["files"].items():
+                files[str(name)] = (whole_number(size, f"files.{name}"), str(digest))
+            step = whole_number(content["step"], "step")
+            serial = whole_number(content["serial"], "serial")
+            form = whole_number(content["format"], "format")
+            score = content["score"]
+            ranks = content.get("ranks")
+            if ranks is not None:
+                ranks = whole_number(ranks, "ranks")
             if score is not None and not is_finite(score):
                 raise ValueError(f"score is {score!r:.60}, not a finite number")
             return cls(files, step, serial, None if score is None else float(score), ranks, form)
@@ -75,14 +80,14 @@ def manifest_path(checkpoint: Path) -> Path:
 
 def manifests(folder: Path) -> list[tuple[Path, Manifest]]:
     """Return the checkpoints of a folder with a readable manifest, the newest first; content is not verified."""
-    found = []
+    checkpoints = []
     for file in folder.glob(f"*{SUFFIX}"):
         checkpoint = file.with_name(file.name.removesuffix(SUFFIX))
         try:
-            found.append((checkpoint, Manifest.read(checkpoint)))
+            checkpoints.append((checkpoint, Manifest.read(checkpoint)))
         except (OSError, ValueError):
             continue
-    return sorted(found, key=lambda pair: (pair[1].serial, pair[1].step), reverse=True)
+    return sorted(checkpoints, key=lambda pair: (pair[1].serial, pair[1].step), reverse=True)
 
 
 def next_serial(folder: Path) -> int:
@@ -99,9 +104,9 @@ def damage(checkpoint: Path) -> str | None:
     try:
         return _damage(checkpoint)
     except PermissionError as error:
-        said = f"may not be read: {error.strerror}; whether it is whole cannot be told"
+        problem = f"may not be read: {error.strerror}; whether it is whole cannot be told"
         fix = "have its owner make it readable (chmod a+r), or use a folder of your own (trainer.default_root_dir)"
-        raise UserError(str(error.filename or checkpoint), said, fix=fix) from error
+        raise UserError(str(error.filename or checkpoint), problem, fix=fix) from error
 
 
 def _damage(checkpoint: Path) -> str | None:
@@ -120,8 +125,11 @@ def _damage(checkpoint: Path) -> str | None:
         try:
             if not file.is_file():
                 return f"{name} is missing"
-            if (now := file.stat().st_size) != size:
-                return f"torn: {now:,} of {size:,} bytes" if now < size else f"altered: {now:,} bytes, not {size:,}"
+            size_now = file.stat().st_size
+            if size_now < size:
+                return f"torn: {size_now:,} of {size:,} bytes"
+            if size_now > size:
+                return f"altered: {size_now:,} bytes, not {size:,}"
             if sha256(file) != digest:
                 return "altered: its checksum is another one"
         except PermissionError:

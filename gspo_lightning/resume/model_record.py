@@ -73,32 +73,36 @@ class ModelRecord:
         folders = None if self.folder is None else (self.folder, os.getcwd())
         differences = changes(_compared(self.settings), _compared(model), folders)
         differences += self._rescaled(model, folders)
-        moved = _last_part(self.settings) == _last_part(model)  # such as a folder of another machine
-        moved = moved and not self._is_beside(model)
         names = [change for change in differences if change.name == "name_or_path"]
-        if moved and names:
+        same_name = _last_part(self.settings) == _last_part(model)  # such as a folder of another machine
+        if names and same_name and not self._is_beside(model):
             _say(f"{self.checkpoint}: {names[0]}; taken for one model in two places")
-        differences = [change for change in differences if not moved or change not in names]
+            differences = [change for change in differences if change not in names]
         if differences:
-            shown = "; ".join(f"model.{change}" for change in differences)
             raise self._refused(
-                model, shown, "; --allow_changed_config true if these are two names of one model, whose weights fit"
+                model,
+                "; ".join(f"model.{change}" for change in differences),
+                "; --allow_changed_config true if these are two names of one model, whose weights fit",
             )
 
     def _is_beside(self, model: Mapping[str, Any]) -> bool:
         """True if both models are on this machine, and they are two."""
-        names = [str(side.get("name_or_path")) for side in (self.settings, model)]
-        places = [os.path.join(self.folder or os.getcwd(), names[0]), os.path.abspath(names[1])]
-        return all(map(os.path.exists, places)) and not same_content(*places)
+        recorded = os.path.join(self.folder or os.getcwd(), str(self.settings.get("name_or_path")))
+        configured = os.path.abspath(str(model.get("name_or_path")))
+        return os.path.exists(recorded) and os.path.exists(configured) and not same_content(recorded, configured)
 
     def _rescaled(self, model: Mapping[str, Any], folders: tuple[str, str] | None) -> list[Change]:
         """Return what adapters of the same sizes are multiplied by, if it differs: no weight shows it."""
-        sides = [self.settings.get("lora") or {}, model.get("lora") or {}]
-        if "alpha" not in sides[0] or not sides[1]:
+        before = self.settings.get("lora") or {}
+        now = model.get("lora") or {}
+        if "alpha" not in before or not now:
             return []
         names = ("alpha", "start_from")  # adapters to start from bring their own scale
-        before, now = ({f"lora.{name}": side.get(name) for name in names} for side in sides)
-        return changes(before, now, folders)
+        return changes(
+            {f"lora.{name}": before.get(name) for name in names},
+            {f"lora.{name}": now.get(name) for name in names},
+            folders,
+        )
 
     def check_weights(self, model: Mapping[str, Any], shapes: Mapping[str, Shape], *, adapters: bool) -> None:
         """Refuse weights that do not fit a model, in place of torch.
@@ -113,10 +117,11 @@ class ModelRecord:
         """
         held = {name: shape for name, shape in self.shapes.items() if name.startswith(_POLICY)}
         names = held.keys() & shapes.keys() if adapters else held.keys() | shapes.keys()
-        odd = [name for name in sorted(names) if held.get(name) != shapes.get(name)]
-        if odd:
-            shown = [_shape(side.get(odd[0])) for side in (held, shapes)]
-            raise self._refused(model, f"{odd[0]} is {shown[0]} there and {shown[1]} here")
+        for name in sorted(names):
+            if held.get(name) != shapes.get(name):
+                there = _shape(held.get(name))
+                here = _shape(shapes.get(name))
+                raise self._refused(model, f"{name} is {there} there and {here} here")
 
     def _refused(self, model: Mapping[str, Any], why: str, way_out: str = "") -> UserError:
         run = Path(self.checkpoint).parent.parent / "config.yaml"
@@ -143,12 +148,13 @@ def _shapes(content: Mapping[str, Any], path: Path) -> dict[str, Shape]:
     if not is_folder(path):
         return {name: tuple(weight.shape) for name, weight in content["state_dict"].items()}
     index = check_shards(path, "ckpt_path").state_dict_metadata
-    weights = {name: getattr(entry, "size", None) for name, entry in index.items()}
-    return {
-        name.partition(".")[2]: tuple(size)
-        for name, size in weights.items()
-        if size is not None and name.partition(".")[0] in ("state_dict", "model")
-    }
+    shapes = {}
+    for key, entry in index.items():
+        part, _, name = key.partition(".")
+        size = getattr(entry, "size", None)  # of a tensor
+        if size is not None and part in ("state_dict", "model"):
+            shapes[name] = tuple(size)
+    return shapes
 
 
 def _shape(shape: Shape | None) -> str:

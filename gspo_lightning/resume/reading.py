@@ -54,8 +54,9 @@ def fault_of(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = str(error)
-    if (found := _NAMED.search(text)) is not None:
-        name = found.group(1) or found.group(2)
+    match = _NAMED.search(text)
+    if match is not None:
+        name = match.group(1) or match.group(2)
         return f"it is made with {name}, which would run code; only tensors and plain values are read"
     if "Weights only load failed" in text or "weights_only" in text or isinstance(error, pickle.UnpicklingError):
         return "it is damaged, or no file of tensors and plain values"
@@ -75,8 +76,9 @@ def check_shards(folder: Path, field: str, *, fix: str | None = None) -> Metadat
     try:
         index: Metadata | None = None
         for file in sorted(folder.glob("*.metadata")):
-            found = _Index(io.BytesIO(file.read_bytes())).load()
-            index = found if file.name == ".metadata" else index
+            content = _Index(io.BytesIO(file.read_bytes())).load()
+            if file.name == ".metadata":
+                index = content
         if not isinstance(index, Metadata):
             raise UserError(field, f"{folder} cannot be read: its index is missing, or none", fix=fix)
         for piece in _pieces(folder, index):
@@ -108,14 +110,18 @@ class _Index(pickle.Unpickler):
         """Return the class only if an index may contain it."""
         if (module_name, global_name) == ("builtins", "getattr"):
             return _member  # Python 3.11.2, for one, writes members of enumerations so
-        known = _METADATA.get(module_name, ())
-        made = super().find_class(module_name, global_name) if known is None or global_name in known else None
-        if made is None and module_name == "torch":
-            made = getattr(torch, global_name, None)
-            made = made if isinstance(made, torch.dtype | torch.layout | torch.memory_format) else None
-        if made is None or (known is None and not _is_record(made)):
-            raise pickle.UnpicklingError(f"Unsupported class {module_name}.{global_name}")
-        return made
+        names = _METADATA.get(module_name, ())
+        if names is None:  # all records of this module
+            cls = super().find_class(module_name, global_name)
+            if _is_record(cls):
+                return cls
+        elif global_name in names:
+            return super().find_class(module_name, global_name)
+        elif module_name == "torch":
+            constant = getattr(torch, global_name, None)
+            if isinstance(constant, torch.dtype | torch.layout | torch.memory_format):
+                return constant
+        raise pickle.UnpicklingError(f"Unsupported class {module_name}.{global_name}")
 
 
 def _member(kind: Any, name: str) -> Any:
@@ -125,6 +131,6 @@ def _member(kind: Any, name: str) -> Any:
     raise pickle.UnpicklingError(f"Unsupported class {getattr(kind, '__name__', 'builtins')}.{name}")
 
 
-def _is_record(made: object) -> bool:
+def _is_record(value: object) -> bool:
     """True for a class defined in that module; names that it only imports are refused."""
-    return isinstance(made, type) and made.__module__ == "torch.distributed.checkpoint.metadata"
+    return isinstance(value, type) and value.__module__ == "torch.distributed.checkpoint.metadata"

@@ -77,19 +77,13 @@ class Resumption:
         if is_on_hub(given):
             given = str(downloaded_run(given, cached_runs() if writer is None else folder))
         if given != "last":
-            path = Path(given)
-            is_run = (path / "checkpoints").is_dir()
-            own = path if is_run else run_of(path)
-            if writer is not None and path.exists() and own is not None:
-                writer.enter(own)
-            newest = cls._last(path, reward_model, field="--ckpt_path") if is_run else None
-            return cls._at(path, reward_model) if newest is None else newest
+            return cls._given(Path(given), writer, reward_model)
         run = newest_run(folder) if config is None else run_of_config(folder, config, only_reads=writer is None)
         if writer is not None and run is not None:
             writer.enter(run)
-        found = None if run is None else cls._last(run, reward_model)
-        if found is not None:
-            return found
+        resumption = None if run is None else cls._last(run, reward_model)
+        if resumption is not None:
+            return resumption
         if writer is None:
             raise UserError(
                 "ckpt_path", f"'last', but no run in {folder} has a checkpoint", fix="give a path, or leave it out"
@@ -98,14 +92,24 @@ class Resumption:
         return cls(None, run)
 
     @classmethod
+    def _given(cls, path: Path, writer: Writer | None, reward_model: bool) -> Self:
+        """Load a checkpoint, or the newest one of a run folder, after locking its run for a writer."""
+        is_run = (path / "checkpoints").is_dir()
+        run = path if is_run else run_of(path)
+        if writer is not None and path.exists() and run is not None:
+            writer.enter(run)
+        newest = cls._last(path, reward_model, field="--ckpt_path") if is_run else None
+        return cls._at(path, reward_model) if newest is None else newest
+
+    @classmethod
     def _at(cls, path: Path, reward_model: bool) -> Self:
         """Load the checkpoint at a path, which may be the link to the newest; retry if the link moves."""
         while True:
-            whole = path.resolve()
+            checkpoint = path.resolve()
             try:
-                return cls._from(whole, reward_model)
+                return cls._from(checkpoint, reward_model)
             except UserError:
-                if path.resolve() == whole:
+                if path.resolve() == checkpoint:
                     raise
 
     @classmethod
@@ -121,14 +125,14 @@ class Resumption:
         while True:
             before = _names(run)
             try:
-                found = newest_of_run(run, field) if field else find_checkpoint(run, ranks=_elastic_ranks())
-                resumption = None if found is None else cls._from(found.checkpoint, reward_model)
+                newest = newest_of_run(run, field) if field else find_checkpoint(run, ranks=_elastic_ranks())
+                resumption = None if newest is None else cls._from(newest.checkpoint, reward_model)
             except UserError:
                 if _names(run) == before:
                     raise
                 continue
-            if found is not None:
-                _say(str(found))
+            if newest is not None:
+                _say(str(newest))
             return resumption
 
     @classmethod
@@ -136,8 +140,8 @@ class Resumption:
         path = path.resolve()  # ranks may be given the same file by different words
         content = read_checkpoint(path)
         if (REWARD_MODEL in content) != reward_model:
-            has, wanted = ("policy", "gspo fit-reward") if reward_model else ("reward model", "gspo fit")
-            raise UserError("ckpt_path", f"{path} holds a {has}", fix=f"give a checkpoint of {wanted}")
+            held, command = ("policy", "gspo fit-reward") if reward_model else ("reward model", "gspo fit")
+            raise UserError("ckpt_path", f"{path} holds a {held}", fix=f"give a checkpoint of {command}")
         settings = content[REWARD_MODEL]["model"] if reward_model else content.get("gspo_lightning", {}).get("model")
         before = dict(content.get("gspo_run", {}))
         record = ModelRecord.of(content, path, settings)
@@ -199,22 +203,22 @@ class Resumption:
         }
         if not self.before:
             return
-        started_in = self.before.get("folder")
-        found = changes(
-            self.before.get("config", {}), settings, None if started_in is None else (started_in, os.getcwd())
-        )
-        found += changes({"plugins": self.before.get("plugins", {})}, {"plugins": self.now["plugins"]})
-        serious = forbidden(found)
+        folder = self.before.get("folder")
+        folders = None if folder is None else (folder, os.getcwd())
+        differences = changes(self.before.get("config", {}), settings, folders)
+        differences += changes({"plugins": self.before.get("plugins", {})}, {"plugins": self.now["plugins"]})
+        serious = forbidden(differences)
         if serious and not self.allowed:
-            raise _refused(self.path, [str(c) for c in serious])
-        if any(c.name == "model.optimizer.class_path" for c in found):
+            raise _refused(self.path, [str(change) for change in serious])
+        if any(change.name == "model.optimizer.class_path" for change in differences):
             raise UserError(
                 "model.optimizer",
                 f"is another class than in {self.path}, whose state it cannot take over",
                 fix="keep the class, or export the checkpoint and start a new run from it",
             )
-        for change in (c for c in found if not c.bookkeeping):
-            self._note(str(change))
+        for change in differences:
+            if not change.bookkeeping:
+                self._note(str(change))
         for change in changes(self.before.get("versions", {}), dict(versions)):
             self._note(f"version of {change} (the last digits of results may differ)")
 
@@ -242,17 +246,21 @@ class Resumption:
             self._note(
                 f"threads of a rank: {self.before['threads']} -> {threads} (the last digits of results may differ)"
             )
-        before = self.before.get("data", {})
-        for name, value in self.now["data"].items():
-            if name in before and before[name] != value:
-                where = name if "." in name else f"data.{name}"
-                counts = [side.get("prompts") for side in (before[name], value)]
-                text = f"{where}: {counts[0]} prompts -> {counts[1]} (their content differs)"
-                if None in counts:
-                    text = f"{where}: its content differs"
-                if (name == "train" or where == name) and not self.allowed:
-                    raise _refused(self.path, [text])
-                self._note(text)
+        earlier = self.before.get("data", {})
+        for name, fingerprint in self.now["data"].items():
+            if name not in earlier or earlier[name] == fingerprint:
+                continue
+            is_setting = "." in name  # demonstrations or adapters that the run starts from
+            field = name if is_setting else f"data.{name}"
+            count_before = earlier[name].get("prompts")
+            count_now = fingerprint.get("prompts")
+            if count_before is None or count_now is None:
+                difference = f"{field}: its content differs"
+            else:
+                difference = f"{field}: {count_before} prompts -> {count_now} (their content differs)"
+            if (name == "train" or is_setting) and not self.allowed:
+                raise _refused(self.path, [difference])
+            self._note(difference)
         return self.now
 
     def _note(self, change: str) -> None:
@@ -289,10 +297,12 @@ def _names(run: Path) -> list[str]:
 
 
 def _refused(path: str | None, differences: list[str]) -> UserError:
-    shown = "; ".join(differences[:4]) + (f"; and {len(differences) - 4} more" if len(differences) > 4 else "")
+    text = "; ".join(differences[:4])
+    if len(differences) > 4:
+        text += f"; and {len(differences) - 4} more"
     return UserError(
         "ckpt_path",
-        f"{path} was written by a run that meant something else: {shown}",
+        f"{path} was written by a run that meant something else: {text}",
         fix="restore these settings, start a new run, or say --allow_changed_config true if you mean it",
     )
 
@@ -301,7 +311,8 @@ class Fingerprint:
     """Number and SHA-256 of prompts (:class:`gspo_lightning.core.types.Prompt`) with columns, added one by one."""
 
     def __init__(self) -> None:
-        self._digest, self._count = hashlib.sha256(), 0
+        self._digest = hashlib.sha256()
+        self._count = 0
         self._json = json.JSONEncoder(sort_keys=True, default=str)
 
     def add(self, prompt: Any) -> None:
@@ -319,8 +330,10 @@ class Fingerprint:
 
 def plugin_fingerprints(paths: Iterable[str]) -> dict[str, str]:
     """Return the SHA-256 of each plug-in file, by file name (a folder stands for its files)."""
-    files = [f for p in map(Path, paths) for f in (sorted(p.glob("*.py")) if p.is_dir() else [p]) if f.is_file()]
-    return {file.name: sha256(file) for file in files}
+    files: list[Path] = []
+    for path in map(Path, paths):
+        files += sorted(path.glob("*.py")) if path.is_dir() else [path]
+    return {file.name: sha256(file) for file in files if file.is_file()}
 
 
 @rank_zero_only

@@ -33,7 +33,8 @@ def unsharded(checkpoint: Path, field: str, prefix: str = "", on_disk: Path | No
     state: dict[str, Tensor] = {}
     for name, value in index.items():
         if isinstance(value, TensorStorageMetadata) and name.startswith(f"{part}.{prefix}"):
-            size, dtype = value.size, value.properties.dtype
+            size = value.size
+            dtype = value.properties.dtype
             empty = torch.empty(size, dtype=dtype) if on_disk is None else mapped(on_disk, size, dtype)
             state[name.removeprefix(f"{part}.")] = empty
     with warnings.catch_warnings():

@@ -25,8 +25,10 @@ from gspo_lightning.resume.files import write_text
 
 log = logging.getLogger(__name__)
 
-LOCK, HOLDER = ".lock", ".lock.json"
-"""The lock file, and the file that names its holder, used in messages only."""
+LOCK = ".lock"
+"""The lock file."""
+HOLDER = ".lock.json"
+"""The file that names its holder, used in messages only."""
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 """Errors of a file system without locks."""
 ROOT_DIR = "trainer.default_root_dir"
@@ -49,7 +51,9 @@ class Writer:
         self._lock: FileLock | None = None
         self._folder: Path | None = None
         self._refusal: UserError | None = None
-        self.first, self._alone = _is_first(), not any(name in os.environ for name in ("RANK", *_RANKS))
+        self.first = _is_first()
+        self._alone = not any(name in os.environ for name in ("RANK", *_RANKS))
+        """True if no other rank of this job is running yet."""
 
     def __enter__(self) -> Self:
         return self
@@ -117,11 +121,14 @@ def sole_writer(folder: Path, field: str) -> Iterator[None]:
 
     def refused(folder: Path) -> UserError:
         holder = _holder(folder)
-        who, fix = "another process", "wait for it"
-        if holder:
-            who = f"process {holder['pid']} on {holder['host']}, since {holder['since']}"
-            fix = f"wait for it or stop it (kill {holder['pid']}), then repeat this command"
-        return UserError(field, f"{folder} is being written by {who}", fix=f"{fix}; or name another folder")
+        if not holder:
+            problem = f"{folder} is being written by another process"
+            return UserError(field, problem, fix="wait for it; or name another folder")
+        return UserError(
+            field,
+            f"{folder} is being written by process {holder['pid']} on {holder['host']}, since {holder['since']}",
+            fix=f"wait for it or stop it (kill {holder['pid']}), then repeat this command; or name another folder",
+        )
 
     lock = _acquired(folder, field, refused)
     try:
@@ -206,15 +213,16 @@ def _unwritable(folder: Path, error: OSError, field: str = ROOT_DIR) -> GSPOErro
 
 def _refused(folder: Path) -> UserError:
     holder = _holder(folder)
-    who, stop = "another process", "it"
+    writer = "another process"
+    hint = ""
     if holder:
-        who = f"process {holder['pid']} on {holder['host']}, since {holder['since']}"
-        stop = f"it (kill {holder['pid']} lets it save a checkpoint)"
+        writer = f"process {holder['pid']} on {holder['host']}, since {holder['since']}"
+        hint = f" (kill {holder['pid']} lets it save a checkpoint)"
     return UserError(
         "ckpt_path" if (folder / "checkpoints").is_dir() else ROOT_DIR,
-        f"the run {folder} is being written by another fit: {who}",
-        fix=f"wait for it or stop {stop}, then repeat this command; without --ckpt_path a new run gets a folder of its "
-        "own, and validate, test, predict, report and export may read this one meanwhile",
+        f"the run {folder} is being written by another fit: {writer}",
+        fix=f"wait for it or stop it{hint}, then repeat this command; without --ckpt_path a new run gets a folder of "
+        "its own, and validate, test, predict, report and export may read this one meanwhile",
     )
 
 
@@ -223,9 +231,9 @@ def _holder(folder: Path, patience_s: float = 1.0) -> dict[str, Any]:
     until = time.monotonic() + patience_s
     while True:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            found: dict[str, Any] = json.loads((folder / HOLDER).read_text(encoding="utf-8"))
-            if found["host"] != socket.gethostname() or alive(int(found["pid"])):
-                return {"host": found["host"], "pid": found["pid"], "since": found["since"]}
+            holder: dict[str, Any] = json.loads((folder / HOLDER).read_text(encoding="utf-8"))
+            if holder["host"] != socket.gethostname() or alive(int(holder["pid"])):
+                return {"host": holder["host"], "pid": holder["pid"], "since": holder["since"]}
         if time.monotonic() > until:
             return {}
         time.sleep(0.05)
