@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -137,7 +138,7 @@ def _write_rows(inputs: Inputs, path: Path, files: Iterator[int]) -> Iterator[in
     schema = common_schema(inputs)
     streams = [rows(file) for file in range(len(inputs.paths))]
     with pyarrow.parquet.ParquetWriter(path, schema) as target:
-        while batch := [next(streams[file]) for file, _ in zip(files, range(_ROWS), strict=False)]:
+        while batch := [next(streams[file]) for file in itertools.islice(files, _ROWS)]:
             target.write_table(pyarrow.Table.from_batches(batch, schema=schema).combine_chunks())
             yield len(batch)
     inputs.check_unchanged()

@@ -174,6 +174,14 @@ def test_mix_keeps_quotas_and_the_order_of_each_file(tmp_path: Path, suffix: str
     assert list(order([0, 2])) == [1, 1]
 
 
+def test_mix_loses_no_row_between_the_parts_of_a_parquet_file(tmp_path: Path) -> None:
+    """Rows are written 8,192 at a time."""
+    sources = [write(tmp_path / f"{n}.parquet", [{"prompt": f"{n}{i}"} for i in range(4100)]) for n in "ab"]
+    data("mix", "--input", *sources, "--output", tmp_path / "m.parquet")
+    expected = [f"{n}{i}" for i in range(4100) for n in "ab"]
+    assert [record["prompt"] for record in read(tmp_path / "m.parquet")] == expected
+
+
 @FORMATS
 def test_split_parts_no_near_duplicates(tmp_path: Path, suffix: str) -> None:
     topics = ["sheep", "goats", "horses", "ducks", "camels", "rabbits", "zebras", "otters", "geese", "lions"]
