@@ -173,7 +173,8 @@ def _same_plugin_class(before: str, now: str) -> bool:
     names = []
     for name, match in zip((before, now), matches, strict=True):
         names.append(name if match is None else f"{match[1]}.{match[2]}")
-    return f".{max(names, key=len)}".endswith(f".{min(names, key=len)}")
+    shorter, longer = sorted(names, key=len)  # two names, also where their lengths are equal
+    return f".{longer}".endswith(f".{shorter}")
 
 
 def forbidden(differences: Iterable[Change]) -> list[Change]:
