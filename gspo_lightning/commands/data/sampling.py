@@ -23,6 +23,7 @@ from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.escape import say
 from gspo_lightning.core.parsing import load_json
 from gspo_lightning.core.randomness import Purpose
+from gspo_lightning.core.tolerance import is_right
 from gspo_lightning.core.types import Prompt, Rollout
 from gspo_lightning.data.corpus.files import Identifiers, Inputs
 from gspo_lightning.data.prompts.encode import EncodedPrompts, Encoder
@@ -202,4 +203,4 @@ def _pass_count(group: Sequence[Rollout], name: str) -> PassCount:
     """Count the passes of a group by the named reward part, or by the total if a rollout has no such part."""
     values = [rollout.reward_parts.get(name, rollout.reward) for rollout in group]
     scored = [value for value in values if value is not None]
-    return PassCount(sum(value >= 1 for value in scored), len(scored))
+    return PassCount(sum(is_right(value) for value in scored), len(scored))

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from gspo_lightning import cli
-from gspo_lightning.commands.data.sampling import _Journal
+from gspo_lightning.commands.data.pass_counts import PassCount
+from gspo_lightning.commands.data.sampling import _Journal, _pass_count
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.data.prompts import ChainTask
 from tests import ROOT
 from tests.commands.data.files import data, read, write
+from tests.loop.advantages.test_shaping import rollout
 
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 PROMPTS = 80
@@ -42,6 +44,13 @@ def test_recorded_rollouts_are_counted_by_prompt(tmp_path: Path, capsys: pytest.
         "difficulty", "--input", source, "--recorded", folder, "--reward", "x", "--output", tmp_path / "d.jsonl", code=2
     )  # fmt: skip
     assert "0.jsonl:1: has no reward 'x'; it has correct, bonus" in capsys.readouterr().err
+
+
+def test_sampled_responses_pass_for_the_rewards_that_recorded_ones_do() -> None:
+    """A reward of 1 but for rounding is a pass, as in :func:`test_recorded_rollouts_are_counted_by_prompt`."""
+    group = [rollout(reward, correct=reward) for reward in (0.7 + 0.2 + 0.1, 0.99, None)]
+    assert _pass_count(group, "correct") == PassCount(1, 2)
+    assert _pass_count(group, "of_no_reward") == PassCount(1, 2)
 
 
 def test_a_file_of_rollouts_is_not_counted_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
