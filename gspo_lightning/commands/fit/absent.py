@@ -38,18 +38,21 @@ def check_named(arguments: Sequence[str], *, hub: bool = True) -> None:
             raise UserError("ckpt_path", f"{value!r} does not exist", fix="give a path, or last")
     listed = _settings(arguments)
     check_components(listed, plugins)
-    names = _given(listed)
-    printed = any(argument.startswith("--print_config") for argument in arguments)  # which opens nothing
-    for field, name in names.items() if hub and not printed else ():
+    prints = any(argument.startswith("--print_config") for argument in arguments)  # which opens nothing
+    if not hub or prints:
+        return
+    sources = _sources(listed)
+    for field, source in sources.items():  # all files before the first hub id, which takes a request
         if field == "model.name_or_path":
-            check_path(field, name)
-        elif suffix_of(name) and "://" not in name:
-            check_there(name, field)
-    for field, name in names.items() if hub and not printed else ():
-        name = name.partition(":")[0]
-        old = field.startswith("model.") and _OLD_HUB_ID.fullmatch(name)
-        if (_HUB_ID.fullmatch(name) or old) and not Path(name).exists():
-            check_reachable(field, name, "model" if field.startswith("model.") else "dataset")
+            check_path(field, source)
+        elif suffix_of(source) and "://" not in source:
+            check_there(source, field)
+    for field, source in sources.items():
+        name = source.partition(":")[0]
+        is_model = field.startswith("model.")
+        is_hub_id = _HUB_ID.fullmatch(name) or (is_model and _OLD_HUB_ID.fullmatch(name))
+        if is_hub_id and not Path(name).exists():
+            check_reachable(field, name, "model" if is_model else "dataset")
 
 
 def _settings(arguments: Sequence[str]) -> list[Setting]:
@@ -59,14 +62,14 @@ def _settings(arguments: Sequence[str]) -> list[Setting]:
         return []
 
 
-def _given(listed: Sequence[Setting]) -> dict[str, str]:
+def _sources(listed: Sequence[Setting]) -> dict[str, str]:
     """Return field -> text of the model and the sets of prompts, as the last setting gives them."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for setting in listed:
-        for section, word in (_MODEL, *_PROMPTS):
-            inside = setting.value.get(section) if not setting.keys else None
-            if setting.keys == (section, word):
-                found[f"{section}.{word}"] = setting.value
-            elif isinstance(inside, Mapping) and word in inside:
-                found[f"{section}.{word}"] = inside[word]
-    return {field: value for field, value in found.items() if isinstance(value, str)}
+        for section, name in (_MODEL, *_PROMPTS):
+            content = setting.value.get(section) if not setting.keys else None
+            if setting.keys == (section, name):
+                values[f"{section}.{name}"] = setting.value
+            elif isinstance(content, Mapping) and name in content:
+                values[f"{section}.{name}"] = content[name]
+    return {field: value for field, value in values.items() if isinstance(value, str)}

@@ -47,15 +47,15 @@ def plugin_paths(arguments: Sequence[str]) -> list[str]:
     Raises:
         UserError: a config file is missing or malformed.
     """
-    found: list[str] = []
+    paths: list[str] = []
     for file in config_files(arguments):
         content = _read_yaml(file)
         listed = content.get("plugins") or []
-        found += [listed] if isinstance(listed, str) else [str(p) for p in listed]
+        paths += [listed] if isinstance(listed, str) else [str(path) for path in listed]
     for value in values_of(arguments, "--plugins", "--plugins+"):
         listed = _as_list(value)
-        found += [str(p) for p in listed] if isinstance(listed, list) else [value]
-    return list(dict.fromkeys(found))
+        paths += [str(path) for path in listed] if isinstance(listed, list) else [value]
+    return list(dict.fromkeys(paths))
 
 
 def _as_list(value: str) -> Any:
@@ -94,7 +94,7 @@ def settings(arguments: Sequence[str]) -> list[Setting]:
     Raises:
         UserError: an argument belongs to no flag, a flag has no value, or a config file is missing or malformed.
     """
-    found: list[Setting] = []
+    listed: list[Setting] = []
     rest = list(arguments)
     while rest:
         flag, equals, value = rest.pop(0).partition("=")
@@ -107,10 +107,10 @@ def settings(arguments: Sequence[str]) -> list[Setting]:
                 raise UserError(flag.lstrip("-"), "has no value", fix=f"write {flag}=<value>")
             value = rest.pop(0)
         if flag in ("-c", "--config"):
-            found.append(Setting((), _read_yaml(Path(value)), flag=False))
+            listed.append(Setting((), _read_yaml(Path(value)), flag=False))
         else:
-            found.append(Setting(tuple(flag.lstrip("-").split(".")), value))
-    return found
+            listed.append(Setting(tuple(flag.lstrip("-").split(".")), value))
+    return listed
 
 
 def shown(value: object) -> str:

@@ -30,25 +30,30 @@ def callbacks_of(
     chosen: Mapping[str, Any], command: str, run: Path, resumption: Resumption, evaluates: bool
 ) -> list[Callback]:
     """Return the user's callbacks, then the default ones whose class the user has not configured."""
-    fit, given = command == "fit", listed(chosen.get("callbacks"))
-    bar = chosen.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in given)
-    if fit:
-        own = default_callbacks(progress_bar=bar, checkpoints=chosen.get("enable_checkpointing") is not False)
+    configured = listed(chosen.get("callbacks"))
+    has_bar = any(isinstance(callback, ProgressBar) for callback in configured)
+    adds_bar = chosen.get("enable_progress_bar") is not False and not has_bar
+    if command == "fit":
+        checkpoints = chosen.get("enable_checkpointing") is not False
+        defaults = default_callbacks(progress_bar=adds_bar, checkpoints=checkpoints)
         if resumption.optimizer_changed:
-            own.insert(1, NewOptimizerSettings())
+            defaults.insert(1, NewOptimizerSettings())
     else:
-        own = [
-            WatchRanks(),
-            *([PredictionWriter(run)] if command == "predict" else []),
-            *([RunProgress()] if bar else []),
-        ]
-    theirs = {type(c) for c in given}
-    return [*adapted(given, evaluates=evaluates), *(c for c in own if type(c) not in theirs)]
+        defaults = [WatchRanks()]
+        if command == "predict":
+            defaults.append(PredictionWriter(run))
+        if adds_bar:
+            defaults.append(RunProgress())
+    classes = {type(callback) for callback in configured}
+    missing = [callback for callback in defaults if type(callback) not in classes]
+    return [*adapted(configured, evaluates=evaluates), *missing]
 
 
 def listed(chosen: Any) -> list[Any]:
     """Return one object, several or None as a list."""
-    return list(chosen) if isinstance(chosen, list | tuple) else [] if chosen is None else [chosen]
+    if chosen is None:
+        return []
+    return list(chosen) if isinstance(chosen, list | tuple) else [chosen]
 
 
 class SavedConfig(SaveConfigCallback):

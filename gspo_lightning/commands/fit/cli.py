@@ -51,10 +51,10 @@ from gspo_lightning.training.precision_checks import check_precision
 
 def shown_metrics(module: GSPOModule) -> dict[str, float]:
     """Return the last evaluation's metrics, without accuracy and pass@k unless the reward judges correctness."""
-    found = module.evaluator.last
+    metrics = module.evaluator.last
     if module.shown_by == "accuracy":
-        return dict(found)
-    return {name: value for name, value in found.items() if not name.startswith(("val/accuracy", "val/pass@"))}
+        return dict(metrics)
+    return {name: value for name, value in metrics.items() if not name.startswith(("val/accuracy", "val/pass@"))}
 
 
 def write_result(
@@ -111,9 +111,9 @@ def allocator_settings(environment: Mapping[str, str], rollouts: Any) -> dict[st
     """
     if any(name in environment for name in ALLOCATOR):
         return {}
-    options = _found(_found(rollouts, "init_args"), "options")
-    engine = str(_found(rollouts, "class_path") or "").endswith("VLLMEngine")
-    sleeps = engine and (options is None or options.get("enable_sleep_mode", True))
+    options = _setting(_setting(rollouts, "init_args"), "options")
+    is_engine = str(_setting(rollouts, "class_path") or "").endswith("VLLMEngine")
+    sleeps = is_engine and (options is None or options.get("enable_sleep_mode", True))
     return {} if sleeps else {ALLOCATOR[1]: EXPANDABLE}
 
 
@@ -123,7 +123,7 @@ def grow_segments(rollouts: Any) -> None:
         os.environ.update(allocator_settings(os.environ, rollouts))
 
 
-def _found(config: Any, name: str) -> Any:
+def _setting(config: Any, name: str) -> Any:
     return None if config is None else config.get(name)
 
 
@@ -136,7 +136,8 @@ def keep_inputs(config: Any, *, fit: bool) -> None:
     if str(config.trainer.precision) == "bf16-true":
         if fit and config.model.get("lora") is None:
             check_dtype(ModelSettings(dtype="bfloat16"), "trainer.precision", "bf16-true")
-        config.trainer.precision, config.model.dtype = "32-true", "bfloat16"
+        config.trainer.precision = "32-true"
+        config.model.dtype = "bfloat16"
 
 
 class Parser(LightningArgumentParser):
@@ -185,7 +186,8 @@ class Parser(LightningArgumentParser):
         """
         added: list[str] = super().add_class_arguments(*args, **{**kwargs, "sub_configs": False})
         for action in self._actions:
-            if (hint := getattr(action, "_typehint", None)) is not None:
+            hint = getattr(action, "_typehint", None)
+            if hint is not None:
                 action._typehint = whole_numbers_first(hint)
         if decays(args[0]):
             self.set_defaults(weight_decay=0.0)
@@ -221,8 +223,8 @@ class TrainingCLI(LightningCLI):
 
     def subcommands(self) -> dict[str, set[str]]:
         """Return only the requested subcommand: building the other parsers takes half of a command's startup time."""
-        known: dict[str, set[str]] = super().subcommands()
-        return {name: skipped for name, skipped in known.items() if name in self.parser_kwargs}
+        commands: dict[str, set[str]] = super().subcommands()
+        return {name: skipped for name, skipped in commands.items() if name in self.parser_kwargs}
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing: unlike Lightning, read no setting from a checkpoint, least of all ``trust_remote_code``."""
@@ -314,11 +316,14 @@ class TrainingCLI(LightningCLI):
 
     def _show_and_keep(self, subcommand: str) -> None:
         """Print the metrics of an evaluation and write them to a file."""
-        module, config = self.model, self.config[subcommand]
+        module = self.model
+        config = self.config[subcommand]
         show_evaluation(shown_metrics(module))
-        name = {"validate": "val"}.get(subcommand, subcommand)
-        limited = range(len(self.datamodule.sets.read[name]))[: self.datamodule.evaluation.limit]
-        prompts = len(module.evaluator.examples) if self.trainer.world_size == 1 else len(limited)
+        if self.trainer.world_size == 1:
+            prompts = len(module.evaluator.examples)
+        else:  # a rank knows the answers to its own share only
+            name = {"validate": "val"}.get(subcommand, subcommand)
+            prompts = len(range(len(self.datamodule.sets.read[name]))[: self.datamodule.evaluation.limit])
         run = self.resumption.run or runs_of(config)
         path = write_result(subcommand, run, module, prompts, self.resumption.path, config.as_dict())
         say(f"result: {path}")
@@ -331,7 +336,8 @@ class TrainingCLI(LightningCLI):
         if fit:
             check_settings(plain(config.as_dict()))  # after components, whose own checks of URLs know the fix
         kwargs["logger"] = loggers_of(chosen.get("logger"), config, fit, self.resumption)
-        run, evaluates = self.resumption.run or runs_of(config), self.datamodule.val is not None
+        run = self.resumption.run or runs_of(config)
+        evaluates = self.datamodule.val is not None
         kwargs["callbacks"] = callbacks_of(chosen, self.subcommand, run, self.resumption, evaluates)
         kwargs["plugins"] = [*listed(chosen.get("plugins")), AtomicCheckpointIO()]
         if not fit:
@@ -341,7 +347,8 @@ class TrainingCLI(LightningCLI):
         try:
             trainer = super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, TypeError, ValueError, ImportError, RuntimeError, KeyError) as error:
-            if (refusal := explained(error)) is not None:
+            refusal = explained(error)
+            if refusal is not None:
                 raise refusal from error
             if isinstance(error, UserError | RuntimeError | KeyError):
                 raise

@@ -42,7 +42,8 @@ def run(arguments: list[str], cli: type[TrainingCLI] = TrainingCLI) -> int:
     import_plugins(plugin_paths(arguments))
     header = [f"{name} {version}" for name, version in versions().items()]  # header of every saved config
     parser = {"exit_on_error": False, "dump_header": header}
-    argv, sys.argv = sys.argv, [sys.argv[0], *arguments]  # Lightning's launcher starts the other ranks with it
+    argv = sys.argv
+    sys.argv = [argv[0], *arguments]  # Lightning's launcher starts the other ranks with it
     try:
         # of one rank: the other ranks may be this script, with more collective work to come
         with quiet_writers(), leaves_no_group(of_many=False):
@@ -67,12 +68,14 @@ def run(arguments: list[str], cli: type[TrainingCLI] = TrainingCLI) -> int:
             raise
         raise explain(error, arguments[1:]) from error
     except SystemExit as error:
-        first = int(os.environ.get("LOCAL_RANK", "0")) == 0  # Lightning kills the first rank when another one fails
+        is_first = int(os.environ.get("LOCAL_RANK", "0")) == 0  # Lightning kills the first rank when another one fails
         if isinstance(error, Terminated):
-            return int(error.code or 0) if first else 0
+            return int(error.code or 0) if is_first else 0
         if isinstance(error.__context__, KeyboardInterrupt):  # Lightning turns Ctrl-C into exit(1)
-            return 130 if first else 0
-        return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+            return 130 if is_first else 0
+        if error.code is None:
+            return 0
+        return error.code if isinstance(error.code, int) else 1
     finally:
         sys.argv = argv
     return 0

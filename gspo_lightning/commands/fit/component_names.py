@@ -41,13 +41,16 @@ def check_components(settings: Sequence[Setting], plugins: Sequence[str]) -> Non
     Raises:
         UserError: one does not exist.
     """
-    missing = [one for one in _named(settings) if one[2] not in component_names(one[1])]
+    missing = []
+    for field, kind, name in _named(settings):
+        if name not in component_names(kind):
+            missing.append((field, kind, name))
     if not missing or plugins:
         return
     for field, kind, name in missing:
-        known = sorted({*component_names(kind), *registry.defined(kind)})
-        if name not in known:
-            raise UserError(field, f"{name!r} is not registered; {did_you_mean(name, known)}")
+        names = sorted({*component_names(kind), *registry.defined(kind)})
+        if name not in names:
+            raise UserError(field, f"{name!r} is not registered; {did_you_mean(name, names)}")
 
 
 class _Class(NamedTuple):
@@ -63,64 +66,80 @@ class _Class(NamedTuple):
 @cache
 def component_names(kind: str) -> tuple[str, ...]:
     """Return the names of this package's components of a kind, sorted, without importing them."""
-    root, classes = registry.KINDS[kind][1], _classes()
+    root = registry.KINDS[kind][1]
+    classes = _classes()
 
-    def derived(one: _Class) -> bool:
-        return any(base == root or any(map(derived, classes.get(base, ()))) for base in one.bases)
+    def is_derived(cls: _Class) -> bool:
+        return any(base == root or any(map(is_derived, classes.get(base, ()))) for base in cls.bases)
 
-    def left(one: _Class) -> frozenset[str]:
-        inherited = (left(above) for base in one.bases for above in classes.get(base, ()))
-        return one.abstract.union(*inherited) - (one.methods - one.abstract)
+    def abstract_methods(cls: _Class) -> frozenset[str]:
+        methods = set(cls.abstract)
+        for base in cls.bases:
+            for base_class in classes.get(base, ()):
+                methods |= abstract_methods(base_class)
+        return frozenset(methods - (cls.methods - cls.abstract))
 
-    own = (one for several in classes.values() for one in several if one.name[0] != "_" and derived(one))
-    return tuple(sorted(one.name for one in own if not left(one)))
+    names = []
+    for namesakes in classes.values():
+        for cls in namesakes:
+            if not cls.name.startswith("_") and is_derived(cls) and not abstract_methods(cls):
+                names.append(cls.name)
+    return tuple(sorted(names))
 
 
 @cache
 def _classes() -> dict[str, list[_Class]]:
     """Return the classes of the package that have a base, by name."""
-    found: dict[str, list[_Class]] = defaultdict(list)
+    classes: dict[str, list[_Class]] = defaultdict(list)
     for file in sorted(_PACKAGE.rglob("*.py")):
         for name, bases, body in _CLASS.findall(file.read_text(encoding="utf-8")):
-            above = tuple(base.partition("[")[0].strip() for base in bases.split(","))
+            base_names = tuple(base.partition("[")[0].strip() for base in bases.split(","))
             methods = {method.removesuffix("_batch") for method in _METHOD.findall(body)}  # one of them will do
-            found[name].append(_Class(name, above, frozenset(methods), frozenset(_ABSTRACT.findall(body))))
-    return dict(found)
+            classes[name].append(_Class(name, base_names, frozenset(methods), frozenset(_ABSTRACT.findall(body))))
+    return dict(classes)
 
 
 def _named(settings: Sequence[Setting]) -> list[tuple[str, str, str]]:
     """Return field, kind and name of the components that are named without a path, as the last setting gives them."""
-    found: dict[str, tuple[str, str]] = {}
-    for field, value in (one for setting in settings for one in _fields(setting)):
-        if field == _REWARDS:
-            found = {name: one for name, one in found.items() if not name.startswith(f"{_REWARDS}.")}
+    components: dict[str, tuple[str, str]] = {}
+    values = [field_and_value for setting in settings for field_and_value in _fields(setting)]
+    for field, value in values:
+        if field == _REWARDS:  # a whole mapping replaces the rewards before it
+            components = {name: kept for name, kept in components.items() if not name.startswith(f"{_REWARDS}.")}
             continue
         kind = "rewards" if field.startswith(f"{_REWARDS}.") else _KINDS.get(field, "prompts")
-        name = value.get("class_path") if isinstance(value, Mapping) else value if kind != "prompts" else None
+        name = None
+        if isinstance(value, Mapping):
+            name = value.get("class_path")
+        elif kind != "prompts":
+            name = value
         if isinstance(name, str) and name.isidentifier():
-            found[field] = kind, name
-        elif field in found and name is not None:
-            del found[field]
-    return [(field, kind, name) for field, (kind, name) in found.items()]
+            components[field] = kind, name
+        elif field in components and name is not None:
+            del components[field]
+    return [(field, kind, name) for field, (kind, name) in components.items()]
 
 
 def _fields(setting: Setting) -> Iterator[tuple[str, Any]]:
     """Yield the fields of components in a setting, with their values."""
     if not setting.keys:
         for section in ("model", "data"):
-            inside = setting.value.get(section)
-            for word, value in inside.items() if isinstance(inside, Mapping) else ():
-                yield from _field(f"{section}.{word}", value)
-        return
-    keys = setting.keys[:-1] if setting.keys[-1] == "class_path" else setting.keys
-    yield from _field(".".join(keys), {"class_path": setting.value} if keys != setting.keys else _loaded(setting.value))
+            content = setting.value.get(section)
+            if isinstance(content, Mapping):
+                for name, value in content.items():
+                    yield from _field(f"{section}.{name}", value)
+    elif setting.keys[-1] == "class_path":
+        yield from _field(".".join(setting.keys[:-1]), {"class_path": setting.value})
+    else:
+        yield from _field(".".join(setting.keys), _loaded(setting.value))
 
 
 def _field(field: str, value: Any) -> Iterator[tuple[str, Any]]:
     if field == _REWARDS:
         yield field, None
-        for name, one in value.items() if isinstance(value, Mapping) else ():
-            yield f"{field}.{name}", one
+        if isinstance(value, Mapping):
+            for name, reward in value.items():
+                yield f"{field}.{name}", reward
     elif field in _KINDS or field in _PROMPTS or re.fullmatch(r"data\.rewards\.[^.]+", field):
         yield field, value
 

@@ -54,13 +54,14 @@ def config_file(word: str) -> Path:
     Raises:
         UserError: it is neither; the message suggests similar names.
     """
-    path, known = Path(word), built_in()
+    path = Path(word)
     if path.is_file():
         return path
+    shipped = built_in()
     name = word.removeprefix("./").removeprefix("configs/").removesuffix(".yaml")
-    if name in known:
-        return known[name]
-    near = _near(path, name, known)
+    if name in shipped:
+        return shipped[name]
+    near = _near(path, name, shipped)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise UserError(
         "--config",
@@ -69,13 +70,17 @@ def config_file(word: str) -> Path:
     )
 
 
-def _near(path: Path, name: str, known: dict[str, Path]) -> list[str]:
+def _near(path: Path, name: str, shipped: dict[str, Path]) -> list[str]:
     """Return similar names: files in the same folder, then built-in configs."""
+    names = []
     files = [file.name for file in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
-    beside = [found] if (found := nearest(path.name, files)) is not None else []
-    last = {one.rpartition("/")[2]: one for one in reversed(known)}  # the top level wins: math before data/math
-    by_last = [last[n] for n in difflib.get_close_matches(name.rpartition("/")[2], last, n=3)]
-    return list(dict.fromkeys([*beside, *by_last, *difflib.get_close_matches(name, known, n=3)]))[:_NEAR]
+    near_file = nearest(path.name, files)
+    if near_file is not None:
+        names.append(near_file)
+    by_last_part = {full.rpartition("/")[2]: full for full in reversed(shipped)}  # math before data/math
+    names += [by_last_part[part] for part in difflib.get_close_matches(name.rpartition("/")[2], by_last_part, n=3)]
+    names += difflib.get_close_matches(name, shipped, n=3)
+    return list(dict.fromkeys(names))[:_NEAR]
 
 
 def with_files(arguments: Sequence[str]) -> list[str]:
@@ -84,16 +89,16 @@ def with_files(arguments: Sequence[str]) -> list[str]:
     Raises:
         UserError: a value is neither a file nor a built-in config.
     """
-    found: list[str] = []
+    resolved: list[str] = []
     for i, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")
         if flag in _FLAGS and equals:
-            found.append(f"{flag}={config_file(value)}")
+            resolved.append(f"{flag}={config_file(value)}")
         elif i and arguments[i - 1] in _FLAGS:
-            found.append(str(config_file(argument)))
+            resolved.append(str(config_file(argument)))
         else:
-            found.append(argument)
-    return found
+            resolved.append(argument)
+    return resolved
 
 
 def located(text: str, folder: Path, start: Path) -> str:
@@ -120,7 +125,8 @@ def located(text: str, folder: Path, start: Path) -> str:
     assert isinstance(root, yaml.MappingNode)
     for node, name in _texts(root):
         if moves(node.value, name):
-            node.value, node.style = str((folder / node.value).absolute()), '"'
+            node.value = str((folder / node.value).absolute())
+            node.style = '"'
     return yaml.serialize(root, Dumper=yaml.SafeDumper, width=1 << 20)
 
 
@@ -131,7 +137,9 @@ def _named(text: str) -> tuple[tuple[str, str], ...]:
         root = compose_yaml(text)
     except yaml.YAMLError:
         return ()  # reported by the parser, with the line
-    return tuple((node.value, name) for node, name in _texts(root)) if isinstance(root, yaml.MappingNode) else ()
+    if not isinstance(root, yaml.MappingNode):
+        return ()
+    return tuple((node.value, name) for node, name in _texts(root))
 
 
 def _texts(root: yaml.MappingNode) -> Iterator[tuple[yaml.ScalarNode, str]]:

@@ -25,13 +25,22 @@ def training_fields() -> Fields:
     from gspo_lightning.training.data import PromptDataModule
     from gspo_lightning.training.module import GSPOModule
 
-    values = {"seed_everything": bool | int, "plugins": list[str] | str, "allow_changed_config": bool}
-    own = {"ckpt_path": str | None, "weights_only": Any, "return_predictions": Any, "verbose": Any}
-    sections = {**values, **own, "trainer": Trainer, "model": GSPOModule, "data": PromptDataModule}
-    defaults = {
-        field: getattr(importlib.import_module(path.rpartition(".")[0]), path.rpartition(".")[2])
-        for field, path in {**DEFAULT_CLASSES, "model.optimizer": "torch.optim.AdamW"}.items()
+    sections = {
+        "seed_everything": bool | int,
+        "plugins": list[str] | str,
+        "allow_changed_config": bool,
+        "ckpt_path": str | None,
+        "weights_only": Any,
+        "return_predictions": Any,
+        "verbose": Any,
+        "trainer": Trainer,
+        "model": GSPOModule,
+        "data": PromptDataModule,
     }
+    defaults = {}
+    for field, path in {**DEFAULT_CLASSES, "model.optimizer": "torch.optim.AdamW"}.items():
+        module, _, name = path.rpartition(".")
+        defaults[field] = getattr(importlib.import_module(module), name)
     return Fields(sections, defaults)
 
 
@@ -61,12 +70,12 @@ def _refused(value: object) -> bool:
     if isinstance(value, str):
         return value.lstrip().startswith(("{", "["))
     if isinstance(value, dict):
-        return "class_path" in value or any(_refused(one) for one in value.values())
+        return "class_path" in value or any(_refused(item) for item in value.values())
     if isinstance(value, list):
-        return any(isinstance(one, Namespace) and _refused(one) for one in value)
-    return isinstance(value, Namespace) and any(
-        _refused(one) for one in vars(value).values() if not isinstance(one, str)
-    )
+        return any(isinstance(item, Namespace) and _refused(item) for item in value)
+    if isinstance(value, Namespace):
+        return any(_refused(item) for item in vars(value).values() if not isinstance(item, str))
+    return False
 
 
 def explain(error: BaseException, arguments: Sequence[str] = (), fields: Fields | None = None) -> UserError:
@@ -77,28 +86,32 @@ def explain(error: BaseException, arguments: Sequence[str] = (), fields: Fields 
         arguments: arguments of the command, without its name.
         fields: valid settings of the config; None takes those of ``gspo fit``.
     """
-    if (mistake := mistake_of_plugin(error)) is not None:  # raised by the constructor of a plug-in
+    mistake = mistake_of_plugin(error)
+    if mistake is not None:  # raised by the constructor of a plug-in
         return mistake
     text = str(error)
-    found = re.search(r'[Kk]ey "([^"]+)"', text)
-    field = found.group(1) if found else ""
-    if (own := _own_error(error, field)) is not None:
-        return own
+    key = re.search(r'[Kk]ey "([^"]+)"', text)
+    field = key.group(1) if key else ""
+    wrapped = _wrapped_error(error, field)
+    if wrapped is not None:
+        return wrapped
     fields = training_fields() if fields is None else fields
     try:
         fault = fields.fault(settings(arguments))
-    except UserError as mistake:
-        fault = mistake
-    for explanation in (
+    except UserError as error_of_arguments:
+        fault = error_of_arguments
+    explanations = (
         fault,
         _overlay(text, arguments),
         _missing(text, fields),
         _unknown_key(text),
         _unknown_class(text, field),
-    ):
+    )
+    for explanation in explanations:
         if explanation is not None:
             return explanation
-    if not field and (name := _refused_class(text)):
+    name = _refused_class(text)
+    if not field and name:
         return UserError(fields.place_of(name) or "arguments", f"{name}: {_informative(text)}")
     return UserError(field or "arguments", _informative(text))
 
@@ -124,14 +137,14 @@ def _overlay(text: str, arguments: Sequence[str]) -> UserError | None:
 
 def _missing(text: str, fields: Fields) -> UserError | None:
     """Return the error of a class with a missing package or a missing required parameter, if any."""
-    made = re.search(r"class_path='([\w.]+)'", text)
-    name = made.group(1).rpartition(".")[2] if made else ""
+    class_path = re.search(r"class_path='([\w.]+)'", text)
+    name = class_path.group(1).rpartition(".")[2] if class_path else ""
     place = fields.place_of(name) or "arguments"
     needed = re.search(r"Requirement '([\w.-]+)[^']*' not met|No module named '([\w-]+)", text)
     if needed is not None:
         package = needed.group(1) or needed.group(2)
-        what = f"{name or 'it'} needs the package {package}, which is not installed"
-        return UserError(place, what, fix=f"pip install {package}")
+        problem = f"{name or 'it'} needs the package {package}, which is not installed"
+        return UserError(place, problem, fix=f"pip install {package}")
     required = re.search(r"the following arguments are required: ([\w.]+)", text)
     if required is not None:
         field = f"{place}.{required.group(1)}" if place != "arguments" else required.group(1)
@@ -139,7 +152,7 @@ def _missing(text: str, fields: Fields) -> UserError | None:
     return None
 
 
-def _own_error(error: BaseException | None, field: str) -> UserError | None:
+def _wrapped_error(error: BaseException | None, field: str) -> UserError | None:
     """Return the :class:`UserError` of a constructor that the parser wrapped, if any."""
     while error is not None:
         if isinstance(error, UserError):
@@ -168,12 +181,12 @@ _FORMS = ("Expected a", "Not a valid subclass", "Subclass types expect", "a clas
 def _informative(text: str) -> str:
     """Join the informative lines of a parser error; only a constructor's reason if there is one."""
     lines = [re.sub(r'^[Pp]arser key "[^"]+":?\s*', "", line.strip(" -")) for line in text.splitlines()]
-    for pattern, instead in _INSIDES:
-        lines = [pattern.sub(instead, line) for line in lines]
-    wanted = [line for line in lines if line and not line.startswith(_NOISE)]
-    reasons = [line for line in wanted if not line.startswith(_FORMS)]
-    hopeful = [line for line in wanted if not line.startswith(_HOPELESS)]
-    return "; ".join((reasons or hopeful or wanted)[:4])
+    for pattern, replacement in _INSIDES:
+        lines = [pattern.sub(replacement, line) for line in lines]
+    informative = [line for line in lines if line and not line.startswith(_NOISE)]
+    reasons = [line for line in informative if not line.startswith(_FORMS)]
+    hopeful = [line for line in informative if not line.startswith(_HOPELESS)]
+    return "; ".join((reasons or hopeful or informative)[:4])
 
 
 def _refused_class(text: str) -> str:
@@ -191,11 +204,15 @@ def _unknown_key(text: str) -> UserError | None:
         r"ambiguous option: (\S+)",
         r'[Nn]o action for key "([^"]+)"',
     )
-    match = next((m for p in patterns if (m := re.search(p, text))), None)
-    if match is None:
+    for pattern in patterns:
+        match = re.search(pattern, text)
+        if match is not None:
+            break
+    else:
         return None
     key = match.group(1).lstrip("-").partition("=")[0]
-    if (translated := foreign(key)) is not None:
+    translated = foreign(key)
+    if translated is not None:
         problem, fix = translation(*translated)
         return UserError(key, problem, fix=fix)
     return UserError(key, f"is not a setting; {_near_setting(key)}")
@@ -209,8 +226,8 @@ def _near_setting(key: str) -> str:
     owner = {"model": GSPOModule, "data": PromptDataModule}.get(section)
     if owner is None:
         return did_you_mean(section, ["seed_everything", "plugins", "trainer", "model", "data", "ckpt_path"])
-    known = [p for p in inspect.signature(owner).parameters if p not in ("seed", "plugins")]
-    return did_you_mean(rest[0], known) if len(rest) == 1 else "see --print_config"
+    names = [name for name in inspect.signature(owner).parameters if name not in ("seed", "plugins")]
+    return did_you_mean(rest[0], names) if len(rest) == 1 else "see --print_config"
 
 
 _KIND_OF = {
@@ -227,14 +244,14 @@ def _unknown_class(text: str, field: str) -> UserError | None:
     if innermost is not None:  # a nested component: the keys before it are its path
         field = ".".join(re.findall(r'[Pp]arser key "([^"]+)"', text[: innermost.start()])) or field
         text = innermost[0]
-    words = [w for w in field.split(".") if w in _KIND_OF]
+    parts = [part for part in field.split(".") if part in _KIND_OF]
     names = re.findall(
         r"(?:dot import path string:|class_path '|Import path '?|Unexpected class_path) ?'?([\w.]+)", text
     )
-    if not words or not names:
+    if not parts or not names:
         return None
-    known = registry.components(_KIND_OF[words[-1]])
+    components = registry.components(_KIND_OF[parts[-1]])
     name = str(names[0])
-    if name.split(".")[-1] in known:
+    if name.split(".")[-1] in components:
         return None
-    return UserError(field, f"{name!r} is not registered; {did_you_mean(name, known)}")
+    return UserError(field, f"{name!r} is not registered; {did_you_mean(name, components)}")

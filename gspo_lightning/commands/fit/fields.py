@@ -57,7 +57,8 @@ class Fields:
     """
 
     def __init__(self, sections: Mapping[str, Any], defaults: Mapping[str, type[Any]]) -> None:
-        self.sections, self.defaults = dict(sections), dict(defaults)
+        self.sections = dict(sections)
+        self.defaults = dict(defaults)
         self.classes: dict[str, type[Any]] = {}
         """Field -> class chosen by the settings read so far."""
 
@@ -109,21 +110,22 @@ class Fields:
             self._group(f"{path}.", parameters(hint), keys, value, flag)
             return
         loaded = _loaded(value) if flag else value
-        group = next((one for one in members(hint) if plain(one)), None)
-        if group is not None:
-            self._group(f"{path}.", parameters(group), keys, loaded, flag)
+        groups = [member for member in members(hint) if plain(member)]
+        if groups:
+            self._group(f"{path}.", parameters(groups[0]), keys, loaded, flag)
             return
-        base = next((b for one in members(hint) if (b := base_of(one)) is not None), None)
+        member_bases = [base_of(member) for member in members(hint)]
+        base = next((member_base for member_base in member_bases if member_base is not None), None)
         chooses = isinstance(loaded, Mapping) and "class_path" not in loaded and not keys
-        for one in members(hint):
-            inside = typing.get_args(one)
-            if base is not None and typing.get_origin(one) is dict and not chooses:
+        for member in members(hint):
+            arguments = typing.get_args(member)
+            if base is not None and typing.get_origin(member) is dict and not chooses:
                 continue  # a component, or a choice among several
-            if is_many(one) and inside and any(base_of(m) is not None or plain(m) for m in members(inside[-1])):
-                self._many(path, one, inside[-1], keys, loaded, flag, hint)
+            if is_many(member) and arguments and _has_settings(arguments[-1]):
+                self._many(path, member, arguments[-1], keys, loaded, flag, hint)
                 return
-        value_itself = not keys and not isinstance(loaded, Mapping) and any(fits(one, loaded) for one in leaves(hint))
-        if base is not None and not value_itself:
+        is_value = not keys and not isinstance(loaded, Mapping) and any(fits(leaf, loaded) for leaf in leaves(hint))
+        if base is not None and not is_value:
             self._component(path, base, keys, loaded, flag)
             return
         if not keys and not (fits(hint, loaded) or fits(hint, value)):
@@ -132,7 +134,8 @@ class Fields:
             raise UserError(path, f"is {shown(loaded)}; it must be {in_words(hint)}")
 
     def _no_precision(self, value: object) -> UserError:
-        given, usable = str(value).lower(), list(_PRECISIONS)
+        given = str(value).lower()
+        usable = list(_PRECISIONS)
         if "objective" not in parameters(self.sections["model"]):  # a reward model, whose loss is not scaled
             usable.remove("16-mixed")
         near = next((ours for ours in usable if given in _PRECISIONS[ours]), None) or nearest(given, usable)
@@ -146,19 +149,19 @@ class Fields:
             if keys:
                 self._value(f"{path}.{keys[0]}", inner, keys[1:], value, flag)
             elif isinstance(value, Mapping):
-                for name, one in value.items():
-                    self._value(f"{path}.{name}", inner, (), one, False)
+                for name, item in value.items():
+                    self._value(f"{path}.{name}", inner, (), item, False)
             elif value is not None:
                 example = f"{path.rpartition('.')[2]}: {{name: {value if isinstance(value, str) else '...'}}}"
                 raise UserError(path, f"is {shown(value)}; it must be a mapping of names", fix=f"write {example}")
             return
         if not keys and isinstance(value, list):
-            for i, one in enumerate(value):
-                self._value(f"{path}[{i}]", inner, (), one, False)
+            for i, item in enumerate(value):
+                self._value(f"{path}[{i}]", inner, (), item, False)
         elif base_of(inner) is None:
             if not fits(whole, value):
                 raise UserError(path, f"is {shown(value)}; it must be {in_words(whole)}")
-        elif keys or isinstance(value, Mapping) or not any(fits(one, value) for one in leaves(whole)):
+        elif keys or isinstance(value, Mapping) or not any(fits(leaf, value) for leaf in leaves(whole)):
             self._component(path, typing.cast(type[Any], base_of(inner)), keys, value, flag)
 
     def _component(self, path: str, base: type[Any], keys: Sequence[str], value: Any, flag: bool) -> None:
@@ -193,7 +196,8 @@ class Fields:
 
     def _unknown(self, path: str, key: str, siblings: Mapping[str, Any], written: str) -> UserError:
         field = f"{path}{key}"
-        if (translated := foreign(f"{path}{written}")) is not None:
+        translated = foreign(f"{path}{written}")
+        if translated is not None:
             problem, fix = translation(*translated)
             return UserError(field, problem, fix=fix)
         near = did_you_mean(key, siblings)
@@ -206,24 +210,29 @@ class Fields:
         if there:
             place = levels[there[0]]
             return UserError(field, f"is not a setting; did you mean {place}?", fix=f"write {place}")
-        known = near.rpartition("known: ")[2] if len(siblings) <= _MANY else "see gspo fit --help"
-        return UserError(field, f"is not a setting; known: {known}")
+        names = near.rpartition("known: ")[2] if len(siblings) <= _MANY else "see gspo fit --help"
+        return UserError(field, f"is not a setting; known: {names}")
 
     def _levels(self) -> dict[str, str]:
         """Return the last part of every setting -> its full name."""
-        found: dict[str, str] = {}
+        levels: dict[str, str] = {}
         for section, hint in self.sections.items():
-            if isinstance(hint, type) and hint not in WORDS:
-                for name, inner in parameters(hint).items():
-                    found.setdefault(name, f"{section}.{name}")
-                    for one in members(inner):
-                        if plain(one):
-                            for deep in parameters(one):
-                                found.setdefault(deep, f"{section}.{name}.{deep}")
+            if not isinstance(hint, type) or hint in WORDS:
+                continue
+            for name, inner in parameters(hint).items():
+                levels.setdefault(name, f"{section}.{name}")
+                for group in filter(plain, members(inner)):
+                    for field in parameters(group):
+                        levels.setdefault(field, f"{section}.{name}.{field}")
         for field, cls in self.classes.items():
             for name in parameters(cls):
-                found.setdefault(name, f"{field}.{name}")
-        return found
+                levels.setdefault(name, f"{field}.{name}")
+        return levels
+
+
+def _has_settings(hint: Any) -> bool:
+    """True if a type has components, or dataclasses whose fields are settings."""
+    return any(base_of(member) is not None or plain(member) for member in members(hint))
 
 
 def _nulls(value: Any) -> Any:
@@ -253,22 +262,23 @@ def _loaded(text: object) -> Any:
 
 def _class(path: str, base: type[Any], name: str) -> type[Any]:
     """Return a class by its name or import path."""
-    kind = next((kind for kind, one in bases().items() if one is base), None)
+    kind = next((kind for kind, kind_base in bases().items() if kind_base is base), None)
     if kind is not None:
-        known = registry.components(kind)
+        components = registry.components(kind)
         short = name.rpartition(".")[2]
-        if name in known or (short in known and "." in name):
-            return known[short]
+        if name in components or (short in components and "." in name):
+            return components[short]
         if "." not in name:
-            raise UserError(path, f"{name!r} is not registered; {did_you_mean(name, known)}")
+            raise UserError(path, f"{name!r} is not registered; {did_you_mean(name, components)}")
     module, _, last = name.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), last, None) if module else None
+        cls = getattr(importlib.import_module(module), last, None) if module else None
     except Exception:
-        found = None
-    if isinstance(found, type):
-        return found
-    if (file := Path(f"{module.replace('.', '/')}.py")).is_file():
+        cls = None
+    if isinstance(cls, type):
+        return cls
+    file = Path(f"{module.replace('.', '/')}.py")
+    if file.is_file():
         raise UserError(path, f"{shown(name)} is in {file}, which is no plug-in", fix=f"add --plugins {file}")
     choices = (base, *registry.subclasses(base)) if not inspect.isabstract(base) else registry.subclasses(base)
     public = {cls.__name__: cls for cls in choices if not cls.__name__.startswith("_")}

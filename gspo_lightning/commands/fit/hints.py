@@ -20,8 +20,8 @@ WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 def members(hint: Any) -> Iterator[Any]:
     """Yield the alternatives of a union type."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        for one in typing.get_args(hint):
-            yield from members(one)
+        for member in typing.get_args(hint):
+            yield from members(member)
     elif typing.get_origin(hint) is typing.Annotated:
         yield from members(typing.get_args(hint)[0])
     else:
@@ -30,7 +30,7 @@ def members(hint: Any) -> Iterator[Any]:
 
 def leaves(hint: Any) -> list[Any]:
     """Return the alternatives of a type that are not components."""
-    return [one for one in members(hint) if base_of(one) is None]
+    return [member for member in members(hint) if base_of(member) is None]
 
 
 def is_many(hint: Any) -> bool:
@@ -53,8 +53,8 @@ def bases() -> dict[str, type[Any]]:
 def base_of(hint: Any) -> type[Any] | None:
     """Return the class whose subclasses a setting of this type accepts; None if the type is not a component."""
     if typing.get_origin(hint) is collections.abc.Callable:
-        made = typing.get_args(hint)[-1]
-        hint = next(iter(members(made)), None)
+        returned = typing.get_args(hint)[-1]  # of a function that makes a component, such as an optimizer
+        hint = next(iter(members(returned)), None)
     if not isinstance(hint, type) or hint in WORDS or typing.get_origin(hint) is not None:
         return None
     component = hint.__module__.startswith(("gspo_lightning.", "lightning.", "torch.optim"))
@@ -72,10 +72,13 @@ def parameters(cls: type[Any]) -> dict[str, Any]:
     """Return name -> type of a class's constructor parameters."""
     hints: dict[str, Any] = {}
     declared = settings_class(cls)
-    for one in (*(declared.__mro__ if declared is not None else ()), *reversed(cls.__mro__)):
-        for source in (one, one.__dict__.get("__init__")):
+    bases_of_settings = declared.__mro__ if declared is not None else ()
+    for base in (*bases_of_settings, *reversed(cls.__mro__)):
+        for source in (base, base.__dict__.get("__init__")):
+            if source is None:
+                continue
             try:
-                hints |= typing.get_type_hints(source) if source is not None else {}
+                hints |= typing.get_type_hints(source)
             except Exception:  # a name that is imported for type checkers only
                 hints |= dict.fromkeys(getattr(source, "__annotations__", {}), Any)
     return {parameter.name: hints.get(parameter.name, Any) for parameter in registry.parameters(cls)}
@@ -88,21 +91,24 @@ def takes_all(cls: type[Any]) -> bool:
 
 def fits(hint: Any, value: Any) -> bool:
     """True if a value may be of a type, or if that cannot be decided."""
-    return any(_fits_one(one, value) for one in members(hint))
+    return any(_fits_one(member, value) for member in members(hint))
 
 
 def _fits_one(hint: Any, value: Any) -> bool:
-    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if hint is float:
         return _is_number(value)
     if hint in (int, bool, str, type(None)):
         return type(value) is hint
     if origin is typing.Literal:
-        return value in inside
+        return value in arguments
     if origin in (dict, collections.abc.Mapping):
-        return isinstance(value, Mapping) and all(fits(inside[-1], one) for one in value.values())
+        return isinstance(value, Mapping) and all(fits(arguments[-1], item) for item in value.values())
     if is_many(hint):
-        return isinstance(value, list | tuple) and all(fits(inside[0], one) for one in value) if inside else True
+        if not arguments:
+            return True
+        return isinstance(value, list | tuple) and all(fits(arguments[0], item) for item in value)
     return getattr(hint, "__name__", "") != "Tensor"
 
 
@@ -117,19 +123,22 @@ def _is_number(value: Any) -> bool:
 def in_words(hint: Any) -> str:
     """Describe the allowed values of a type, for messages."""
     names: list[str] = []
-    literals = [str(a) for one in members(hint) if typing.get_origin(one) is typing.Literal for a in one.__args__]
+    literals: list[str] = []
+    for member in members(hint):
+        if typing.get_origin(member) is typing.Literal:
+            literals += map(str, typing.get_args(member))
     if literals:
         names.append(f"one of {', '.join(dict.fromkeys(literals))}")
-    for one in members(hint):
-        origin = typing.get_origin(one)
+    for member in members(hint):
+        origin = typing.get_origin(member)
         if origin is typing.Literal:
             continue
         if origin in (dict, collections.abc.Mapping):
             names.append("a mapping")
-        elif is_many(one):
+        elif is_many(member):
             names.append("a list")
-        elif one in WORDS:
-            names.append(WORDS[one])
-        elif isinstance(one, type):
-            names.append(f"a {word(one)}")
+        elif member in WORDS:
+            names.append(WORDS[member])
+        elif isinstance(member, type):
+            names.append(f"a {word(member)}")
     return " or ".join(dict.fromkeys(names)) or "something else"

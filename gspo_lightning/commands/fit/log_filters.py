@@ -27,10 +27,10 @@ def install_log_filters() -> None:
     """Hide third-party messages that do not concern the user; show this package's log messages."""
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
-    own = logging.getLogger("gspo_lightning")
-    own.setLevel(logging.INFO)
-    if not any(isinstance(handler, _ToStderr) for handler in own.handlers):
-        own.addHandler(_ToStderr())
+    package = logging.getLogger("gspo_lightning")
+    package.setLevel(logging.INFO)
+    if not any(isinstance(handler, _ToStderr) for handler in package.handlers):
+        package.addHandler(_ToStderr())
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not sys.stderr.isatty():
         disable_progress_bar()  # transformers' bar for loading and saving

@@ -33,28 +33,43 @@ def runs_of(config: Any) -> Path:
 
 def check_writable(folder: Path) -> None:
     """Check, before the model is loaded, that the run folder can be created; leaves nothing behind."""
-    there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
+    folders = (folder.absolute(), *folder.absolute().parents)
+    existing = next(path for path in folders if path.exists())
     try:
-        os.rmdir(tempfile.mkdtemp(prefix=".gspo-", dir=there))
+        os.rmdir(tempfile.mkdtemp(prefix=".gspo-", dir=existing))
     except OSError as error:
-        why = f"{str(folder)!r} cannot be written: {error.strerror}: {there}"
-        raise UserError("trainer.default_root_dir", why, fix="give another folder") from error
+        problem = f"{str(folder)!r} cannot be written: {error.strerror}: {existing}"
+        raise UserError("trainer.default_root_dir", problem, fix="give another folder") from error
 
 
 def loggers_of(chosen: Any, config: Any, fit: bool, resumption: Resumption) -> Any:
     """Return the run folder's TensorBoard logger, then the user's loggers; False if there are none."""
     if chosen is False:
         return False
-    theirs = [] if chosen in (None, True) else list(chosen) if isinstance(chosen, list | tuple) else [chosen]
-    if any(isinstance(logger, TensorBoardLogger) for logger in theirs):
-        return sorted(theirs, key=lambda logger: not isinstance(logger, TensorBoardLogger))
+    if chosen in (None, True):
+        configured = []
+    else:
+        configured = list(chosen) if isinstance(chosen, list | tuple) else [chosen]
+    if any(isinstance(logger, TensorBoardLogger) for logger in configured):
+        return sorted(configured, key=lambda logger: not isinstance(logger, TensorBoardLogger))
     if not fit:
-        return theirs or False
-    root, name, version = config.trainer.default_root_dir or DEFAULT_ROOT, run_name(config), None
-    if (run := resumption.run) is not None:  # continue in the folder of the run
-        root, name, version = str(run.parent.parent), run.parent.name, run.name
-    purge = resumption.first_step if run is not None else None
-    own = RunLogger(
-        root, name=name, version=version, default_hp_metric=False, purge_step=purge, changes=resumption.changed
-    )
-    return [own, *theirs]
+        return configured or False
+    run = resumption.run
+    if run is None:
+        run_logger = RunLogger(
+            config.trainer.default_root_dir or DEFAULT_ROOT,
+            name=run_name(config),
+            version=None,
+            default_hp_metric=False,
+            changes=resumption.changed,
+        )
+    else:  # continue in the folder of the run
+        run_logger = RunLogger(
+            str(run.parent.parent),
+            name=run.parent.name,
+            version=run.name,
+            default_hp_metric=False,
+            purge_step=resumption.first_step,
+            changes=resumption.changed,
+        )
+    return [run_logger, *configured]

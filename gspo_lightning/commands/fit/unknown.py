@@ -92,18 +92,20 @@ def _parameters(file: Path, name: str) -> tuple[str, ...]:
         if isinstance(node, ast.FunctionDef) and node.name == "__init__":
             arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
             return tuple(argument.arg for argument in arguments[1:])
-    found = (node.target for node in cls.body if isinstance(node, ast.AnnAssign))
-    return tuple(target.id for target in found if isinstance(target, ast.Name))
+    targets = [node.target for node in cls.body if isinstance(node, ast.AnnAssign)]
+    return tuple(target.id for target in targets if isinstance(target, ast.Name))
 
 
 @cache
 def whole_names() -> dict[str, str]:
     """Return the last part of a setting -> its full name; on a tie, the setting nearest to the top level."""
-    found = {name: f"{section}.{name}" for section in ("data", "model", "trainer") for name in settings_of(section)}
+    names: dict[str, str] = {}
+    for section in ("data", "model", "trainer"):  # a later section wins
+        names |= {name: f"{section}.{name}" for name in settings_of(section)}
     for group in _GROUPS:
         for name in settings_of(group):
-            found.setdefault(name, f"{group}.{name}")
-    return LEAVES | found | {name: name for name in TOP}
+            names.setdefault(name, f"{group}.{name}")
+    return LEAVES | names | {name: name for name in TOP}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,20 +133,21 @@ def refuse_unknown(arguments: Sequence[str]) -> None:
     Raises:
         UserError: settings are of another framework, in the wrong section, or misspelt; one message lists them all.
     """
-    found = list(dict.fromkeys(_unknown(arguments)))
-    if not found:
+    unknown = list(dict.fromkeys(_unknown(arguments)))
+    if not unknown:
         return
-    if any(one.key == _OF_REWARD_MODELS for one in found):
+    if any(setting.key == _OF_REWARD_MODELS for setting in unknown):
         problem = f"is for a reward model: it sets {_OF_REWARD_MODELS}"
         raise UserError("config", problem, fix="give it to gspo fit-reward, or give a config of gspo fit here")
-    if len(found) == 1:
-        one = found[0]
-        raise UserError(one.key, one.problem, fix=one.fix)
-    width = min(60, max(len(one.key) for one in found))
-    pages = [page for framework, page in _PAGES.items() if any(one.framework == framework for one in found)]
-    lines = "\n".join(one.line(width) for one in found)
+    if len(unknown) == 1:
+        [setting] = unknown
+        raise UserError(setting.key, setting.problem, fix=setting.fix)
+    width = min(60, max(len(setting.key) for setting in unknown))
+    lines = "\n".join(setting.line(width) for setting in unknown)
+    frameworks = {setting.framework for setting in unknown}
+    pages = [page for framework, page in _PAGES.items() if framework in frameworks]
     more = f" (all settings: {', '.join(pages)})" if pages else ""
-    problem = f"{len(found)} settings have other names here, or none\n{lines}"
+    problem = f"{len(unknown)} settings have other names here, or none\n{lines}"
     raise UserError("config", problem, fix=f"rename them{more}")
 
 
@@ -189,25 +192,26 @@ def _looked_at(items: Iterable[tuple[object, object]], path: str = "") -> Iterat
             continue
         for depth in range(len(rest)):
             section = ".".join([first, *rest[:depth]])
-            known = settings_of(section)
-            word = rest[depth].removesuffix("+")
-            if known and word not in known and not (depth == 0 and word.startswith(_OPTIONS)):
+            names = settings_of(section)
+            part = rest[depth].removesuffix("+")
+            if names and part not in names and not (depth == 0 and part.startswith(_OPTIONS)):
                 yield from _leaves(key, value)
                 break
         else:
-            here = ".".join([first, *rest])
-            if isinstance(value, Mapping) and settings_of(here) and "class_path" not in value:
-                yield from _looked_at(value.items(), f"{here}.")
+            section = ".".join([first, *rest])
+            if isinstance(value, Mapping) and settings_of(section) and "class_path" not in value:
+                yield from _looked_at(value.items(), f"{section}.")
 
 
 def _leaves(key: str, value: object) -> Iterator[_Unknown]:
     """Yield the settings of a mapping under an unknown name, or the mapping itself if its own name can be explained."""
     if isinstance(value, Mapping) and value and key not in whole_names():
-        if near := difflib.get_close_matches(key, TOP, n=1, cutoff=0.75):
+        near = difflib.get_close_matches(key, TOP, n=1, cutoff=0.75)
+        if near:
             yield _misspelt(key, near[0], near[0])
             return
         deeper = [_judged(f"{key}.{name}") for name in value]
-        if key.partition(".")[0] not in TOP or any(one.framework for one in deeper):
+        if key.partition(".")[0] not in TOP or any(setting.framework for setting in deeper):
             for name, inner in value.items():
                 yield from _leaves(f"{key}.{name}", inner)
             return
@@ -224,14 +228,20 @@ def _judged(key: str) -> _Unknown:
     if translated is not None:
         framework, word = translated
         return _Unknown(key, framework, *translation(framework, word), str(word))
-    siblings = {name: f"{section}.{name}" for name in settings_of(section)} if section else {n: n for n in TOP}
-    for known, cutoff in ((siblings, 0.6), (names, 0.75)):
-        near = difflib.get_close_matches(last.lower(), known, n=1, cutoff=cutoff)
-        if near:
-            return _misspelt(key, near[0] if known is siblings else known[near[0]], known[near[0]])
-    beside = siblings or TOP
-    where = ", ".join(sorted(beside)) if len(beside) <= _FEW else "see gspo fit --help"
-    return _Unknown(key, "", f"is not a setting; known: {where}", None, f"no setting; known: {where}")
+    if section:
+        siblings = {name: f"{section}.{name}" for name in settings_of(section)}
+    else:
+        siblings = {name: name for name in TOP}
+    near_siblings = difflib.get_close_matches(last.lower(), siblings, n=1, cutoff=0.6)
+    if near_siblings:
+        return _misspelt(key, near_siblings[0], siblings[near_siblings[0]])
+    near_names = difflib.get_close_matches(last.lower(), names, n=1, cutoff=0.75)
+    if near_names:
+        whole = names[near_names[0]]
+        return _misspelt(key, whole, whole)
+    valid = siblings or TOP
+    listing = ", ".join(sorted(valid)) if len(valid) <= _FEW else "see gspo fit --help"
+    return _Unknown(key, "", f"is not a setting; known: {listing}", None, f"no setting; known: {listing}")
 
 
 def _misspelt(key: str, near: str, whole: str) -> _Unknown:

@@ -51,8 +51,10 @@ def read_words(name: str) -> dict[str, dict[str, Word]]:
     subject ``verl`` maps the beginning of a dotted name to its meaning, for settings not in the file of verl; the
     longest beginning counts.
     """
-    written = read_table(Path(__file__).with_name(f"{name}.yaml"))
-    return {subject: {word: _word(**said) for word, said in part.items()} for subject, part in written.items()}
+    tables: dict[str, dict[str, Word]] = {}
+    for subject, names in read_table(Path(__file__).with_name(f"{name}.yaml")).items():
+        tables[subject] = {foreign_name: _word(**fields) for foreign_name, fields in names.items()}
+    return tables
 
 
 def _word(*, here: str | Sequence[str] = (), note: str = "", none: str = "") -> Word:
@@ -73,14 +75,19 @@ def _dotted() -> dict[str, Word]:
 @cache
 def _flat() -> dict[str, tuple[str, Word]]:
     """Return undotted name -> (framework, meaning); verl's last parts count if unique and unused elsewhere."""
-    last: dict[str, set[str]] = {}
+    by_last_part: dict[str, set[str]] = {}
     for name in _dotted():
-        last.setdefault(name.rpartition(".")[2], set()).add(name)
-    found = {short: ("verl", _dotted()[next(iter(names))]) for short, names in last.items() if len(names) == 1}
-    found |= {name: ("OpenRLHF", word) for name, word in read_words("other")["OpenRLHF"].items()}
-    for table in (read_words("transformers"), read_words("trl")):
-        found |= {name: ("TRL", word) for part in table.values() for name, word in part.items()}
-    return found
+        by_last_part.setdefault(name.rpartition(".")[2], set()).add(name)
+    meanings: dict[str, tuple[str, Word]] = {}
+    for last_part, names in by_last_part.items():
+        if len(names) == 1:
+            [name] = names
+            meanings[last_part] = ("verl", _dotted()[name])
+    meanings |= {name: ("OpenRLHF", word) for name, word in read_words("other")["OpenRLHF"].items()}
+    for tables in (read_words("transformers"), read_words("trl")):
+        for words in tables.values():
+            meanings |= {name: ("TRL", word) for name, word in words.items()}
+    return meanings
 
 
 def foreign(key: str) -> tuple[str, Word] | None:
@@ -92,13 +99,17 @@ def foreign(key: str) -> tuple[str, Word] | None:
     (('data.group_size',), 'null copies the policy', None)
     """
     key = key.lstrip("+~").replace("-", "_")
-    if (exact := _dotted().get(key)) is not None:
+    exact = _dotted().get(key)
+    if exact is not None:
         return "verl", exact
     if key.partition(".")[0] in _VERL_ROOMS:
         parts = key.split(".")
-        beginnings = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
-        known = read_words("other")["verl"]
-        return next((("verl", known[b]) for b in beginnings if b in known), None)
+        meanings = read_words("other")["verl"]
+        for length in range(len(parts), 0, -1):  # the longest beginning counts
+            beginning = ".".join(parts[:length])
+            if beginning in meanings:
+                return "verl", meanings[beginning]
+        return None
     return _flat().get(key.rpartition(".")[2])
 
 
