@@ -35,7 +35,9 @@ def options_that_fit(job: Job, device: Device) -> list[tuple[str, int]]:
         UserError: no option helps, because a single sequence or the model itself is too large for a device.
     """
     singles = list(_options(job))
-    everything = [o for o in singles if not o.eight_bit] if any(o.shards for o in singles) else singles
+    everything = singles
+    if any(option.shards for option in singles):  # bitsandbytes does not support sharded parameters
+        everything = [option for option in singles if not option.eight_bit]
     if memory_of(_all(everything, job), device).peak > device.memory:
         raise UserError(
             "data.max_response_tokens",
@@ -44,12 +46,12 @@ def options_that_fit(job: Job, device: Device) -> list[tuple[str, int]]:
             fix="shorten data.max_response_tokens, or take more or larger devices, or a smaller model; --config cp "
             "cuts a sequence over devices, and --config ep leaves the experts of a layer on theirs",
         )
-    found: list[tuple[str, int]] = []
+    ways: list[tuple[str, int]] = []
     for together in range(1, len(everything) + 1):
-        found += itertools.islice(_fitting(job, device, singles, together, found), 2 - len(found))
-        if len(found) == 2 or (found and together > 1):
+        ways += itertools.islice(_fitting(job, device, singles, together, ways), 2 - len(ways))
+        if len(ways) == 2 or (ways and together > 1):
             break
-    return found
+    return ways
 
 
 def _all(options: Iterable[Option], job: Job) -> Job:
@@ -59,13 +61,14 @@ def _all(options: Iterable[Option], job: Job) -> Job:
 
 
 def _fitting(
-    job: Job, device: Device, singles: list[Option], together: int, known: list[tuple[str, int]]
+    job: Job, device: Device, singles: list[Option], together: int, smaller: list[tuple[str, int]]
 ) -> Iterator[tuple[str, int]]:
+    """Yield the combinations of ``together`` changes that fit, without those that hold a smaller one that fits."""
     for chosen in itertools.combinations(singles, together):
         words = " and ".join(option.words for option in chosen)
-        if any(o.shards for o in chosen) and any(o.eight_bit for o in chosen):
+        if any(option.shards for option in chosen) and any(option.eight_bit for option in chosen):
             continue  # bitsandbytes does not support sharded parameters
-        if any(all(part in words for part in w.split(" and ")) for w, _ in known):
+        if any(all(change in words for change in way.split(" and ")) for way, _ in smaller):
             continue  # a subset of these changes is enough
         peak = memory_of(_all(chosen, job), device).peak
         if peak <= device.memory:
@@ -76,15 +79,18 @@ def _options(job: Job) -> Iterator[Option]:
     """Yield the changes possible for this job; those that do not affect results come first."""
     if not job.checkpointing:
         yield Option("model.gradient_checkpointing: true", lambda j: j.with_model(gradient_checkpointing=True))
-    if (budget := max(job.longest, 4096)) < job.budget:
+    budget = max(job.longest, 4096)
+    if budget < job.budget:
         yield _set(f"data.max_tokens_per_micro_batch: {budget}", budget=budget)
     rows = min(job.max_rows, job.prompts * job.group_size // job.world)
-    if job.in_process and (few := 4 * job.group_size) < rows:
-        yield _set(f"data.rollouts.max_rows: {few} (GroupedSampler)", max_rows=few, source="GroupedSampler")
+    few_rows = 4 * job.group_size
+    if job.in_process and few_rows < rows:
+        yield _set(f"data.rollouts.max_rows: {few_rows} (GroupedSampler)", max_rows=few_rows, source="GroupedSampler")
     world = 2 * job.world if job.strategy == "fsdp" else max(8, job.world)
     if job.prompts // job.minibatches % world == 0:
         words = f"--config fsdp2 --trainer.devices {world}"
-        words += "" if world <= 8 else " (over all nodes)"
+        if world > 8:
+            words += " (over all nodes)"
         yield dataclasses.replace(_set(words, strategy="fsdp", world=world, shards_weights=True), shards=True)
     if job.precision == "32-true" and job.weight_dtype.itemsize == 4:
         yield _set("trainer.precision: bf16-mixed", precision="bf16-mixed")

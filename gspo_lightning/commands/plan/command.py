@@ -56,8 +56,9 @@ def main(argv: Sequence[str]) -> int:
 
         def instantiate_classes(self) -> None:
             """Instantiate only the model and data modules: a trainer would look for devices that this machine lacks."""
-            made = self.parser.instantiate_classes(self.config)[self.subcommand]
-            self.model, self.datamodule = made.model, made.data
+            instances = self.parser.instantiate_classes(self.config)[self.subcommand]
+            self.model = instances.model
+            self.datamodule = instances.data
 
         def _run_subcommand(self, subcommand: str) -> None:
             raise SystemExit(0 if plan(self, options.device, options.time, options.mean_response) else 1)

@@ -27,9 +27,9 @@ def growth_of(job: Job, device: Device) -> Growth:
 
 def kv_bytes(job: Job, config: PretrainedConfig, rows: int, growth: Growth = "pages") -> int:
     """Return the KV-cache bytes of ``rows`` responses and their prompts, including the copy while a layer grows."""
-    found = kv_cache_size(config, job.compute_bytes)
+    cache = kv_cache_size(config, job.compute_bytes)
     if not job.packed:
-        return rows * (found.row(job.longest) + found.largest_layer * job.longest)
-    prompts = -(-rows // job.group_size) * job.max_prompt
+        return rows * (cache.row(job.longest) + cache.largest_layer * job.longest)
+    prompt_places = -(-rows // job.group_size) * job.max_prompt  # a group shares its prompt's
     places = Costs(config, job.compute_bytes, True, job.max_prompt, growth=growth).places(job.max_response)
-    return (found.token + found.largest_layer) * (prompts + rows * places)
+    return (cache.token + cache.largest_layer) * (prompt_places + rows * places)

@@ -73,12 +73,12 @@ def device_of(word: str | None, accelerator: str) -> Device:
     for name, card in CARDS.items():
         if word.lower().replace(" ", "").replace("-", "") == name.lower().replace("-", ""):
             return card
-    if size := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:GB|GIB|G)", word.strip(), re.IGNORECASE):
-        wanted = float(size.group(1))
-        near = min(CARDS.values(), key=lambda card: abs(card.memory - wanted * GIB))
-        return Device(
-            word, round(wanted * 0.985 * GIB), near.flops, near.bandwidth, near.link, cpu=accelerator == "cpu"
-        )
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:GB|GIB|G)", word.strip(), re.IGNORECASE)
+    if match:
+        size = float(match.group(1))
+        near = min(CARDS.values(), key=lambda card: abs(card.memory - size * GIB))  # as fast as a card of that size
+        memory = round(size * 0.985 * GIB)  # a process sees a little less than a card is sold with
+        return Device(word, memory, near.flops, near.bandwidth, near.link, cpu=accelerator == "cpu")
     raise UserError("--device", f"{word!r} is neither cpu, a size such as 80GB nor a card; {did_you_mean(word, CARDS)}")
 
 
@@ -90,8 +90,10 @@ def _this_cpu() -> Device:
 @functools.cache
 def _matrix_rate() -> float:
     """Measure the FLOP per second of float32 matrix products: the fastest of 30, because the machine may be busy."""
-    rows, width = 128, 512
-    left, right = torch.ones(rows, width), torch.ones(width, width)
+    rows = 128
+    width = 512
+    left = torch.ones(rows, width)
+    right = torch.ones(width, width)
     seconds = []
     for _ in range(30):
         start = time.perf_counter()

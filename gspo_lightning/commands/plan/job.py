@@ -99,9 +99,9 @@ class Job:
         """This run with the critic's model in place of the policy: AdamW, a model without an output head."""
         if self.critic is None:
             return None
-        changes: dict[str, Any] = (
-            {"name_or_path": self.critic, "revision": None, "config_overrides": {}} if self.critic else {}
-        )
+        changes: dict[str, Any] = {}
+        if self.critic:
+            changes = {"name_or_path": self.critic, "revision": None, "config_overrides": {}}
         return dataclasses.replace(
             self.with_model(**changes), optimizer="torch.optim.AdamW", critic=None, epochs=self.critic_epochs
         )
@@ -240,7 +240,9 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
     kind = _strategy_kind(strategy)
     world = _devices(trainer.devices) * int(trainer.num_nodes or 1)
     settings = module.settings
-    rollouts, critic, ahead = innermost(data.rollouts), module.critic, data.settings.max_staleness
+    rollouts = innermost(data.rollouts)
+    critic = module.critic
+    ahead = data.settings.max_staleness
     share, sleeps = _served(rollouts, world // int(trainer.num_nodes or 1))
     from gspo_lightning.training.teacher import is_url, teacher_settings
 
@@ -312,15 +314,17 @@ def _served(source: RolloutSource, ranks: int) -> tuple[float, bool]:
         return float(share), bool(source.options.get("enable_sleep_mode", True))
     if not isinstance(source, VLLMServer) or source.servers.urls is not None:
         return 0.0, False
-    local, trained = source.servers.local, [str(rank) for rank in range(ranks)]
-    named = [trained[:1]] if source.servers.count == 1 else []
+    local = source.servers.local
+    training_gpus = [str(rank) for rank in range(ranks)]
+    gpus_by_server = [training_gpus[:1]] if source.servers.count == 1 else []
     if local.gpus is not None:
-        named = [listed(names) for names in local.gpus]
-    placement, shares = Placement("0", named, frozenset(trained)), dict.fromkeys(trained, 0.0)
-    for number, cards in enumerate(named):
+        gpus_by_server = [listed(names) for names in local.gpus]
+    placement = Placement("0", gpus_by_server, frozenset(training_gpus))
+    shares = dict.fromkeys(training_gpus, 0.0)
+    for number, gpus in enumerate(gpus_by_server):
         options = {**placement.defaults(number)[0], **local.options}
-        for card in set(cards) & set(trained):
-            shares[card] += float(options["gpu_memory_utilization"])
+        for gpu in set(gpus) & set(training_gpus):
+            shares[gpu] += float(options["gpu_memory_utilization"])
     return max(shares.values()), False
 
 
@@ -333,9 +337,12 @@ def _checkpoints(trainer: Any) -> LastCheckpoint | None:
 
     if trainer.enable_checkpointing is False:
         return None
-    given = (_class_and_options(callback) for callback in listed(trainer.callbacks))
-    options = [options for name, options in given if name.rsplit(".", 1)[-1] == LastCheckpoint.__name__]
-    return LastCheckpoint(**(options[-1] if options else {}))
+    arguments: dict[str, Any] = {}
+    for callback in listed(trainer.callbacks):
+        name, options = _class_and_options(callback)
+        if name.rsplit(".", 1)[-1] == LastCheckpoint.__name__:
+            arguments = options
+    return LastCheckpoint(**arguments)
 
 
 def stored_dtype(settings: ModelSettings) -> DType:

@@ -12,21 +12,20 @@ from gspo_lightning.commands.plan.decoding import growth_of, keeps_decoder, kv_b
 from gspo_lightning.commands.plan.devices import Device
 from gspo_lightning.commands.plan.job import Job, padded_batch
 from gspo_lightning.commands.plan.models import Counts, backbone_counts, bucket, config_of, counts_of, gathered_layer
+from gspo_lightning.commands.plan.optimizer_state import optimizer_bytes
 from gspo_lightning.commands.plan.step import Step, StepMemory, measure_phases
 from gspo_lightning.commands.plan.vision import tower_of
-from gspo_lightning.core.errors import UserError
 from gspo_lightning.loop.update.optimizers import FUSED
 from gspo_lightning.rollouts.sampler.fast_decoder import LARGEST_COPY
 from gspo_lightning.rollouts.sampler.memory import LOGITS, SHARES, Costs
 
-SAMPLING, TRAINING, STEPPING = "sampling", "backward pass", "optimizer step"
-"""Phases of every iteration."""
+SAMPLING = "sampling"
+TRAINING = "backward pass"
+STEPPING = "optimizer step"
 CRITIC = "critic"
 """Phase of runs with a critic: its backward pass, between sampling and the policy's."""
 TEACHER = "teacher's pass"
 """Phase of runs with a teacher: its forward pass over a rollout batch, before the critic's."""
-ADAM_LIKE = {"adam": 2, "adamw": 2, "nadam": 2, "radam": 2, "adamax": 2, "lion": 1, "rmsprop": 1, "adagrad": 1}
-"""Optimizer class -> state tensors per weight; 8-bit and paged variants are derived from the name."""
 NF4 = 0.5 + 4 / 64
 """Bytes per weight in 4-bit storage, with one float32 scale per 64 weights."""
 
@@ -67,9 +66,13 @@ class Memory:
 def memory_of(job: Job, device: Device) -> Memory:
     """Return the memory of one device, by item and phase."""
     counts = counts_of(job.model)
-    teacher, critic = job.of_teacher, job.of_critic
-    passes = [TEACHER] if teacher is not None and not job.teacher_exact else []
-    passes += [CRITIC] if critic is not None else []
+    teacher = job.of_teacher
+    critic = job.of_critic
+    passes = []
+    if teacher is not None and not job.teacher_exact:
+        passes.append(TEACHER)
+    if critic is not None:
+        passes.append(CRITIC)
     memory = Memory((SAMPLING, *passes, TRAINING, STEPPING))
     shards = job.shards
     _weights(memory, job, counts, shards)
@@ -90,15 +93,18 @@ def memory_of(job: Job, device: Device) -> Memory:
 
 
 def _weights(memory: Memory, job: Job, counts: Counts, shards: int) -> None:
-    size, kept = job.weight_dtype.itemsize, shards if job.shards_weights else 1
-    trained, frozen = counts.trainable, counts.total - counts.trainable
+    size = job.weight_dtype.itemsize
+    kept = shards if job.shards_weights else 1
+    trained = counts.trainable
+    frozen = counts.total - counts.trainable
     if job.lora is None:
         share = trained * size / kept
         target = "weights (float32 masters)" if size == 4 and job.autocast else "weights"
     else:
         four_bit = counts.quantisable * (size - NF4) if job.lora.base == "4bit" else 0
         memory.add("adapters", trained * 4 / kept)
-        share, target = (frozen * size - four_bit) / kept, "frozen weights"
+        share = (frozen * size - four_bit) / kept
+        target = "frozen weights"
     if job.cpu_offload:
         memory.host[target] = round(share)
     else:
@@ -142,45 +148,30 @@ def _states(memory: Memory, job: Job, counts: Counts, shards: int, device: Devic
         memory.add("optimizer temporaries", step, STEPPING)
 
 
-def optimizer_bytes(name: str, counts: Counts, size: int) -> int:
-    """Return the bytes of an optimizer's state over the trained parameters.
-
-    Raises:
-        UserError: the optimizer's state size is not known.
-    """
-    word = name.rsplit(".", 1)[-1].lower()
-    plain = word.removeprefix("paged").removesuffix("8bit").removesuffix("32bit")
-    if plain in ("sgd", "adafactor"):
-        return 0 if plain == "adafactor" else counts.trainable * size
-    if plain not in ADAM_LIKE:
-        raise UserError("model.optimizer", f"how much state {name!r} keeps is unknown")
-    tensors = ADAM_LIKE[plain]
-    if not word.endswith("8bit"):
-        return tensors * counts.trainable * (size if "bitsandbytes" not in name else 4)
-    large = counts.trainable - counts.small
-    return round(tensors * (large * (1 + 4 / 256) + counts.small * 4))
-
-
 def checkpoint_bytes(job: Job) -> int:
     """Return the bytes of a checkpoint: trained weights (without adapters all weights), optimizer state, snapshot."""
-    counts, size = counts_of(job.model), 4 if job.lora is not None else job.weight_dtype.itemsize
-    weights = (counts.total if job.lora is None else counts.trainable) * size
-    found = weights * (2 if job.old_policy == "ResidentSnapshot" else 1)
+    counts = counts_of(job.model)
+    size = 4 if job.lora is not None else job.weight_dtype.itemsize
+    total = (counts.total if job.lora is None else counts.trainable) * size
+    if job.old_policy == "ResidentSnapshot":
+        total *= 2
     if job.checkpoints is None or job.checkpoints.save_optimizer:
-        found += optimizer_bytes(job.optimizer, counts, size)
-    if (critic := job.of_critic) is not None:
-        found += 3 * backbone_counts(critic.model).trainable * size
-    return found
+        total += optimizer_bytes(job.optimizer, counts, size)
+    critic = job.of_critic
+    if critic is not None:  # weights and two moments of AdamW
+        total += 3 * backbone_counts(critic.model).trainable * size
+    return total
 
 
 def _training(memory: Memory, job: Job, device: Device, shards: int) -> None:
-    counts, found = counts_of(job.model), fullest_step(job, device, shards)
-    memory.add("gradients", found.gradients, TRAINING)
-    memory.add("gathered gradients", found.gathered, TRAINING)
+    counts = counts_of(job.model)
+    step = fullest_step(job, device, shards)
+    memory.add("gradients", step.gradients, TRAINING)
+    memory.add("gathered gradients", step.gathered, TRAINING)
     if job.strategy != "fsdp":  # FSDP gathers layers in compute precision instead
-        memory.add("weights in bfloat16 (autocast)", found.copies, TRAINING)
-    memory.add("activations", found.activations, TRAINING)
-    memory.add("logits and temporaries", found.temporaries, TRAINING)
+        memory.add("weights in bfloat16 (autocast)", step.copies, TRAINING)
+    memory.add("activations", step.activations, TRAINING)
+    memory.add("logits and temporaries", step.temporaries, TRAINING)
     _pictures(memory, job, TRAINING)
     if job.lora is not None and job.lora.base == "4bit":
         memory.add("dequantised weights of a layer", counts.largest_layer * job.compute_bytes, TRAINING, SAMPLING)
@@ -188,9 +179,10 @@ def _training(memory: Memory, job: Job, device: Device, shards: int) -> None:
 
 def _pictures(memory: Memory, job: Job, phase: str, keeps: bool = True) -> None:
     """Add a micro-batch's pictures; ``keeps`` adds the activations that a trained tower keeps for backward."""
-    if (tower := tower_of(job)) is not None:
-        kept = keeps and tower.trained
-        size = tower.bytes(job.prompts_at_once, job.compute_bytes, keeps=kept, checkpointing=job.checkpointing)
+    tower = tower_of(job)
+    if tower is not None:
+        keeps = keeps and tower.trained
+        size = tower.bytes(job.prompts_at_once, job.compute_bytes, keeps=keeps, checkpointing=job.checkpointing)
         memory.add("pictures in the vision tower", size, phase)
 
 
@@ -199,8 +191,8 @@ def _teacher(memory: Memory, job: Job, device: Device, phase: str) -> None:
     counts = counts_of(job.model)
     kept = job.shards if job.shards_weights else 1
     memory.add("teacher", counts.total * job.weight_dtype.itemsize / kept)
-    found = step_memory(job, device, backward=False)
-    memory.add("teacher's forward pass", found.activations + found.temporaries, phase)
+    forward = step_memory(job, device, backward=False)
+    memory.add("teacher's forward pass", forward.activations + forward.temporaries, phase)
     _pictures(memory, job, phase, keeps=False)
     if job.strategy == "fsdp":
         memory.add("gathered weights", (2 * counts.largest_layer + counts.outside) * job.compute_bytes, phase)
@@ -208,27 +200,31 @@ def _teacher(memory: Memory, job: Job, device: Device, phase: str) -> None:
 
 def _critic(memory: Memory, job: Job, device: Device, shares_frozen: bool) -> None:
     """Add the critic: a model without its output head, with gradients and activations during its training."""
-    counts, size = backbone_counts(job.model), job.weight_dtype.itemsize
+    counts = backbone_counts(job.model)
     shards = job.shards
     kept = shards if job.shards_weights else 1
-    trained, frozen, width = counts.trainable, 0, size
-    if job.lora is not None:
-        frozen, width = counts.total - counts.trainable, 4
-    state = 2 * trained * width / shards
+    size = job.weight_dtype.itemsize
+    if job.lora is None:
+        trained = counts.trainable * size
+        frozen = 0
+    else:  # adapters are float32
+        trained = counts.trainable * 4
+        frozen = (counts.total - counts.trainable) * size
+    state = 2 * trained / shards
     if job.cpu_offload:
-        memory.host["critic's weights"] = round((trained * width + frozen * size) / kept)
+        memory.host["critic's weights"] = round((trained + frozen) / kept)
         memory.host["critic's optimizer state"] = round(state)
     else:
-        memory.add("critic's weights", (trained * width + (0 if shares_frozen else frozen * size)) / kept)
+        memory.add("critic's weights", (trained + (0 if shares_frozen else frozen)) / kept)
         memory.add("critic's optimizer state", state)
-    memory.add("critic's gradients", trained * width / shards, CRITIC)
-    found = fullest_step(job, device, shards)
-    memory.add("gathered gradients", found.gathered, CRITIC)
+    memory.add("critic's gradients", trained / shards, CRITIC)
+    step = fullest_step(job, device, shards)
+    memory.add("gathered gradients", step.gathered, CRITIC)
     if job.strategy == "fsdp":
         memory.add("gathered weights", (2 * counts.largest_layer + counts.outside) * job.compute_bytes, CRITIC)
     else:
-        memory.add("weights in bfloat16 (autocast)", found.copies, CRITIC)
-    memory.add("activations", found.activations, CRITIC)
+        memory.add("weights in bfloat16 (autocast)", step.copies, CRITIC)
+    memory.add("activations", step.activations, CRITIC)
     _pictures(memory, job, CRITIC)
 
 
@@ -238,8 +234,8 @@ def _served(memory: Memory, job: Job, counts: Counts, device: Device) -> None:
     if not job.served_sleeps:
         memory.add("vLLM (weights, keys and values)", size)
         return
-    own = counts.total * job.compute_bytes
-    waking = own + (own if job.strategy == "fsdp" else 0)
+    weights = counts.total * job.compute_bytes
+    waking = weights * (2 if job.strategy == "fsdp" else 1)
     memory.add("vLLM (weights, keys and values)", max(size, waking), SAMPLING)
 
 
@@ -268,15 +264,15 @@ def _wave(job: Job, device: Device, rows: int) -> dict[str, int]:
     prompts = min(max(1, job.prompts // job.world), max(1, rows // job.group_size))
     logits = 4 * LOGITS * rows * int(config.vocab_size)
     prefill = step_memory(job, device, prefilled=prompts)  # its weights are cast already: counted as such, or gathered
-    found = {
+    items = {
         "keys and values": kv_bytes(job, config, rows, growth_of(job, device)),
         "logits and temporaries": max(logits, prefill.total() - prefill.copies),
     }
-    if (tower := tower_of(job)) is not None:
-        found["pictures in the vision tower"] = tower.bytes(
-            prompts, job.compute_bytes, keeps=False, checkpointing=False
-        )
-    return found
+    tower = tower_of(job)
+    if tower is not None:
+        pictures = tower.bytes(prompts, job.compute_bytes, keeps=False, checkpointing=False)
+        items["pictures in the vision tower"] = pictures
+    return items
 
 
 def wave_rows(job: Job, device: Device, free: int) -> int:
@@ -287,16 +283,18 @@ def wave_rows(job: Job, device: Device, free: int) -> int:
         device: one device.
         free: bytes left by other items during sampling.
     """
-    group, mine = job.group_size, max(1, job.prompts // job.world) * job.group_size
-    most = min(mine, max(group, job.max_rows // group * group))  # only whole groups join
+    group = job.group_size
+    rows_of_rank = max(1, job.prompts // job.world) * group
+    most = min(rows_of_rank, max(group, job.max_rows // group * group))  # only whole groups join
     if not job.waves_fit:
         return most
     growth = growth_of(job, device)
     costs = Costs(config_of(job.model), job.compute_bytes, job.packed, job.max_prompt, growth=growth)
-    context, row = costs.context(job.max_prompt), costs.row(job.max_response)
+    context = costs.context(job.max_prompt)
+    row = costs.row(job.max_response)
     budget = int(free * SHARES["cpu" if device.cpu else "cuda"])
-    whole = budget // (context + group * row)
-    fit = whole * group if whole >= 1 else (budget - context) // row
+    groups = budget // (context + group * row)
+    fit = groups * group if groups >= 1 else (budget - context) // row
     return max(1, min(most, fit))
 
 
@@ -331,18 +329,23 @@ def _sharded_step(job: Job, device: Device, gradients: int) -> StepMemory:
 
     The gradient of the head waits for that of the embedding; if they are tied, it is among the temporaries.
     """
-    counts, config = counts_of(job.model), config_of(job.model)
+    counts = counts_of(job.model)
+    config = config_of(job.model)
     text = config.get_text_config()
     head = 0 if config.tie_word_embeddings else int(text.vocab_size) * int(text.hidden_size)
     layer = gathered_layer(counts, job.expert_parallel)
     gathered = round(counts.trainable / counts.total * (head * job.compute_bytes + layer * 4))
-    found = []
+    phases = []
     for phase, memory in step_phases(job, device).items():
-        before = phase in ("forward", "head")
-        own = 0 if before and job.micro_batches == 1 else gradients
-        kept = memory.activations // job.context
-        found.append(dataclasses.replace(memory, activations=kept, gradients=own, gathered=0 if before else gathered))
-    return max(found, key=StepMemory.total)
+        is_before = phase in ("forward", "head")  # no layer has gradients of this micro-batch yet
+        phase_memory = dataclasses.replace(
+            memory,
+            activations=memory.activations // job.context,
+            gradients=0 if is_before and job.micro_batches == 1 else gradients,
+            gathered=0 if is_before else gathered,
+        )
+        phases.append(phase_memory)
+    return max(phases, key=StepMemory.total)
 
 
 def step_memory(

@@ -97,11 +97,12 @@ def config_of(settings: ModelSettings) -> PretrainedConfig:
     if name in TINY_MODELS:
         return tiny_config(name, settings.overrides)
     if not Path(name).is_dir():
-        known = next((KNOWN_MODELS[n] for n in (name, *_without_suffix(name)) if n in KNOWN_MODELS), None)
-        if known is not None:
-            fields = {k: v for k, v in known.items() if k != "model_type"} | settings.overrides
-            config: PretrainedConfig = AutoConfig.for_model(known["model_type"], **fields)
-            return config
+        for known_name in (name, *_without_suffix(name)):
+            if known_name in KNOWN_MODELS:
+                fields = dict(KNOWN_MODELS[known_name])
+                model_type = fields.pop("model_type")
+                config: PretrainedConfig = AutoConfig.for_model(model_type, **(fields | settings.overrides))
+                return config
     try:
         return load_config(settings)
     except UserError as error:
@@ -121,8 +122,8 @@ def with_layers(config: PretrainedConfig, layers: int) -> PretrainedConfig:
     fields = config.to_dict()
     text = fields["text_config"] if reads_pictures(config) else fields
     text["num_hidden_layers"] = layers
-    if kinds := text.get("layer_types"):
-        text["layer_types"] = kinds[:layers]
+    if text.get("layer_types"):
+        text["layer_types"] = text["layer_types"][:layers]
     fields.pop("_attn_implementation_autoset", None)
     shorter: PretrainedConfig = type(config).from_dict(fields)
     return shorter
@@ -143,16 +144,16 @@ def skeleton(
 
 def shadow(model: PreTrainedModel, dtype: torch.dtype, mode: FakeTensorMode) -> PreTrainedModel:
     """Move a model to fake CPU tensors: operations check shapes and make no data. Adapters stay float32."""
-    made: dict[int, nn.Parameter] = {}
+    fakes: dict[int, nn.Parameter] = {}
     with mode:
         for path, module in model.named_modules():
             for name, weight in list(module._parameters.items()):
                 if weight is None:
                     continue
-                if id(weight) not in made:  # tied weights stay tied
+                if id(weight) not in fakes:  # tied weights stay tied
                     kind = weight.dtype if ".lora_" in path else dtype
-                    made[id(weight)] = nn.Parameter(torch.empty(weight.shape, dtype=kind), weight.requires_grad)
-                module._parameters[name] = made[id(weight)]
+                    fakes[id(weight)] = nn.Parameter(torch.empty(weight.shape, dtype=kind), weight.requires_grad)
+                module._parameters[name] = fakes[id(weight)]
             for name, buffer in list(module._buffers.items()):
                 if buffer is not None:
                     module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
@@ -207,18 +208,19 @@ def count(model: PreTrainedModel) -> Counts:
     per_layer = [sum(p.numel() for p in layer.parameters()) for layer in layers]
     total = sum(p.numel() for p in weights.values())
     trained = [p.numel() for p in weights.values() if p.requires_grad]
-    inside = [m for layer in layers for m in layer.modules() if isinstance(m, nn.Linear)]
-    frozen = sum(m.weight.numel() for m in inside if not m.weight.requires_grad)
-    of_layers = [n for layer in layers if (n := _in_experts(layer))]
-    experts = sum(of_layers)
+    linears = [module for layer in layers for module in layer.modules() if isinstance(module, nn.Linear)]
+    frozen = sum(linear.weight.numel() for linear in linears if not linear.weight.requires_grad)
+    per_expert_layer = [size for size in map(_in_experts, layers) if size]
+    experts = sum(per_expert_layer)
     share = getattr(config, "num_experts_per_tok", 0) / max(getattr(config, "num_experts", 1) or 1, 1)
-    head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    head = model.get_output_embeddings().weight
+    embedding = model.get_input_embeddings().weight
     vision = sum(p.numel() for part in tower_of(model).values() for p in part.parameters())
     applied = total - vision - (0 if head is embedding else embedding.numel())
     return Counts(
         total=total,
         trainable=sum(trained),
-        small=sum(n for n in trained if n < 4096),
+        small=sum(size for size in trained if size < 4096),
         largest_layer=max(per_layer),
         outside=total - sum(per_layer),
         quantisable=frozen,
@@ -227,8 +229,8 @@ def count(model: PreTrainedModel) -> Counts:
         products=applied,
         vision=vision,
         experts=experts,
-        experts_of_layer=max(of_layers, default=0),
-        expert_layers=len(of_layers),
+        experts_of_layer=max(per_expert_layer, default=0),
+        expert_layers=len(per_expert_layer),
     )
 
 
@@ -246,14 +248,18 @@ def counts_of(settings: ModelSettings) -> Counts:
 
 def backbone_counts(settings: ModelSettings) -> Counts:
     """Return the parameter counts of a model without its output head, as a critic has it."""
-    counts, whole = counts_of(settings), config_of(settings)  # a vision model's text config may not say what is tied
-    config = whole.get_text_config()
-    head = int(config.vocab_size) * int(config.hidden_size)
-    own = 0 if whole.tie_word_embeddings else head  # a tied head is the embedding, which stays
+    counts = counts_of(settings)
+    config = config_of(settings)  # a vision model's text config may not say what is tied
+    text = config.get_text_config()
+    head = int(text.vocab_size) * int(text.hidden_size)
+    removed = 0 if config.tie_word_embeddings else head  # a tied head is the embedding, which stays
     return dataclasses.replace(
-        counts, total=counts.total - own, trainable=counts.trainable - (own if settings.lora is None else 0),
-        outside=max(0, counts.outside - own), active=counts.active - head,
-    )  # fmt: skip
+        counts,
+        total=counts.total - removed,
+        trainable=counts.trainable - (removed if settings.lora is None else 0),
+        outside=max(0, counts.outside - removed),
+        active=counts.active - head,
+    )
 
 
 _counts: dict[str, Counts] = {}

@@ -115,10 +115,10 @@ def _table(memory: Memory) -> Table:
 
 def _waves(job: Job, memory: Memory) -> Iterator[str]:
     """Yield a line about the batch size if responses are not all sampled together."""
-    mine = max(1, job.prompts // job.world) * job.group_size
-    if 0 < memory.rows < mine:
-        why = "what memory has room for, and at most max_rows" if job.waves_fit else "max_rows"
-        yield f"{mine:,} responses of a device are sampled {memory.rows:,} at a time: {why}"
+    rows = max(1, job.prompts // job.world) * job.group_size
+    if 0 < memory.rows < rows:
+        limit = "what memory has room for, and at most max_rows" if job.waves_fit else "max_rows"
+        yield f"{rows:,} responses of a device are sampled {memory.rows:,} at a time: {limit}"
 
 
 def _shorter(shorter: tuple[int, Memory] | None) -> Iterator[str]:
@@ -131,7 +131,8 @@ def _shorter(shorter: tuple[int, Memory] | None) -> Iterator[str]:
 def _verdict(device: Device, memory: Memory, options: list[tuple[str, int]]) -> Iterator[str]:
     for item, size in memory.host.items():
         yield f"in the machine's own memory, per device: {item}, {_size(size)}"
-    peak, room = _size(memory.peak), _size(device.memory)
+    peak = _size(memory.peak)
+    room = _size(device.memory)
     if memory.peak <= device.memory:
         share = memory.peak / device.memory
         yield f"fits: {peak} of {room} ({share:.0%}), the most during the {memory.fullest}"
@@ -145,26 +146,29 @@ def _verdict(device: Device, memory: Memory, options: list[tuple[str, int]]) -> 
 
 def _disk(job: Job) -> Iterator[str]:
     """Yield a line about checkpoints; while one is written, the disk holds one more than are kept."""
-    if (own := job.checkpoints) is None:
+    checkpoints = job.checkpoints
+    if checkpoints is None:
         return
-    size, kept = checkpoint_bytes(job), own.keep_last + own.keep_best
-    if own.every_n_iterations is not None:
-        when = f"every {own.every_n_iterations} iterations"
+    size = checkpoint_bytes(job)
+    kept = checkpoints.keep_last + checkpoints.keep_best
+    if checkpoints.every_n_iterations is not None:
+        when = f"every {checkpoints.every_n_iterations} iterations"
     elif size < SMALL:
         when = "every iteration"
     else:
-        when = f"after the first iteration, then every {own.every_n_minutes:g} minutes"
+        when = f"after the first iteration, then every {checkpoints.every_n_minutes:g} minutes"
     yield f"disk: {_size(size)} a checkpoint ({when}), {kept} kept, at most {_size((kept + 1) * size)} at a time"
-    if own.async_save:
+    if checkpoints.async_save:
         copies = job.replicas if job.shards_weights else 1
         yield f"in the memory of machines, all ranks together: a copy of a checkpoint, {_size(copies * size)}"
 
 
 def _work(job: Job, device: Device) -> Iterator[str]:
-    work, found = work_of(job), phases_of(job, device)
-    seconds = sum(phase.seconds for phase in found)
+    work = work_of(job)
+    phases = phases_of(job, device)
+    seconds = sum(phase.seconds for phase in phases)
     quick = sum(phase.seconds for phase in phases_of(job, device, HOPED))
-    decoding = sum(phase.seconds for phase in found if phase.name in SAMPLED) / seconds
+    decoding = sum(phase.seconds for phase in phases if phase.name in SAMPLED) / seconds
     yield ""
     yield (f"tokens per iteration, at most: {work.prompt_tokens:,} of prompts, {work.response_tokens:,} of responses")
     yield (
@@ -205,21 +209,21 @@ def _basis(device: Device) -> str:
 
 
 def _phases(job: Job, device: Device) -> Table:
-    found = phases_of(job, device)
-    together = sum(phase.seconds for phase in found)
+    phases = phases_of(job, device)
+    together = sum(phase.seconds for phase in phases)
     quick = phases_of(job, device, HOPED)
     table = Table(title="time of one iteration, if every response has its greatest length", title_justify="left")
     table.add_column("phase")
     for name in ("at best", "time", "share", "tokens/s per device"):
         table.add_column(name, justify="right")
     table.add_column("waits for")
-    for best, phase in zip(quick, found, strict=True):
+    for best, phase in zip(quick, phases, strict=True):
         rate = f"{phase.rate(job.world):,.0f}" if phase.tokens else "-"
         table.add_row(
             phase.name, _time(best.seconds), _time(phase.seconds), f"{phase.seconds / together:.0%}", rate, phase.bound
         )
     table.add_section()
-    tokens = sum(phase.tokens for phase in found if phase.name == DECODING)
+    tokens = sum(phase.tokens for phase in phases if phase.name == DECODING)
     at_best = _time(sum(phase.seconds for phase in quick))
     table.add_row("together", at_best, _time(together), "", f"{tokens / together / job.world:,.0f} sampled", "")
     return table

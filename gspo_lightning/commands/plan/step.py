@@ -51,7 +51,8 @@ class MemoryTracker(TorchDispatchMode):
         """Label -> bytes in use."""
         self.peaks: dict[str, dict[str, int]] = {}
         """Phase -> label -> bytes, at the peak of the phase."""
-        self._label, self._phase = "other", ""
+        self._label = "other"
+        self._phase = ""
         self.enter("forward")
 
     def enter(self, phase: str) -> None:
@@ -62,16 +63,18 @@ class MemoryTracker(TorchDispatchMode):
     @contextmanager
     def label(self, name: str) -> Iterator[None]:
         """Count allocations within the context under this label."""
-        before, self._label = self._label, name
+        outer = self._label
+        self._label = name
         try:
             yield
         finally:
-            self._label = before
+            self._label = outer
 
     def relabel(self, tensor: Tensor, name: str) -> None:
         """Count the storage of a tensor under another label from now on."""
         storage = tensor.untyped_storage()
-        if (old := self._alive.get(storage._cdata)) is not None:
+        old = self._alive.get(storage._cdata)
+        if old is not None:
             self.now[old] -= storage.nbytes()
             self.now[name] = self.now.get(name, 0) + storage.nbytes()
             self._alive[storage._cdata] = name
@@ -150,8 +153,11 @@ class StepMemory:
     @classmethod
     def of(cls, peak: Mapping[str, int]) -> Self:
         """Build from the labels of a tracker."""
-        kept, copies, fresh = (peak.get(name, 0) for name in ("activations", COPIES, GRADIENTS))
-        return cls(kept, sum(peak.values()) - kept - copies - fresh, copies, fresh)
+        activations = peak.get("activations", 0)
+        copies = peak.get(COPIES, 0)
+        gradients = peak.get(GRADIENTS, 0)
+        temporaries = sum(peak.values()) - activations - copies - gradients
+        return cls(activations, temporaries, copies, gradients)
 
     @property
     def parts(self) -> tuple[int, int, int, int, int]:
@@ -271,7 +277,8 @@ def _packed(policy: Policy, batch: MicroBatch, cpu: bool) -> Forward:
     """Return a forward pass as in :meth:`Policy.forward`; positions are computed from real lengths beforehand."""
     layout = PackedLayout.of(batch)
     plan = attention_plan(layout.segments, layout.crossings, layout.longest, torch.device("cpu"))
-    ids, positions = layout.token_ids.unsqueeze(0), layout.positions.unsqueeze(0)
+    ids = layout.token_ids.unsqueeze(0)
+    positions = layout.positions.unsqueeze(0)
 
     def forward(tracker: MemoryTracker | None = None) -> Tensor:
         with _labelled(tracker), with_plan(policy.backbone, plan) as options:
@@ -285,7 +292,8 @@ def _padded(policy: Policy, batch: MicroBatch, cpu: bool) -> Forward:
     layout = PackedLayout.of(batch)
     ids = batch.input_ids[:, :-1]
     before = batch.prompt_lengths[layout.rows] + layout.steps - 1
-    mask, positions = torch.ones_like(ids), torch.arange(ids.shape[1]).expand(ids.shape[0], -1)
+    mask = torch.ones_like(ids)
+    positions = torch.arange(ids.shape[1]).expand(ids.shape[0], -1)
 
     def forward(tracker: MemoryTracker | None = None) -> Tensor:
         with _labelled(tracker):

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 from gspo_lightning.commands.plan.devices import Device
 from gspo_lightning.commands.plan.job import Job
-from gspo_lightning.commands.plan.memory import memory_of, optimizer_bytes
+from gspo_lightning.commands.plan.memory import memory_of
 from gspo_lightning.commands.plan.models import Counts, backbone_counts, config_of, counts_of
+from gspo_lightning.commands.plan.optimizer_state import optimizer_bytes
 from gspo_lightning.commands.plan.work import Work, work_of
 from gspo_lightning.policy.attention.kv_cache_size import KVCacheSize, kv_cache_size
 
-PREFILL, DECODING, FORWARD_BACKWARD = "prompts (prefill)", "decoding", "forward and backward"
+PREFILL = "prompts (prefill)"
+DECODING = "decoding"
+FORWARD_BACKWARD = "forward and backward"
 SAMPLED = (PREFILL, DECODING)
 """Phases of sampling."""
 
@@ -94,25 +97,28 @@ class Phase:
 def phases_of(job: Job, device: Device, pace: Pace = MEASURED) -> list[Phase]:
     """Return the phases of one iteration, in order, at a pace."""
     work = work_of(job)
-    found = [*_sampling(job, device, work, pace)]
-    if (handed := _handing_over(job, device)) is not None:
-        found.insert(0, handed)
-    passes, counts = work.response_tokens + work.trained_prompt_tokens, counts_of(job.model)
+    counts = counts_of(job.model)
+    tokens = work.response_tokens + work.trained_prompt_tokens  # of a pass over the rollout batch
+    phases = []
+    handing_over = _handing_over(job, device)
+    if handing_over is not None:
+        phases.append(handing_over)
+    phases += _sampling(job, device, work, pace)
     if work.old_flops:
-        old = passes - int(passes * job.still_old)
-        found.append(_forward("old log-probabilities", job, device, pace, work.old_flops, old, counts))
+        old_tokens = tokens - int(tokens * job.still_old)
+        phases.append(_forward("old log-probabilities", job, device, pace, work.old_flops, old_tokens, counts))
     if work.reference_flops:
-        found.append(_forward("reference", job, device, pace, work.reference_flops, passes, counts))
+        phases.append(_forward("reference", job, device, pace, work.reference_flops, tokens, counts))
     if work.teacher_flops:
-        found.append(_teacher(job, device, pace, work, passes))
+        phases.append(_teacher(job, device, pace, work, tokens))
     if work.value_flops:
         critic = job.of_critic or job
-        found.append(
-            _forward("critic's values", critic, device, pace, work.value_flops, passes, backbone_counts(critic.model))
-        )
-        found += _critic(job, device, pace, work, passes * job.critic_epochs)
-    trained = _training(FORWARD_BACKWARD, job, device, pace, work.training_flops, passes * job.epochs, counts)
-    return [*found, trained, _optimizer("optimizer", job, device, counts)]
+        critic_counts = backbone_counts(critic.model)
+        phases.append(_forward("critic's values", critic, device, pace, work.value_flops, tokens, critic_counts))
+        phases += _critic(job, device, pace, work, tokens * job.critic_epochs)
+    phases.append(_training(FORWARD_BACKWARD, job, device, pace, work.training_flops, tokens * job.epochs, counts))
+    phases.append(_optimizer("optimizer", job, device, counts))
+    return phases
 
 
 def _teacher(job: Job, device: Device, pace: Pace, work: Work, tokens: int) -> Phase:
@@ -129,7 +135,8 @@ def _teacher(job: Job, device: Device, pace: Pace, work: Work, tokens: int) -> P
 def _critic(job: Job, device: Device, pace: Pace, work: Work, tokens: int) -> list[Phase]:
     """Return the critic's updates; for a head alone, communication and the optimizer step are negligible."""
     name = "critic's updates"
-    if (critic := job.of_critic) is None:
+    critic = job.of_critic
+    if critic is None:
         return [Phase(name, work.critic_flops / _speed(job, device, pace.efficiency), tokens, "compute")]
     counts = backbone_counts(critic.model)
     trained = _training(name, critic, device, pace, work.critic_flops, tokens, counts)
@@ -149,23 +156,28 @@ def decoding_seconds(job: Job, device: Device, rows: int, tokens: int, pace: Pac
         tokens: tokens per response.
         pace: of a card.
     """
-    found = kv_cache_size(config_of(job.model), job.compute_bytes)
-    room = min(rows, memory_of(job, device).rows if job.in_process else _served(job, device, found))
-    waves = [float(room)] * (rows // room) + [float(rows % room)] * bool(rows % room)
+    cache = kv_cache_size(config_of(job.model), job.compute_bytes)
+    room = memory_of(job, device).rows if job.in_process else _served(job, device, cache)
+    room = min(rows, room)
+    waves = [float(room)] * (rows // room)
+    if rows % room:
+        waves.append(float(rows % room))
     if not job.in_process:
         waves = [rows / len(waves)] * len(waves)
-    steps = [_step(job, device, found, wave, tokens, pace) for wave in waves]
-    return tokens * sum(seconds for seconds, _ in steps), steps[0][1]
+    steps = [_step(job, device, cache, wave, tokens, pace) for wave in waves]
+    _, bound = steps[0]
+    return tokens * sum(seconds for seconds, _ in steps), bound
 
 
-def _step(job: Job, device: Device, found: KVCacheSize, rows: float, tokens: int, pace: Pace) -> tuple[float, str]:
+def _step(job: Job, device: Device, cache: KVCacheSize, rows: float, tokens: int, pace: Pace) -> tuple[float, str]:
     """Return the seconds of a decoding step of ``rows`` responses, and the bottleneck."""
-    counts, layers = counts_of(job.model), int(config_of(job.model).get_text_config().num_hidden_layers)
-    shared = found.row(job.max_prompt) if job.waves_fit and job.packed else 0  # read once per group
-    cache = rows * (cache_read(found, job.max_prompt, tokens) - shared) + rows / job.group_size * shared
+    counts = counts_of(job.model)
+    layers = int(config_of(job.model).get_text_config().num_hidden_layers)
+    shared = cache.row(job.max_prompt) if job.waves_fit and job.packed else 0  # read once per group
+    cache_bytes = rows * (cache_read(cache, job.max_prompt, tokens) - shared) + rows / job.group_size * shared
     weights = (counts.total - counts.vision) * job.compute_bytes  # a step of many rows uses every expert
     costs = {
-        "bandwidth": (weights + cache) / (device.bandwidth * READING),
+        "bandwidth": (weights + cache_bytes) / (device.bandwidth * READING),
         "compute": rows * 2.0 * counts.active / (_speed(job, device, DECODED) / job.world),
         "launches": layers * (ON_A_CPU if device.cpu else pace.launches.get(job.source, GRAPH)),
     }
@@ -175,27 +187,27 @@ def _step(job: Job, device: Device, found: KVCacheSize, rows: float, tokens: int
     return costs[bound], bound
 
 
-def cache_read(found: KVCacheSize, start: int, tokens: int) -> float:
+def cache_read(cache: KVCacheSize, start: int, tokens: int) -> float:
     """Return the cache bytes that a step reads per row (and writes, for states), averaged over the response.
 
     Args:
-        found: KV-cache size of the model.
+        cache: KV-cache size of the model.
         start: prompt tokens.
         tokens: response tokens.
     """
-    total = 2.0 * found.state
-    for size, kept in found.layers:
+    total = 2.0 * cache.state
+    for size, kept in cache.layers:
         growing = tokens if kept is None else min(max(0, kept - start), tokens)
         full = tokens - growing  # steps with a full window
         total += size * (growing * (start + growing / 2) + full * (kept or 0)) / tokens
     return total
 
 
-def _served(job: Job, device: Device, found: KVCacheSize) -> int:
+def _served(job: Job, device: Device, cache: KVCacheSize) -> int:
     """Return the number of responses that a server decodes at the same time; its pages are allocated on demand."""
     free = (job.served_share or SERVED_MEMORY) * device.memory - counts_of(job.model).total * job.compute_bytes
-    own = cache_read(found, job.max_prompt, job.max_response) - found.state
-    return max(1, int(free / max(own, 1.0)))
+    row = cache_read(cache, job.max_prompt, job.max_response) - cache.state
+    return max(1, int(free / max(row, 1.0)))
 
 
 def _speed(job: Job, device: Device, share: float) -> float:
@@ -234,8 +246,9 @@ def _forward(
     """Return the phase of forward passes over a rollout batch; shards are gathered once per micro-batch."""
     sent = 0.0
     if job.strategy == "fsdp":
-        gathers, inside = passes * job.minibatches * job.passes, (job.shards - 1) / job.shards
-        sent = _gathered(job, counts) * job.compute_bytes * inside * gathers
+        gathers = passes * job.minibatches * job.passes
+        others = (job.shards - 1) / job.shards  # share of the weights that other ranks hold
+        sent = _gathered(job, counts) * job.compute_bytes * others * gathers
         sent += 2 * _exchanged(job, counts, tokens)
     return _longer(name, flops / _speed(job, device, pace.efficiency), sent / _link(job, device), tokens)
 
@@ -260,11 +273,10 @@ def faster_with_experts(job: Job, device: Device, pace: Pace = MEASURED) -> floa
     experts = getattr(config_of(job.model).get_text_config(), "num_experts", 0) or 0
     if job.strategy != "fsdp" or not alone or not counts_of(job.model).experts or experts % job.world:
         return None
-    now, then = (
-        sum(phase.seconds for phase in phases_of(one, device, pace))
-        for one in (job, dataclasses.replace(job, expert_parallel=True))
-    )
-    return then if then < 0.99 * now else None
+    changed = dataclasses.replace(job, expert_parallel=True)
+    seconds = sum(phase.seconds for phase in phases_of(job, device, pace))
+    changed_seconds = sum(phase.seconds for phase in phases_of(changed, device, pace))
+    return changed_seconds if changed_seconds < 0.99 * seconds else None
 
 
 def _longer(name: str, compute: float, wait: float, tokens: int) -> Phase:
@@ -272,11 +284,12 @@ def _longer(name: str, compute: float, wait: float, tokens: int) -> Phase:
 
 
 def _training(name: str, job: Job, device: Device, pace: Pace, flops: float, tokens: int, counts: Counts) -> Phase:
-    updates, others = job.minibatches * job.epochs, (job.world - 1) / job.world
+    updates = job.minibatches * job.epochs
+    others = (job.world - 1) / job.world
     sent = 2.0 * counts.trainable * 4 * others * updates if job.world > 1 else 0.0  # an all-reduce of gradients
     if job.strategy == "fsdp":  # two all-gathers and one reduce-scatter per micro-batch
-        inside = (job.shards - 1) / job.shards
-        sent = _gathered(job, counts) * (2 * job.compute_bytes + 4) * inside * updates * job.passes
+        others = (job.shards - 1) / job.shards
+        sent = _gathered(job, counts) * (2 * job.compute_bytes + 4) * others * updates * job.passes
         sent += (6 if job.checkpointing else 4) * _exchanged(job, counts, tokens)  # there and back in every pass
     return _longer(name, flops / _speed(job, device, pace.efficiency), sent / _link(job, device), tokens)
 

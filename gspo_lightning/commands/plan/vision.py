@@ -75,8 +75,8 @@ class Tower:
     def flops(self) -> float:
         """FLOP of a forward pass over that picture: 2 per weight and patch or token, plus attention."""
         weights = self.patches * self.per_patch + self.tokens * self.per_token
-        seen = sum(min(span or self.patches, self.patches) for span in self.spans)
-        return 2.0 * weights + 4.0 * self.hidden * self.patches * seen
+        attended = sum(min(span or self.patches, self.patches) for span in self.spans)
+        return 2.0 * weights + 4.0 * self.hidden * self.patches * attended
 
     def bytes(self, pictures: int, size: int, *, keeps: bool, checkpointing: bool) -> int:
         """Return the bytes of pictures processed at a time: pixels, activations and features.
@@ -108,23 +108,31 @@ def tower_of(job: Job) -> Tower | None:
 
 def _tower(job: Job, config: Any) -> Tower:
     model: Any = skeleton(config, job.model.lora, job.model.freeze)
-    parts, vision = family_tower(model), config.vision_config
-    seen = _of_qwen(model.base_model.visual, config) if config.model_type in QWEN else _of_siglip(parts, config)
+    parts = family_tower(model)
+    if config.model_type in QWEN:
+        of_family = _of_qwen(model.base_model.visual, config)
+    else:
+        of_family = _of_siglip(parts, config)
+    parameters = 0
+    for part in parts.values():
+        parameters += sum(weight.numel() for name, weight in part.named_parameters() if ".lora_" not in name)
     return Tower(
-        parameters=sum(p.numel() for part in parts.values() for n, p in part.named_parameters() if ".lora_" not in n),
+        parameters=parameters,
         trained=trains_vision(model),
         pixels=_pixels(job, config),
         longest=job.max_prompt,
-        hidden=int(vision.hidden_size),
+        hidden=int(config.vision_config.hidden_size),
         fixed=config.model_type == "gemma3",
-        **seen,
+        **of_family,
     )
 
 
 def _of_qwen(tower: Any, config: Any) -> dict[str, Any]:
     vision = config.vision_config
-    width, inner, patch = int(vision.hidden_size), int(vision.intermediate_size), int(vision.patch_size)
-    whole = set(getattr(vision, "fullatt_block_indexes", range(int(vision.depth))))
+    width = int(vision.hidden_size)
+    inner = int(vision.intermediate_size)
+    patch = int(vision.patch_size)
+    full = set(getattr(vision, "fullatt_block_indexes", range(int(vision.depth))))  # layers that attend to all
     window = (int(getattr(vision, "window_size", 0)) // patch) ** 2
     return {
         "side": patch * int(vision.spatial_merge_size),
@@ -134,14 +142,17 @@ def _of_qwen(tower: Any, config: Any) -> dict[str, Any]:
         "patch": int(getattr(vision, "in_channels", 3)) * int(vision.temporal_patch_size) * patch**2,
         "kept": 14 * width + 4 * inner if _gated(tower) else 10 * width + 2 * inner,
         "features": int(vision.out_hidden_size) * (1 + len(getattr(vision, "deepstack_visual_indexes", ()))),
-        "spans": tuple(0 if layer in whole else window for layer in range(int(vision.depth))),
+        "spans": tuple(0 if layer in full else window for layer in range(int(vision.depth))),
     }
 
 
 def _of_siglip(parts: dict[str, Any], config: Any) -> dict[str, Any]:
     """Describe a SigLIP tower and its projector: patches of a tile or a fixed-size picture attend to each other."""
-    vision, (tower, mapping) = config.vision_config, parts.values()
-    width, inner, patch = int(vision.hidden_size), int(vision.intermediate_size), int(vision.patch_size)
+    vision = config.vision_config
+    tower, mapping = parts.values()
+    width = int(vision.hidden_size)
+    inner = int(vision.intermediate_size)
+    patch = int(vision.patch_size)
     across = int(vision.image_size) // patch
     merge = across // math.isqrt(config.mm_tokens_per_image) if config.model_type == "gemma3" else config.scale_factor
     return {
@@ -168,9 +179,9 @@ def _gated(tower: Any) -> bool:
 def _pixels(job: Job, config: PretrainedConfig) -> int:
     """Return the pixels of the largest picture as the model reads it."""
     name = job.model.name_or_path
-    known = PICTURE_PIXELS.get(config.model_type)
-    if known is not None and name not in TINY_MODELS and not Path(name).is_dir():
-        return job.max_pixels or known
+    published = PICTURE_PIXELS.get(config.model_type)
+    if published is not None and name not in TINY_MODELS and not Path(name).is_dir():
+        return job.max_pixels or published
     image_processor = image_processor_of(load_tokenizer(job.model))
     assert image_processor is not None
     return image_processor.limited(job.max_pixels).most_pixels

@@ -64,22 +64,35 @@ def work_of(job: Job) -> Work:
     For a vision model, every prompt has one picture of the largest size.
     """
     rows = job.prompts * job.group_size
-    prompt = round((job.prompts_per_update * job.minibatches if job.packed else rows) * job.max_prompt)
-    response = rows * job.max_response
+    prompts_trained = job.prompts_per_update * job.minibatches if job.packed else rows
+    prompt_tokens = round(prompts_trained * job.max_prompt)
+    response_tokens = rows * job.max_response
+    tokens = prompt_tokens + response_tokens
     token = _token_flops(job, counts_of(job.model).active)
     tower = tower_of(job)
-    prefill, seen = (0.0, 0.0) if tower is None else (tower.flops * job.prompts, tower.flops * job.prompts_seen)
-    sampling = token * (job.prompts * job.max_prompt + response) + prefill
-    forward = token * (prompt + response) + seen
-    old = 0.0 if job.old_from_source or job.old_policy == "ResidentSnapshot" else forward * (1 - job.still_old)
-    training = job.epochs * (_training_passes(job) * token * (prompt + response) + _tower_flops(job, trained=True))
-    values, critic = _critic(job, prompt + response)
+    tower_prefill = 0.0 if tower is None else tower.flops * job.prompts
+    tower_forward = 0.0 if tower is None else tower.flops * job.prompts_seen
+    forward = token * tokens + tower_forward
+    old = 0.0
+    if not job.old_from_source and job.old_policy != "ResidentSnapshot":
+        old = forward * (1 - job.still_old)
+    update = _training_passes(job) * token * tokens + _tower_flops(job, trained=True)
+    values, critic = _critic(job, tokens)
     return Work(
-        job.prompts * job.max_prompt, response, sampling, training, old, token, prompt,
+        prompt_tokens=job.prompts * job.max_prompt,
+        response_tokens=response_tokens,
+        sampling_flops=token * (job.prompts * job.max_prompt + response_tokens) + tower_prefill,
+        training_flops=job.epochs * update,
+        old_flops=old,
+        token_flops=token,
+        trained_prompt_tokens=prompt_tokens,
         reference_flops=forward if job.reference else 0.0,
-        teacher_flops=_teacher(job, token, prompt + response), value_flops=values, critic_flops=critic,
-        prefill_flops=prefill, vision_flops=seen,
-    )  # fmt: skip
+        teacher_flops=_teacher(job, token, tokens),
+        value_flops=values,
+        critic_flops=critic,
+        prefill_flops=tower_prefill,
+        vision_flops=tower_forward,
+    )
 
 
 def _token_flops(job: Job, active: int) -> float:
@@ -96,8 +109,8 @@ def _attended(config: PretrainedConfig, length: int) -> float:
     usual = "full_attention" if limit is None else "sliding_attention"  # as in transformers' cache
     kinds = getattr(config, "layer_types", None) or [usual] * int(config.num_hidden_layers)
     window = min(length, int(limit or length))
-    seen = {"sliding_attention": window * (1 - window / length / 2), "linear_attention": 0.0, "conv": 0.0}
-    return sum(seen.get(kind, length / 2) for kind in kinds)
+    attended = {"sliding_attention": window * (1 - window / length / 2), "linear_attention": 0.0, "conv": 0.0}
+    return sum(attended.get(kind, length / 2) for kind in kinds)  # causal: half of the sequence on average
 
 
 def _training_passes(job: Job) -> float:
@@ -108,9 +121,11 @@ def _training_passes(job: Job) -> float:
 
 def _tower_flops(job: Job, *, trained: bool = False) -> float:
     """Return the vision tower's FLOP over a rollout batch; ``trained`` adds the backward pass of a trained tower."""
-    if (tower := tower_of(job)) is None:
+    tower = tower_of(job)
+    if tower is None:
         return 0.0
-    return (_training_passes(job) if trained and tower.trained else 1.0) * tower.flops * job.prompts_seen
+    passes = _training_passes(job) if trained and tower.trained else 1.0
+    return passes * tower.flops * job.prompts_seen
 
 
 def _teacher(job: Job, token: float, tokens: int) -> float:
@@ -120,7 +135,8 @@ def _teacher(job: Job, token: float, tokens: int) -> float:
     """
     if job.teacher_served:
         return token * job.prompts * job.group_size * job.longest
-    if (teacher := job.of_teacher) is None:
+    teacher = job.of_teacher
+    if teacher is None:
         return 0.0
     passes = job.epochs if job.teacher_exact else 1
     return passes * (_token_flops(teacher, counts_of(teacher.model).active) * tokens + _tower_flops(teacher))
@@ -131,7 +147,8 @@ def _critic(job: Job, tokens: int) -> tuple[float, float]:
     if job.critic_shared:
         forward = _token_flops(job, backbone_counts(job.model).active) * tokens + _tower_flops(job)
         return forward, job.critic_epochs * forward
-    if (critic := job.of_critic) is None:
+    critic = job.of_critic
+    if critic is None:
         return 0.0, 0.0
     token = _token_flops(critic, backbone_counts(critic.model).active)
     updates = _training_passes(critic) * token * tokens + _tower_flops(critic, trained=True)

@@ -29,10 +29,10 @@ from gspo_lightning.commands.plan.memory import (
     TRAINING,
     fullest_step,
     memory_of,
-    optimizer_bytes,
     step_memory,
 )
 from gspo_lightning.commands.plan.models import config_of, counts_of
+from gspo_lightning.commands.plan.optimizer_state import optimizer_bytes
 from gspo_lightning.commands.plan.step import Step, measure_step
 from gspo_lightning.commands.plan.work import equation, work_of
 from gspo_lightning.core.errors import UserError
