@@ -121,7 +121,8 @@ class RatioTails(Signature):
 
     @override
     def suspicious(self, look: Look, history: History) -> str | None:
-        low, high = look.get("ratio/log_sequence_p05", 0.0), look.get("ratio/log_sequence_p95", 0.0)
+        low = look.get("ratio/log_sequence_p05", 0.0)
+        high = look.get("ratio/log_sequence_p95", 0.0)
         if not history.begun or max(-low, high) <= self.tail:
             return None
         return f"5% of sequences have log s_i beyond {high if high > -low else low:.2g} nats per token"
@@ -165,7 +166,9 @@ class RewardCollapse(Signature):
 
     @override
     def suspicious(self, look: Look, history: History) -> str | None:
-        now, best, lowest = look.get("reward/mean"), history.best, history.lowest_reward
+        now = look.get("reward/mean")
+        best = history.best
+        lowest = history.lowest_reward
         if now is None or best is None or lowest is None or best <= lowest:
             return None
         noise = max(history.recent.get("reward/std", [0.0])) / self.prompts**0.5
@@ -189,10 +192,12 @@ class HeldOutFall(Signature):
 
     @override
     def suspicious(self, look: Look, history: History) -> str | None:
-        best, now = history.best_held_out, look["val/accuracy"]
+        best = history.best_held_out
+        now = look["val/accuracy"]
         if best is None:
             return None
-        if best.accuracy - now <= self.errors * math.hypot(look["val/accuracy_standard_error"], best.error):
+        error = math.hypot(look["val/accuracy_standard_error"], best.error)  # of a difference of independent means
+        if best.accuracy - now <= self.errors * error:
             return None
         return f"held-out accuracy {100 * now:.1f}%, {100 * best.accuracy:.1f}% after update {best.updates}"
 
@@ -238,7 +243,9 @@ class EntropyCollapse(Signature):
 
     @override
     def suspicious(self, look: Look, history: History) -> str | None:
-        now, usual, start = look.get(ENTROPY), history.usual(ENTROPY), history.start(ENTROPY)
+        now = look.get(ENTROPY)
+        usual = history.usual(ENTROPY)
+        start = history.start(ENTROPY)
         if now is None or usual is None or start is None or reward_share(look, history) >= self.solved:
             return None
         if TAUGHT in look:
@@ -263,7 +270,8 @@ class EntropyExplosion(Signature):
 
     @override
     def suspicious(self, look: Look, history: History) -> str | None:
-        now, usual = look.get(ENTROPY), history.usual(ENTROPY)
+        now = look.get(ENTROPY)
+        usual = history.usual(ENTROPY)
         if now is None or usual is None or now <= max(self.factor * usual, usual + self.least):
             return None
         if rose(look, history, 0.1):
@@ -282,7 +290,8 @@ class LengthCollapse(Signature):
 
     @override
     def suspicious(self, look: Look, history: History) -> str | None:
-        now, usual = look.get("response/length"), history.usual("response/length")
+        now = look.get("response/length")
+        usual = history.usual("response/length")
         if now is None or usual is None or now >= self.factor * usual or rose(look, history, 0.1):
             return None
         return f"{now:.1f} tokens per response, {usual:.1f} before, while the reward does not rise"
@@ -308,12 +317,14 @@ class LengthRunaway(Signature):
     def suspicious(self, look: Look, history: History) -> str | None:
         if rose(look, history, 0.1):
             return None
-        now, usual = look.get("response/length"), history.usual("response/length")
+        now = look.get("response/length")
+        usual = history.usual("response/length")
         if now is not None and usual is not None and now > self.factor * usual:
             return f"{now:.1f} tokens per response, {usual:.1f} before, while the reward does not rise"
-        cut, before = look.get("response/truncated"), history.usual("response/truncated")
-        if cut is not None and before is not None and cut > max(self.cut, before + self.cut_more):
-            return f"{100 * cut:.0f}% of responses are cut, {100 * before:.0f}% before"
+        cut = look.get("response/truncated")
+        usual_cut = history.usual("response/truncated")
+        if cut is not None and usual_cut is not None and cut > max(self.cut, usual_cut + self.cut_more):
+            return f"{100 * cut:.0f}% of responses are cut, {100 * usual_cut:.0f}% before"
         return None
 
 
@@ -330,7 +341,8 @@ class Repetition(Signature):
 
     @override
     def suspicious(self, look: Look, history: History) -> str | None:
-        now, usual = look.get("response/repetition"), history.usual("response/repetition")
+        now = look.get("response/repetition")
+        usual = history.usual("response/repetition")
         if now is None or usual is None or now <= max(self.level, usual + self.more):
             return None
         return f"{100 * now:.0f}% of 4-grams are repeated within a response, {100 * usual:.0f}% before"

@@ -74,10 +74,13 @@ class History:
 
     def see_rewards(self, look: Look) -> None:
         """Update the reward extremes, also from suspicious iterations."""
-        if (mean := look.get("reward/mean")) is not None:
-            low, high = look.get("reward/min", min(mean, 0.0)), look.get("reward/max", mean)
-            self.lowest_reward = low if self.lowest_reward is None else min(self.lowest_reward, low)
-            self.highest_reward = high if self.highest_reward is None else max(self.highest_reward, high)
+        mean = look.get("reward/mean")
+        if mean is None:
+            return
+        low = look.get("reward/min", min(mean, 0.0))
+        high = look.get("reward/max", mean)
+        self.lowest_reward = low if self.lowest_reward is None else min(self.lowest_reward, low)
+        self.highest_reward = high if self.highest_reward is None else max(self.highest_reward, high)
 
     def see_held_out(self, look: Look, updates: int) -> None:
         """Update the best held-out accuracy; the later one of equals counts."""
@@ -130,7 +133,8 @@ class Signature(ABC):
         """Take the number of looks from the definitions of the metrics, if they have this signature."""
         rule = RULES.get(getattr(cls, "name", ""))
         if rule is not None and rule.hits is not None and rule.window is not None and "hits" not in cls.__dict__:
-            cls.hits, cls.window = rule.hits, rule.window
+            cls.hits = rule.hits
+            cls.window = rule.window
 
     @abstractmethod
     def suspicious(self, look: Look, history: History) -> str | None:
@@ -213,11 +217,12 @@ class Watch:
             update: its number, from 1.
             last: True for the last update of an iteration; iteration signatures then check the means over its updates.
         """
-        alarms = [a for s in self.signatures if s.scope == "update" and (a := self._judge(s, look, update, update))]
+        alarms = self._judge_all("update", look, update, update)
         for tag, value in look.items():
             if math.isfinite(value):
-                total = self._iteration.setdefault(tag, [0.0, 0.0])
-                total[0], total[1] = total[0] + value, total[1] + 1
+                sum_and_count = self._iteration.setdefault(tag, [0.0, 0.0])
+                sum_and_count[0] += value
+                sum_and_count[1] += 1
         self._iteration.setdefault("first update", [float(update), 1.0])
         if not last:
             return alarms
@@ -225,7 +230,7 @@ class Watch:
         first = int(means.pop("first update"))
         self._iteration = {}
         self.history.see_rewards(means)
-        alarms += [a for s in self.signatures if s.scope == "iteration" and (a := self._judge(s, means, update, first))]
+        alarms += self._judge_all("iteration", means, update, first)
         if self.quiet:
             self.history.remember(means)
         return alarms
@@ -239,24 +244,33 @@ class Watch:
         """
         best = self.history.best_held_out
         first = updates if best is None else best.updates + 1
-        watching = (s for s in self.signatures if s.scope == "evaluation")
-        alarms = [a for s in watching if (a := self._judge(s, look, updates, first))]
+        alarms = self._judge_all("evaluation", look, updates, first)
         self.history.see_held_out(look, updates)
+        return alarms
+
+    def _judge_all(self, scope: Scope, look: Look, update: int, first: int) -> list[Alarm]:
+        """Return the alarms of all signatures of a scope; ``first`` is the first update that the look is about."""
+        alarms = []
+        for signature in self.signatures:
+            if signature.scope == scope:
+                alarm = self._judge(signature, look, update, first)
+                if alarm is not None:
+                    alarms.append(alarm)
         return alarms
 
     def _judge(self, signature: Signature, look: Look, update: int, first: int) -> Alarm | None:
         trail = self._trails[signature.name]
-        what = signature.suspicious(look, self.history)
-        trail.looks = [*trail.looks, [first, int(what is not None)]][-signature.window :]
+        suspicion = signature.suspicious(look, self.history)
+        trail.looks = [*trail.looks, [first, int(suspicion is not None)]][-signature.window :]
         hits = [at for at, flag in trail.looks if flag]
-        enough = len(hits) >= signature.hits or (what is not None and signature.at_once(look))
+        enough = len(hits) >= signature.hits or (suspicion is not None and signature.at_once(look))
         if trail.raised:
             trail.raised = bool(hits)  # an episode is over when nothing in the window is suspicious
             return None
-        if not enough or what is None:
+        if not enough or suspicion is None:
             return None
         trail.raised = True
-        return Alarm(signature.name, update, hits[0], what, signature.advice)
+        return Alarm(signature.name, update, hits[0], suspicion, signature.advice)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as primitives."""
@@ -272,4 +286,5 @@ class Watch:
         self._iteration = {tag: list(pair) for tag, pair in state["iteration"].items()}
         for name, trail in self._trails.items():
             looks, raised = state["trails"].get(name, ([], False))
-            trail.looks, trail.raised = [list(look) for look in looks], bool(raised)
+            trail.looks = [list(look) for look in looks]
+            trail.raised = bool(raised)

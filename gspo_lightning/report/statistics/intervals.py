@@ -60,16 +60,18 @@ def of_new_problems(values: Sequence[float], weights: Sequence[float] | None = N
     (0.88, 0.9999)
     """
     x, w = _checked(values, weights)
-    n, mean = len(x), float(np.clip(np.average(x, weights=w), x.min(), x.max()))
+    n = len(x)
+    mean = float(np.clip(np.average(x, weights=w), x.min(), x.max()))  # rounding may leave the values' range
     if n < 2:
         return Estimate(mean, None, None, n)
     share = w / w.sum()
     # effective number of equally weighted problems (Kish, Survey Sampling, 1965, 11.7)
     problems = 1 / float((share**2).sum())
-    seen = float(np.sum((share * (x - mean)) ** 2 / (1 - share)))  # unbiased for equal variances (HC2)
+    observed = float(np.sum((share * (x - mean)) ** 2 / (1 - share)))  # unbiased for equal variances (HC2)
     t = quantile(max(1, math.floor(problems + 1e-9) - 1))
-    low, high = (_effective(mean, seen, _unseen(m, problems), problems) for m in (mean, 1 - mean))
-    return Estimate(mean, _wilson(mean, low, t)[0], _wilson(mean, high, t)[1], n)
+    low, _ = _wilson(mean, _effective(mean, observed, _unseen(mean, problems), problems), t)
+    _, high = _wilson(mean, _effective(mean, observed, _unseen(1 - mean, problems), problems), t)
+    return Estimate(mean, low, high, n)
 
 
 def _unseen(mean: float, problems: float) -> float:
@@ -82,13 +84,13 @@ def _unseen(mean: float, problems: float) -> float:
     return 4 / 3 * mean**3 / ((problems + 1) * (problems + 2))
 
 
-def _effective(mean: float, seen: float, unseen: float, problems: float) -> float:
+def _effective(mean: float, observed: float, unseen: float, problems: float) -> float:
     """Return the number of independent answers whose mean has the larger variance.
 
     ``unseen`` is limited to the variance of one answer per problem.
     """
     single = mean * (1 - mean)
-    return single / max(seen, min(unseen, single / problems)) if 0 < mean < 1 else problems
+    return single / max(observed, min(unseen, single / problems)) if 0 < mean < 1 else problems
 
 
 def of_these_problems(right: Sequence[Sequence[float]]) -> Estimate:
@@ -106,16 +108,18 @@ def of_these_problems(right: Sequence[Sequence[float]]) -> Estimate:
     if not right or not all(len(row) for row in right):
         raise ValueError("every problem needs an answer")
     rows = [_checked(row, None)[0] for row in right]
-    n, counts = len(rows), np.array([len(row) for row in rows], dtype=np.float64)
+    n = len(rows)
+    counts = np.array([len(row) for row in rows], dtype=np.float64)
     means = np.array([row.mean() for row in rows])
     mean = float(means.mean())
     if counts.min() < 2:
         return Estimate(mean, None, None, n)
-    seen = float(np.sum([row.var(ddof=1) / len(row) for row in rows]))
+    observed = float(np.sum([row.var(ddof=1) / len(row) for row in rows]))
     # k right answers of k do not prove a probability of 1: take the expected variance under Jeffreys' prior
-    a, b = means * counts + 0.5, (1 - means) * counts + 0.5
+    a = means * counts + 0.5
+    b = (1 - means) * counts + 0.5
     expected = float(np.sum(a * b / ((a + b) * (a + b + 1)) / counts))
-    variance = max(seen, expected) / n**2
+    variance = max(observed, expected) / n**2
     effective = mean * (1 - mean) / variance if 0 < mean < 1 else float(counts.sum())
     return Estimate(mean, *_wilson(mean, effective, NORMAL), n)
 
@@ -157,7 +161,8 @@ def beta_interval(passes: int, trials: int) -> tuple[float, float]:
     """
     if not 0 <= passes <= trials or not trials:
         raise ValueError(f"passes must lie in 0 to trials, of which there is one at least, got {passes} of {trials}")
-    a, b = passes + _PRIOR, trials - passes + _PRIOR
+    a = passes + _PRIOR
+    b = trials - passes + _PRIOR
     low = 0.0 if passes == 0 else _quantile(0.025, a, b)
     high = 1.0 if passes == trials else _quantile(0.975, a, b)
     return low, high
@@ -165,10 +170,14 @@ def beta_interval(passes: int, trials: int) -> tuple[float, float]:
 
 def _quantile(share: float, a: float, b: float) -> float:
     """Invert the distribution function by bisection."""
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _below(middle, a, b) < share else (low, middle)
+        if _below(middle, a, b) < share:
+            low = middle
+        else:
+            high = middle
     return (low + high) / 2
 
 
@@ -184,8 +193,9 @@ def _below(x: float, a: float, b: float) -> float:
 
 def _fraction(x: float, a: float, b: float) -> float:
     """Evaluate the continued fraction by Lentz's algorithm."""
-    c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1) or _TINY)
-    found = d
+    c = 1.0
+    d = 1 / (1 - (a + b) * x / (a + 1) or _TINY)
+    fraction = d
     for m in range(1, 400):
         for term in (
             m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
@@ -193,10 +203,10 @@ def _fraction(x: float, a: float, b: float) -> float:
         ):
             d = 1 / (1 + term * d or _TINY)
             c = 1 + term / c or _TINY
-            found *= c * d
+            fraction *= c * d
         if abs(c * d - 1) < 1e-15:
             break
-    return found
+    return fraction
 
 
 @lru_cache(maxsize=1024)
@@ -217,24 +227,31 @@ def quantile(freedom: int) -> float:
     if freedom >= _LARGE:
         z = NORMAL
         return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-    low, high = 0.0, 13.0
+    low = 0.0
+    high = 13.0  # above the quantile of one degree, the largest
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _inside(middle, freedom) < 0.95 else (low, middle)
+        if _inside(middle, freedom) < 0.95:
+            low = middle
+        else:
+            high = middle
     return low
 
 
 def _inside(t: float, freedom: int) -> float:
     """Return the probability of a value within +-t."""
     angle = math.atan(t / math.sqrt(freedom))
-    cosine, sine = math.cos(angle), math.sin(angle)
+    cosine = math.cos(angle)
+    sine = math.sin(angle)
     if freedom % 2 == 0:
-        term, total = 1.0, 1.0
+        term = 1.0
+        total = 1.0
         for j in range(1, freedom // 2):
             term *= (2 * j - 1) / (2 * j) * cosine**2
             total += term
         return sine * total
-    term, total = cosine, cosine if freedom > 1 else 0.0
+    term = cosine
+    total = cosine if freedom > 1 else 0.0
     for j in range(1, (freedom - 1) // 2):
         term *= 2 * j / (2 * j + 1) * cosine**2
         total += term

@@ -64,27 +64,29 @@ def difference(a: Sequence[float], b: Sequence[float]) -> Difference:
     if len(a) != len(b) or not len(a):
         raise ValueError(f"the same problems are needed, got {len(a)} and {len(b)}")
     d = np.asarray(b, dtype=np.float64) - np.asarray(a, dtype=np.float64)
-    n, mean = len(d), float(d.mean())
+    mean = float(d.mean())
     changed = d[np.abs(d) > 1e-12]
     p = _p_of_signs(changed)
     low, high = _ends(d, mean, p)
-    return Difference(mean, low, high, n, p, int((changed > 0).sum()), int((changed < 0).sum()))
+    return Difference(mean, low, high, len(d), p, int((changed > 0).sum()), int((changed < 0).sum()))
 
 
 def _p_of_signs(changed: np.ndarray) -> float:
+    """Return the share of changes of sign that make the sum as large as it is: all of them, or those that are drawn."""
     if len(changed) == 0:
         return 1.0
-    seen, slack = abs(float(changed.sum())), 1e-9
+    threshold = abs(float(changed.sum())) - 1e-9  # equal sums may differ by rounding
     if len(changed) <= _EXACT:
         codes = np.arange(2 ** len(changed))[:, None] >> np.arange(len(changed)) & 1
         sums = (1 - 2 * codes) @ changed
-        return float((np.abs(sums) >= seen - slack).mean())
-    random, extreme = np.random.Generator(np.random.Philox(2707)), 0
+        return float((np.abs(sums) >= threshold).mean())
+    random = np.random.Generator(np.random.Philox(2707))
+    extreme = 0
     rows = max(4, _PIECE // len(changed) // 4 * 4)  # four draws share 32 random bits: any such piece goes on with them
     for start in range(0, _DRAWS, rows):
         shape = (min(rows, _DRAWS - start), len(changed))
         signs = 1 - 2.0 * random.integers(0, 2, size=shape, dtype=np.int8)
-        extreme += int((np.abs(signs @ changed) >= seen - slack).sum())
+        extreme += int((np.abs(signs @ changed) >= threshold).sum())
     return (extreme + 1) / (_DRAWS + 1)  # the observed signs count as one of the draws
 
 
@@ -93,5 +95,6 @@ def _ends(d: np.ndarray, mean: float, p: float) -> tuple[float | None, float | N
     if n < 2:
         return None, None
     half = quantile(n - 1) * float(d.std(ddof=1)) / math.sqrt(n) if d.any() else 3 / n
-    low, high = max(-1.0, mean - half), min(1.0, mean + half)
+    low = max(-1.0, mean - half)
+    high = min(1.0, mean + half)
     return (min(low, 0.0), max(high, 0.0)) if p >= LEVEL else (low, high)

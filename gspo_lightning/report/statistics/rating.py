@@ -10,8 +10,10 @@ import numpy as np
 
 ATTEMPTS = 8
 """Most submissions to a problem."""
-_POINTS_LOST, _MINUTES_LOST = 50, 10
-"""Penalty for each submission before the accepted one: points, or minutes in contests that count solved problems."""
+_POINTS_LOST = 50
+"""Penalty for each submission before the accepted one, in points."""
+_MINUTES_LOST = 10
+"""The same in minutes, in contests that count solved problems."""
 
 
 def rating(rank: int, ratings: Sequence[float]) -> int:
@@ -34,11 +36,15 @@ def rating(rank: int, ratings: Sequence[float]) -> int:
     if not len(ratings) or rank < 1:
         raise ValueError(f"a place from 1 among at least one participant is needed, got {rank} among {len(ratings)}")
     others = np.asarray(ratings, dtype=np.float64)
-    low, high = 0, int(others.max()) + 100
+    low = 0
+    high = int(others.max()) + 100
     while high - low > 1:
         middle = (low + high) // 2
         expected = 1 + float((1 / (1 + 10 ** ((middle - others) / 400))).sum())
-        low, high = (low, middle) if expected < rank else (middle, high)
+        if expected < rank:
+            high = middle
+        else:
+            low = middle
     return low
 
 
@@ -54,7 +60,8 @@ def first_accepted(accepted: int, answers: int) -> list[float]:
     """
     if not 0 <= accepted <= answers:
         raise ValueError(f"accepted must be in [0, {answers}], got {accepted}")
-    chances, none_yet = [], 1.0
+    chances = []
+    none_yet = 1.0
     for attempt in range(min(answers, ATTEMPTS)):
         chances.append(none_yet * accepted / (answers - attempt))
         none_yet *= max(0, answers - accepted - attempt) / (answers - attempt)
@@ -107,9 +114,10 @@ def outcomes(points: dict[str, float | None], results: dict[str, tuple[int, int]
         parts = [(_gain(worth, attempt), chance) for attempt, chance in enumerate(chances) if chance > 0]
         parts.append(((0.0, 0.0), max(0.0, 1.0 - sum(chances))))
         convolved: dict[tuple[float, float], float] = {}
-        for ((a, b), p), ((c, d), q) in itertools.product(total.items(), parts):
-            if q > 0:
-                convolved[a + c, b + d] = convolved.get((a + c, b + d), 0.0) + p * q
+        for (before, chance), (gain, chance_of_gain) in itertools.product(total.items(), parts):
+            if chance_of_gain > 0:
+                after = (before[0] + gain[0], before[1] + gain[1])
+                convolved[after] = convolved.get(after, 0.0) + chance * chance_of_gain
         total = convolved
     for (score, penalty), chance in total.items():
         yield Place(score, penalty), chance
