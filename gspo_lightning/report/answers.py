@@ -33,14 +33,16 @@ def read_answers(folder: Path, name: str = ANSWERS) -> list[dict[str, Any]]:
 def whole_and_damaged(folder: Path, name: str = ANSWERS) -> tuple[list[dict[str, Any]], list[int]]:
     """Return the rows of a run, ordered by update, and the numbers (from 1) of damaged lines: of a killed run, say."""
     file = folder / name
-    found, damaged = [], []
-    for number, line in enumerate(file.read_bytes().splitlines() if file.is_file() else (), 1):
+    lines = file.read_bytes().splitlines() if file.is_file() else []
+    rows = []
+    damaged = []
+    for number, line in enumerate(lines, 1):
         try:
             row = load_json(line)
-            found.append({**row, "update": whole_number(row["update"])})
+            rows.append({**row, "update": whole_number(row["update"])})
         except (ValueError, TypeError, KeyError):
             damaged.append(number)
-    return sorted(found, key=lambda row: row["update"]), damaged
+    return sorted(rows, key=lambda row: row["update"]), damaged
 
 
 class AnswersFile:
@@ -52,7 +54,9 @@ class AnswersFile:
     """
 
     def __init__(self, folder: Path, name: str = ANSWERS) -> None:
-        self.folder, self.name, self._written = folder, name, False
+        self.folder = folder
+        self.name = name
+        self._written = False
         self._last = max((row["update"] for row in read_answers(folder, name)), default=-1)
 
     def add(self, update: int, rows: Sequence[Row]) -> None:
@@ -63,7 +67,8 @@ class AnswersFile:
             log.warning("%s was removed during the run: its earlier answers are gone", self.folder / self.name)
         with open(self.folder / self.name, "a", encoding="utf-8") as file:
             file.write("".join(_line({"update": update, **row}) for row in rows))
-        self._last, self._written = update, True
+        self._last = update
+        self._written = True
 
     def cut(self, first: int) -> None:
         """Drop evaluations from this update on; a resumed run repeats them."""
@@ -103,18 +108,24 @@ def picture_cell(folder: Path, row: Mapping[str, Any]) -> str:
         row: holds hashes under ``pictures``. They come from a file: an entry that is not a hash, or has no thumbnail,
             is counted and not shown.
     """
-    known = _known(row.get("pictures"))
-    shown = [name for name in known if (folder / thumbnail_file(name)).is_file()]
-    more = _count(row.get("pictures")) - len(shown)
-    images = " ".join(f"![picture]({thumbnail_file(name)})" for name in shown)
-    return f"{images} and {more} more" if images and more else images or (f"{more} not shown" if more else " ")
+    pictures = row.get("pictures")
+    thumbnails = [thumbnail_file(sha256) for sha256 in _hashes(pictures)]
+    present = [file for file in thumbnails if (folder / file).is_file()]
+    more = _count(pictures) - len(present)
+    images = " ".join(f"![picture]({file})" for file in present)
+    if images:
+        return f"{images} and {more} more" if more else images
+    return f"{more} not shown" if more else " "
 
 
 def copy_thumbnails(folder: Path, rows: Sequence[Mapping[str, Any]], out: Path) -> None:
     """Copy the thumbnails of some rows to a report that is written elsewhere."""
-    for row in rows if out.resolve() != folder.resolve() else ():
-        for name in _known(row.get("pictures")):
-            source, target = folder / thumbnail_file(name), out / thumbnail_file(name)
+    if out.resolve() == folder.resolve():
+        return
+    for row in rows:
+        for sha256 in _hashes(row.get("pictures")):
+            source = folder / thumbnail_file(sha256)
+            target = out / thumbnail_file(sha256)
             if source.is_file() and not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 unfinished = temp_path(target)
@@ -122,9 +133,11 @@ def copy_thumbnails(folder: Path, rows: Sequence[Mapping[str, Any]], out: Path) 
                 os.replace(unfinished, target)
 
 
-def _known(names: Any) -> list[str]:
-    return [n for n in names if isinstance(n, str) and _HASH.fullmatch(n)] if isinstance(names, list) else []
+def _hashes(pictures: Any) -> list[str]:
+    if not isinstance(pictures, list):
+        return []
+    return [entry for entry in pictures if isinstance(entry, str) and _HASH.fullmatch(entry)]
 
 
-def _count(names: Any) -> int:
-    return len(names) if isinstance(names, list) else 0
+def _count(pictures: Any) -> int:
+    return len(pictures) if isinstance(pictures, list) else 0

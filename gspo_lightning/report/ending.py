@@ -24,12 +24,12 @@ def end(run: Run, tag: str) -> float | None:
 
 def last_values(run: Run, series: Series) -> NDArray[np.float64]:
     """Return the values of the last iterations (of the last updates, if iterations were not logged)."""
-    number = iterations(run, series)
-    known = np.unique(number[np.isfinite(number)])
-    if not len(known):
+    of_value = iterations(run, series)
+    logged = np.unique(of_value[np.isfinite(of_value)])
+    if not len(logged):
         return series.values[-max(1, round(LAST * len(series))) :]
-    first = known[-max(1, round(LAST * len(known)))]
-    return series.values[number >= first]
+    first = logged[-max(1, round(LAST * len(logged)))]
+    return series.values[of_value >= first]
 
 
 def iterations(run: Run, series: Series) -> NDArray[np.float64]:
@@ -77,7 +77,8 @@ def by_iteration(run: Run, tag: str) -> tuple[NDArray[Any], ...] | None:
     if not len(series):
         return None
     starts = np.flatnonzero(np.concatenate([[True], number[1:] != number[:-1]]))
-    low, high = np.minimum.reduceat(series.values, starts), np.maximum.reduceat(series.values, starts)
+    low = np.minimum.reduceat(series.values, starts)
+    high = np.maximum.reduceat(series.values, starts)
     if len(starts) < 2 or (low == high).all():
         return None
     counts = np.diff([*starts, len(series)])
@@ -89,8 +90,8 @@ def value_of(run: Run, tag: str) -> float | None:
     """Return the number that is compared with the healthy band of a metric; None if the run does not tell it."""
     spec = lookup(tag)
     if spec is not None and spec.health.later:
-        found = later(run, tag)
-        return None if found is None else float(found.values.mean())
+        counted = later(run, tag)
+        return None if counted is None else float(counted.values.mean())
     return end(run, tag)
 
 
@@ -109,7 +110,8 @@ def healthy(run: Run, tag: str) -> bool | None:
     >>> end(run, "reward/dead_groups"), healthy(run, "reward/dead_groups")
     (0.9, False)
     """
-    value, band = value_of(run, tag), band_of(run, tag)
+    value = value_of(run, tag)
+    band = band_of(run, tag)
     return None if value is None or band is None else band.holds(value)
 
 
@@ -148,6 +150,7 @@ def rose(run: Run, share: float = 0.1) -> float | None:
 
 def reward_range(run: Run, reward: Series) -> tuple[float, float]:
     """Return the lowest and highest reward of a response so far, else of an iteration."""
-    low, high = run.get("reward/min"), run.get("reward/max")
-    lowest = float((low or reward).values.min())
-    return lowest, max(float((high or reward).values.max()), lowest)
+    lows = run.get("reward/min") or reward
+    highs = run.get("reward/max") or reward
+    lowest = float(lows.values.min())
+    return lowest, max(float(highs.values.max()), lowest)

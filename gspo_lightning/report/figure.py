@@ -74,8 +74,8 @@ def draw_learning(figure: Figure, place: Any, lines: Sequence[Line]) -> None:
         _draw_accuracy(lower, line, series, alone=len(lines) == 1)
     if len(lines) > 1:
         label_ends(lower, [(float(s.values[-1]), line.colour) for line, s in accuracies], gap=0.085)
-    for axes, tag, found in ((upper, REWARD, bool(ends)), (lower, held_out, bool(accuracies))):
-        if not found and (upper is not lower or not (ends or accuracies)):
+    for axes, tag, drawn in ((upper, REWARD, bool(ends)), (lower, held_out, bool(accuracies))):
+        if not drawn and (upper is not lower or not (ends or accuracies)):
             say_not_logged(axes)
         say_what_is_missing(axes, tag, lines)
     if upper is lower and (ends or accuracies):
@@ -85,9 +85,11 @@ def draw_learning(figure: Figure, place: Any, lines: Sequence[Line]) -> None:
 def _draw_accuracy(axes: Any, line: Line, series: Series, *, alone: bool) -> None:
     colour = ALARM if alone else line.colour
     axes.plot(series.steps, series.values, color=colour, lw=1.3, ls=(0, (1, 1.5)) if alone else line.dash, zorder=4)
-    shown = slice(None) if len(series) <= MARKS else slice(None, None, len(series) - 1)  # else only the ends
-    marked = series.steps[shown], series.values[shown]
-    axes.plot(*marked, "o", mfc="white", mec=colour, mew=1.8, ms=6.5, zorder=5, clip_on=False)
+    marked = slice(None) if len(series) <= MARKS else slice(None, None, len(series) - 1)  # else only the ends
+    axes.plot(
+        series.steps[marked], series.values[marked], "o", mfc="white", mec=colour, mew=1.8, ms=6.5, zorder=5,
+        clip_on=False,
+    )  # fmt: skip
     if not alone:
         return
     low = 0 <= series.values[-1] < 0.12  # then there is no room below the last mark
@@ -169,7 +171,8 @@ def _mark_largest(axes: Any, drawn: Sequence[tuple[Line, Series]]) -> None:
     """Mark the largest norm of each run with a dot, and the norm to which all runs clip with a line."""
     for line, series in drawn:
         at = int(series.values.argmax())
-        largest, median = float(series.values[at]), float(np.median(series.values))
+        largest = float(series.values[at])
+        median = float(np.median(series.values))
         axes.plot(series.steps[at], largest, "o", color=line.colour, ms=4.5, zorder=4)
         if len(drawn) == 1 and median > 0:
             left = series.steps[at] <= sum(axes.get_xlim()) / 2
@@ -217,8 +220,10 @@ def _draw_header(figure: Figure, lines: Sequence[Line], scale: float) -> None:
         words = headline(run)
         figure.text(LEFT, 1 - 0.062 * scale, words[:1].upper() + words[1:], fontsize=12, color=INK)
     else:
-        objectives, models = dict.fromkeys(r.objective for r in runs), dict.fromkeys(r.model for r in runs)
-        seeds, dates = dict.fromkeys(r.seed for r in runs), sorted({r.date for r in runs})
+        objectives = dict.fromkeys(run.objective for run in runs)
+        models = dict.fromkeys(run.model for run in runs)
+        seeds = dict.fromkeys(run.seed for run in runs)
+        dates = sorted({run.date for run in runs})
         title = (
             f"{' / '.join(objectives)}  ·  {len(runs)} runs  ·  seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}  ·  "
             f"{', '.join(models)}  ·  {' to '.join(dict.fromkeys((dates[0], dates[-1])))}"

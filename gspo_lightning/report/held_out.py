@@ -15,7 +15,8 @@ from gspo_lightning.report.run import Run, Series, number
 from gspo_lightning.report.statistics.intervals import NORMAL
 from gspo_lightning.report.statistics.paired import difference
 
-PAIRED, UNPAIRED = "paired by prompt", "from standard errors"
+PAIRED = "paired by prompt"
+UNPAIRED = "from standard errors"
 LIMIT = ("data", "evaluation", "limit")
 """Setting of the number of held-out prompts."""
 
@@ -66,9 +67,10 @@ def held_out_change(run: Run) -> Change | None:
         return None
     series = run.get(run.held_out_tag)
     if series is not None and len(series) > 1:
-        first, last = (_scores(run, int(series.steps[i])) for i in (0, -1))
-        if (found := _paired(first, last)) is not None:
-            return found
+        first = _scores(run, int(series.steps[0]))
+        last = _scores(run, int(series.steps[-1]))
+        if (change := _paired(first, last)) is not None:
+            return change
     return _unpaired(run, before, after)
 
 
@@ -160,7 +162,8 @@ def reward_change(run: Run) -> Change | None:
 
     The prompts of the two iterations differ: the interval is that of two independent means over prompts.
     """
-    reward, spread = run.first_and_last("reward/mean"), run.first_and_last("reward/std")
+    reward = run.first_and_last("reward/mean")
+    spread = run.first_and_last("reward/std")
     if reward is None:
         return None
     prompts = number(run.setting("data", "prompts_per_rollout"))

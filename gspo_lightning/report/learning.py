@@ -25,7 +25,8 @@ ENOUGH = 10
 
 def judge_learning(run: Run) -> Verdict | None:
     """Return whether the paired change of the held-out metric excludes 0, and whether it fell from its best."""
-    change, (before, after) = held_out_change(run), run.held_out()
+    change = held_out_change(run)
+    before, after = run.held_out()
     if change is None:
         if run.get("reward/mean") is None:
             return None
@@ -61,10 +62,12 @@ def judge_gamed(run: Run) -> Verdict | None:
     if series is None or reward is None or change is None or change.high is None:
         return None
     evaluated = _between(run, int(series.steps[0]), int(series.steps[-1]))
-    rise, pure = rose(evaluated), reward_change(evaluated)
+    rise = rose(evaluated)
+    pure = reward_change(evaluated)
     if rise is None or pure is None or (pure.low is not None and pure.low <= 0) or _iterations(evaluated) < ENOUGH:
         return None  # means of few prompts differ by as much
-    before, after = float(series.values[0]), float(series.values[-1])
+    before = float(series.values[0])
+    after = float(series.values[-1])
     low, high = reward_range(run, reward)
     scale = 1.0 if run.shown_by == "accuracy" else max(high - low, 1e-9)
     if (fallen := fall(run)) is not None:
@@ -101,12 +104,14 @@ def _most_of_the_rise(run: Run) -> str:
     rises = {tag: (end(run, tag) or 0.0) - float(run.scalars[tag].values[0]) for tag in tags if len(run.scalars[tag])}
     if len(rises) < 2:
         return ""
-    return f" Most of the rise is {max(rises, key=lambda tag: rises[tag]).rsplit('/', 1)[-1]}."
+    steepest = max(rises, key=lambda tag: rises[tag])
+    return f" Most of the rise is {steepest.rsplit('/', 1)[-1]}."
 
 
 def judge_dead_groups(run: Run) -> Verdict | None:
     """Return the verdict on groups without a difference; where the task is solved they are success."""
-    last, pair = end(run, "reward/dead_groups"), known(run, "reward/dead_groups")
+    last = end(run, "reward/dead_groups")
+    pair = known(run, "reward/dead_groups")
     if last is None or pair is None:
         return None
     sentence = f"{100 * pair[0]:.0f}% → {100 * last:.0f}% (last fifth) of groups have all rewards equal"
@@ -123,17 +128,20 @@ def judge_dead_groups(run: Run) -> Verdict | None:
 
 def judge_length(run: Run) -> Verdict | None:
     """Return the verdict on lengths and on truncated responses."""
-    pair, cut = known(run, "response/length"), end(run, "response/truncated")
+    pair = known(run, "response/length")
+    cut = end(run, "response/truncated")
     if cut is None and (pair is None or pair[0] <= 0):
         return None
-    word, parts = "not logged", list[str]()
+    word = "not logged"
+    parts = []
     if pair is not None and pair[0] > 0:
         factor = pair[1] / pair[0]
         word = "longer" if factor > 1 + USUAL else "shorter" if factor < 1 - USUAL else "as before"
         parts.append(f"{pair[0]:.1f} → {pair[1]:.1f} tokens per response")
     if cut is not None:
         parts.append(f"{100 * cut:.3g}% truncated in the last fifth")
-    sentence, link = ", ".join(parts), "#rollouts?sort=length"
+    sentence = ", ".join(parts)
+    link = "#rollouts?sort=length"
     if healthy(run, "response/truncated") is False:
         sentence += ": the limit decides what is paid; raise data.max_response_tokens"
         return Verdict("length", "look", f"{word}, often cut", sentence, link)
@@ -142,10 +150,12 @@ def judge_length(run: Run) -> Verdict | None:
 
 def judge_entropy(run: Run) -> Verdict | None:
     """Return the verdict on the entropy, which may fall while a skill is learned."""
-    pair, last = known(run, "policy/entropy"), end(run, "policy/entropy")
+    pair = known(run, "policy/entropy")
+    last = end(run, "policy/entropy")
     if pair is None or last is None:
         return None
-    sentence, link = f"{plain(pair[0])} → {plain(last)} (last fifth) nats per token", "#overview?chart=policy/entropy"
+    sentence = f"{plain(pair[0])} → {plain(last)} (last fifth) nats per token"
+    link = "#overview?chart=policy/entropy"
     if healthy(run, "policy/entropy") is False:
         if earned(run) >= threshold("entropy_collapse.solved"):
             why = "the task is solved and the policy is sure"
@@ -153,7 +163,8 @@ def judge_entropy(run: Run) -> Verdict | None:
         if TAUGHT in run.scalars:
             return Verdict("entropy", "note", "nearly none", f"{sentence}: distillation asks for the teacher's", link)
         return Verdict("entropy", "look", "nearly none", f"{sentence}: little is left to explore", link)
-    start, reward = start_band("policy/entropy"), known(run, "reward/mean")
+    start = start_band("policy/entropy")
+    reward = known(run, "reward/mean")
     flat = reward is not None and reward[1] <= reward[0] and TAUGHT not in run.scalars
     if start is not None and pair[0] > 0 and not start.holds(last / pair[0]) and flat:
         why = "while the reward does not rise: the policy is dissolving"

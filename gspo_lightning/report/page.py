@@ -19,7 +19,8 @@ from gspo_lightning.report.style import save
 from gspo_lightning.report.verdicts import verdicts
 from gspo_lightning.report.words import headline, table
 
-PICTURE, PAGE = "report.png", "report.md"
+PICTURE = "report.png"
+PAGE = "report.md"
 EVALUATIONS = 5
 """Largest number of evaluation columns in the table of answers over time."""
 
@@ -73,26 +74,33 @@ def write_runs(runs: Sequence[Run], out: Path) -> Path:
 
 def page(runs: Sequence[Run]) -> str:
     """Return the Markdown page."""
-    one = len(runs) == 1
-    title = f"{runs[0].objective}, seed {runs[0].seed}" if one else " / ".join(run.label for run in runs)
+    alone = len(runs) == 1
+    title = f"{runs[0].objective}, seed {runs[0].seed}" if alone else " / ".join(run.label for run in runs)
     lines = [f"# {cell(title)}", ""]
     for run in runs:
-        start = _sentence(headline(run)) if one else f"- **{cell(run.label)}**: {headline(run)}"
+        start = _sentence(headline(run)) if alone else f"- **{cell(run.label)}**: {headline(run)}"
         where = code(run.folder, table=False)
         lines.append(f"{start}. Model {cell(run.model)}, {cell(run.date)}, {where}.")
     lines += ["", f"![curves]({PICTURE})", "", *_markdown_table(runs), "## Verdict", ""]
     for run in runs:
-        lines += [] if one else [f"### {cell(run.label)}", ""]
-        found = verdicts(run)
-        lines += [f"- {v.mark} **{_sentence(v.topic)}: {v.word}.** {cell(_sentence(v.sentence))}." for v in found] or [
-            "Nothing was logged."
-        ]
+        if not alone:
+            lines += [f"### {cell(run.label)}", ""]
+        lines += _verdict_lines(run)
         lines += ["", *(f"> {cell(problem)}\n" for problem in run.problems)]
     for run in runs:
-        lines += _examples(run, "" if one else f": {cell(run.label)}")
-        lines += _over_time(run, "" if one else f": {cell(run.label)}")
+        suffix = "" if alone else f": {cell(run.label)}"
+        lines += _examples(run, suffix)
+        lines += _over_time(run, suffix)
     lines.append("What every number means: `gspo list metrics`.")
     return "\n".join(lines) + "\n"
+
+
+def _verdict_lines(run: Run) -> list[str]:
+    lines = []
+    for verdict in verdicts(run):
+        judgement = f"**{_sentence(verdict.topic)}: {verdict.word}.**"
+        lines.append(f"- {verdict.mark} {judgement} {cell(_sentence(verdict.sentence))}.")
+    return lines or ["Nothing was logged."]
 
 
 def _markdown_table(runs: Sequence[Run]) -> list[str]:
@@ -104,12 +112,12 @@ def _markdown_table(runs: Sequence[Run]) -> list[str]:
 
 
 def _examples(run: Run, suffix: str) -> list[str]:
-    found = _examples_of(run)
-    if not found:
+    examples = _examples_of(run)
+    if not examples:
         return []
     names = ("prompt", "answer", "before", "after")
-    rows = [[code(e.get(name, ""), 400) for name in names] for e in found]
-    return [f"## Examples{suffix}", "", *_answers_table(run, names, found, rows), ""]
+    rows = [[code(example.get(name, ""), 400) for name in names] for example in examples]
+    return [f"## Examples{suffix}", "", *_answers_table(run, names, examples, rows), ""]
 
 
 def _examples_of(run: Run) -> list[dict[str, Any]]:
@@ -117,10 +125,10 @@ def _examples_of(run: Run) -> list[dict[str, Any]]:
 
 
 def _answers_table(
-    run: Run, names: Sequence[str], asked: Sequence[Mapping[str, Any]], rows: Sequence[Sequence[str]]
+    run: Run, names: Sequence[str], prompts: Sequence[Mapping[str, Any]], rows: Sequence[Sequence[str]]
 ) -> list[str]:
     """Return a table of answers, with a first column for pictures if any prompt has pictures."""
-    pictures = [picture_cell(run.folder, one) for one in asked]
+    pictures = [picture_cell(run.folder, prompt) for prompt in prompts]
     if any(picture.strip() for picture in pictures):
         names = ("pictures", *names)
         rows = [(picture, *row) for picture, row in zip(pictures, rows, strict=True)]
@@ -134,17 +142,18 @@ def _over_time(run: Run, suffix: str) -> list[str]:
     updates = sorted({row["update"] for row in rows})
     if len(updates) < 2:
         return []
-    wanted = [updates[round(i * (len(updates) - 1) / (EVALUATIONS - 1))] for i in range(EVALUATIONS)]
-    shown = updates if len(updates) <= EVALUATIONS else wanted
-    said = {(row["update"], row.get("id")): str(row.get("completion", "")) for row in rows}
-    names = ["prompt", "answer", *(f"update {update}" for update in shown)]
-    asked = [row for row in rows if row["update"] == updates[0]]
-    cells = [
-        [code(one, 160) for one in (row.get("prompt", ""), row.get("answer", ""), *completions)]
-        for row in asked
-        for completions in [[said.get((u, row.get("id")), "") for u in shown]]
-    ]
-    lines = [f"## Held-out answers over time{suffix}", "", *_answers_table(run, names, asked, cells)]
+    columns = updates
+    if len(updates) > EVALUATIONS:
+        columns = [updates[round(i * (len(updates) - 1) / (EVALUATIONS - 1))] for i in range(EVALUATIONS)]
+    completions = {(row["update"], row.get("id")): str(row.get("completion", "")) for row in rows}
+    names = ["prompt", "answer", *(f"update {update}" for update in columns)]
+    prompts = [row for row in rows if row["update"] == updates[0]]
+    table_rows = []
+    for prompt in prompts:
+        of_prompt = [completions.get((update, prompt.get("id")), "") for update in columns]
+        texts = (prompt.get("prompt", ""), prompt.get("answer", ""), *of_prompt)
+        table_rows.append([code(text, 160) for text in texts])
+    lines = [f"## Held-out answers over time{suffix}", "", *_answers_table(run, names, prompts, table_rows)]
     return [*lines, "", f"All {len(updates)} evaluations, with their rewards, are in `{ANSWERS}`.", ""]
 
 

@@ -28,7 +28,7 @@ def replayed(run: Run) -> list[Alarm]:
             continue
         for step, value in zip(series.steps.tolist(), series.values.tolist(), strict=True):
             (evaluations if held_out else looks).setdefault(step, {})[tag] = value
-    watch, alarms = Watch(kind() for kind in SIGNATURES.values()), list[Alarm]()
+    watch = Watch(kind() for kind in SIGNATURES.values())
     prompts = number(run.setting("data", "prompts_per_rollout"))
     for signature in watch.signatures:
         if prompts and hasattr(signature, "prompts"):
@@ -36,6 +36,7 @@ def replayed(run: Run) -> list[Alarm]:
     steps = sorted(looks.keys() | evaluations.keys())
     updates = [step for step in steps if step in looks]
     following = dict(itertools.pairwise(updates))
+    alarms: list[Alarm] = []
     for step in steps:
         if step in looks:
             look = dict(looks[step])

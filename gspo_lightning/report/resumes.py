@@ -32,12 +32,13 @@ def note_resume(folder: Path, update: int, changes: Sequence[str]) -> None:
 
 def read_resumes(folder: Path) -> list[dict[str, Any]]:
     """Return ``update`` and ``changes`` of each resume, in their order; damaged lines are left out."""
-    found = []
     file = folder / RESUMES
-    for line in file.read_bytes().splitlines() if file.is_file() else ():
+    lines = file.read_bytes().splitlines() if file.is_file() else []
+    resumes = []
+    for line in lines:
         try:
             row = load_json(line)
-            found.append({"update": whole_number(row["update"]), "changes": [str(text) for text in row["changes"]]})
+            resumes.append({"update": whole_number(row["update"]), "changes": [str(text) for text in row["changes"]]})
         except (ValueError, TypeError, KeyError):
             continue
-    return found
+    return resumes

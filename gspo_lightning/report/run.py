@@ -18,7 +18,8 @@ from gspo_lightning.core.metric_table.health import Clip
 from gspo_lightning.core.tolerance import SINGLE, at_least, equal
 
 Shown = Literal["accuracy", "mean reward"]
-ACCURACY, REWARD = "val/accuracy", "val/reward"
+ACCURACY = "val/accuracy"
+REWARD = "val/reward"
 
 
 def shown_by(evaluations: Iterable[Mapping[str, float]], *, named: bool) -> Shown:
@@ -33,8 +34,8 @@ def shown_by(evaluations: Iterable[Mapping[str, float]], *, named: bool) -> Show
     >>> shown_by([{"val/lowest_score": 0.3 - 0.1 - 0.2, "val/highest_score": 1.0}], named=False)  # -2.8e-17
     'accuracy'
     """
-    known = [(one.get("val/lowest_score", 0.0), one.get("val/highest_score", 1.0)) for one in evaluations]
-    fractions = all((low >= 0.0 or equal(low, 0.0, 1.0)) and at_least(-high, -1.0) for low, high in known)
+    scores = [(values.get("val/lowest_score", 0.0), values.get("val/highest_score", 1.0)) for values in evaluations]
+    fractions = all((low >= 0.0 or equal(low, 0.0, 1.0)) and at_least(-high, -1.0) for low, high in scores)
     return "accuracy" if named or fractions else "mean reward"
 
 
@@ -90,8 +91,8 @@ class Run:
     @property
     def seed(self) -> str:
         """The seed as written, or ``?``."""
-        found = self.summary.get("seed", self.config.get("seed_everything"))
-        return "?" if found is None else str(found)
+        written = self.summary.get("seed", self.config.get("seed_everything"))
+        return "?" if written is None else str(written)
 
     @property
     def kind(self) -> str:
@@ -203,17 +204,18 @@ class Run:
         where = np.array([number_of.get(step, np.nan) for step in series.steps.tolist()])
         if not np.isfinite(where).any():
             return float(series.values[0]), float(series.values[-1])
-        first, last = np.nanmin(where), np.nanmax(where)
-        return float(series.values[where == first].mean()), float(series.values[where == last].mean())
+        in_first = where == np.nanmin(where)
+        in_last = where == np.nanmax(where)
+        return float(series.values[in_first].mean()), float(series.values[in_last].mean())
 
     @property
     def shown_by(self) -> Shown:
         """The headline metric of evaluations: accuracy or mean reward."""
-        lowest, highest = self.get("val/lowest_score"), self.get("val/highest_score")
-        scores = {tag: s.values for tag, s in (("lowest", lowest), ("highest", highest)) if s is not None}
-        extremes = {
-            f"val/{tag}_score": (values.min() if tag == "lowest" else values.max()) for tag, values in scores.items()
-        }
+        extremes = {}
+        if (lowest := self.get("val/lowest_score")) is not None:
+            extremes["val/lowest_score"] = lowest.values.min()
+        if (highest := self.get("val/highest_score")) is not None:
+            extremes["val/highest_score"] = highest.values.max()
         return shown_by([extremes], named=self.setting("data", "evaluation", "accuracy_reward") is not None)
 
     @property
@@ -251,12 +253,16 @@ def number(value: Any) -> float | None:
 def labels(runs: Sequence[Run]) -> list[str]:
     """Return the shortest labels that tell the runs apart: objective, with seed, with model, or the folder."""
     for parts in (("objective",), ("objective", "seed"), ("objective", "model"), ("objective", "model", "seed")):
-        found = [", ".join(f"seed {r.seed}" if p == "seed" else getattr(r, p) for p in parts) for r in runs]
-        if len(set(found)) == len(runs):
-            return found
-    paths = [r.folder.resolve() for r in runs]
-    common = Path(os.path.commonpath(paths))
-    below = [p.relative_to(common).parts for p in paths]
-    while all(len(own) > 1 for own in below) and len({own[-1] for own in below}) == 1:
-        below = [own[:-1] for own in below]  # a/quickstart/version_0, b/quickstart/version_0: a, b
-    return [f"{r.objective}, {'/'.join(own)}" for r, own in zip(runs, below, strict=True)]
+        candidates = [", ".join(_part_of_label(run, part) for part in parts) for run in runs]
+        if len(set(candidates)) == len(runs):
+            return candidates
+    folders = [run.folder.resolve() for run in runs]
+    common = Path(os.path.commonpath(folders))
+    below = [folder.relative_to(common).parts for folder in folders]
+    while all(len(parts) > 1 for parts in below) and len({parts[-1] for parts in below}) == 1:
+        below = [parts[:-1] for parts in below]  # a/quickstart/version_0, b/quickstart/version_0: a, b
+    return [f"{run.objective}, {'/'.join(parts)}" for run, parts in zip(runs, below, strict=True)]
+
+
+def _part_of_label(run: Run, part: str) -> str:
+    return f"seed {run.seed}" if part == "seed" else str(getattr(run, part))

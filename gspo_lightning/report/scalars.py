@@ -54,11 +54,12 @@ class Scalars:
     @classmethod
     def read(cls, folder: Path) -> Scalars:
         """Read the file of a run; empty if there is none."""
-        found, tables = cls(folder), dict[int, _Table]()
-        for content in _contents(found.file) if found.file.is_file() else ():
+        scalars = cls(folder)
+        tables: dict[int, _Table] = {}
+        for content in _contents(scalars.file) if scalars.file.is_file() else ():
             try:
                 if isinstance(content, dict):
-                    tables[content["table"]] = found._table(tuple(content["tags"]))
+                    tables[content["table"]] = scalars._table(tuple(content["tags"]))
                     continue
                 number, step, seconds, *values = content
                 row = array("f", values)
@@ -66,8 +67,8 @@ class Scalars:
                     raise ValueError("a row is cut off")
                 tables[number].add(int(step), float(seconds), row)
             except (ValueError, TypeError, KeyError, OverflowError):
-                found.damaged += 1
-        return found
+                scalars.damaged += 1
+        return scalars
 
     def __len__(self) -> int:
         return sum(len(table.steps) for table in self._tables.values())
@@ -79,7 +80,9 @@ class Scalars:
             FileNotFoundError: the folder is gone.
             InfrastructureError: the file cannot be written.
         """
-        new, table = tuple(values) not in self._tables, self._table(tuple(values))
+        tags = tuple(values)
+        new = tags not in self._tables
+        table = self._table(tags)
         table.add(step, time.time(), values.values())
         text = (_head(table) if new else "") + _row(table, len(table.steps) - 1)
         try:
@@ -102,12 +105,15 @@ class Scalars:
         Raises:
             InfrastructureError: the file cannot be written.
         """
-        before, self._tables, self.damaged = self._tables, {}, 0
+        before = self._tables
+        self._tables = {}
+        self.damaged = 0
         for tags, old in before.items():
-            new, width = self._table(tags), len(tags)
+            kept = self._table(tags)
+            width = len(tags)
             for i, step in enumerate(old.steps):
                 if step < first:
-                    new.add(step, old.times[i], old.values[i * width : (i + 1) * width])
+                    kept.add(step, old.times[i], old.values[i * width : (i + 1) * width])
         try:
             self._write()
         except OSError as error:
@@ -130,42 +136,46 @@ class Scalars:
         >>> lost.missing(9)  # 4, 5, 7, 8
         4
         """
-        known = {step for table in self._tables.values() for step in table.steps if 0 < step < first}
-        steps = np.array([0, *sorted(known), first], dtype=np.int64)
-        usual = int(np.bincount(np.diff(steps[1:-1])).argmax()) if len(known) > 1 else 1
+        present = {step for step in self._steps() if 0 < step < first}
+        steps = np.array([0, *sorted(present), first], dtype=np.int64)
+        usual = int(np.bincount(np.diff(steps[1:-1])).argmax()) if len(present) > 1 else 1
         return int(((np.diff(steps) - 1) // max(usual, 1)).sum())
 
     def take(self, logged: Mapping[str, Series], seconds: float) -> None:
         """Add, in memory, values of steps that the file lacks; ``seconds`` is the time they were logged."""
         rows: dict[int, dict[str, float]] = {}
-        known = {step for table in self._tables.values() for step in table.steps}
+        present = self._steps()
         for tag, series in logged.items():
             for step, value in zip(series.steps.tolist(), series.values.tolist(), strict=True):
-                if step not in known:
+                if step not in present:
                     rows.setdefault(step, {})[tag] = value
         for step, row in sorted(rows.items()):
             self._table(tuple(row)).add(step, seconds, row.values())
 
     def series(self) -> dict[str, Series]:
         """Return tag -> values over the steps; the later value of a step that was logged twice."""
-        found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+        parts_of: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
         for table in self._tables.values():
             steps = np.array(table.steps, dtype=np.int64)
             values = np.array(table.values, dtype=np.float64).reshape(len(steps), len(table.tags))
             for column, tag in enumerate(table.tags):
-                found.setdefault(tag, []).append((steps, values[:, column]))
+                parts_of.setdefault(tag, []).append((steps, values[:, column]))
         merged = {}
-        for tag, parts in found.items():
-            steps, values = (np.concatenate(side) for side in zip(*parts, strict=True))
-            ordered, last = np.unique(steps[::-1], return_index=True)
+        for tag, parts in parts_of.items():
+            steps = np.concatenate([part for part, _ in parts])
+            values = np.concatenate([part for _, part in parts])
+            ordered, last = np.unique(steps[::-1], return_index=True)  # the first in reverse: the later of two
             if len(ordered):
                 merged[tag] = Series(ordered, values[::-1][last])
         return merged
 
     def times(self) -> tuple[float, float] | None:
         """Return the times of the first and the last entry (Unix, seconds); None without entries."""
-        known = [seconds for table in self._tables.values() for seconds in table.times]
-        return (min(known), max(known)) if known else None
+        times = [seconds for table in self._tables.values() for seconds in table.times]
+        return (min(times), max(times)) if times else None
+
+    def _steps(self) -> set[int]:
+        return {step for table in self._tables.values() for step in table.steps}
 
     def _table(self, tags: tuple[str, ...]) -> _Table:
         return self._tables.setdefault(tags, _Table(len(self._tables), tags))
@@ -177,10 +187,10 @@ def _contents(file: Path) -> Iterator[Any]:
     for start in range(0, len(lines), 64):
         some = lines[start : start + 64]
         try:
-            found = load_json(b"[" + b",".join(some) + b"]")
+            contents = load_json(b"[" + b",".join(some) + b"]")
         except ValueError:
-            found = []
-        yield from found if len(found) == len(some) else map(_content, some)
+            contents = []
+        yield from contents if len(contents) == len(some) else map(_content, some)
 
 
 def _content(line: bytes) -> Any:

@@ -84,8 +84,8 @@ class SideBySideData:
 
     def values(self, name: str, tag: str) -> NDArray[np.float64]:
         """Return a metric of an objective [iterations, mini-batches], rounded; NaN if it was not measured."""
-        found = [[row["objectives"][name].get(tag, np.nan) for row in rows] for rows in self.rows]
-        return np.asarray(np.round(np.array(found, dtype=np.float64), DECIMALS), dtype=np.float64)
+        measured = [[row["objectives"][name].get(tag, np.nan) for row in rows] for rows in self.rows]
+        return np.asarray(np.round(np.array(measured, dtype=np.float64), DECIMALS), dtype=np.float64)
 
     def cosines(self) -> NDArray[np.float64]:
         """Return the cosines between gradients [iterations, mini-batches, K, K]; NaN where one is 0."""
@@ -129,13 +129,13 @@ def _draw_lines(
     axes.set_xlabel("mini-batch of the iteration (1: ratios are 1)", color=GREY, fontsize=9)
     ends = []
     for number, (name, raw) in enumerate(values.items()):
-        shown = np.where(raw > 0, raw, np.nan) if panel.log else raw
-        if not np.isfinite(shown).any():
+        drawn = np.where(raw > 0, raw, np.nan) if panel.log else raw
+        if not np.isfinite(drawn).any():
             continue
         colour, dash = styles[name]
         x = np.arange(1, raw.shape[1] + 1)
-        axes.plot(x, shown.T, color=colour, lw=0.9, alpha=0.4, zorder=2)
-        mean = np.array([_known_mean(column) for column in raw.T])  # zeros count, though a log axis hides them
+        axes.plot(x, drawn.T, color=colour, lw=0.9, alpha=0.4, zorder=2)
+        mean = np.array([_finite_mean(column) for column in raw.T])  # zeros count, though a log axis hides them
         mean = np.where(mean > 0, mean, np.nan) if panel.log else mean
         axes.plot(x, mean, color=colour, lw=2.4, ls=dash, marker=MARKERS[number % len(MARKERS)], ms=5, zorder=3)
         if np.isfinite(mean[-1]):
@@ -153,14 +153,14 @@ def _draw_lines(
     label_ends(axes, ends, gap=0.085)
 
 
-def _known_mean(values: NDArray[np.float64]) -> float:
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if known.size else float("nan")
+def _finite_mean(values: NDArray[np.float64]) -> float:
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if finite.size else float("nan")
 
 
 def _draw_matrix(axes: Any, title: str, names: list[str], cosines: NDArray[np.float64]) -> None:
     """Draw the mean over iterations [I, K, K] as numbers on grey, 0 (dark) to 1 (white); red below 0."""
-    values = np.array([[_known_mean(cosines[:, i, j]) for j in range(len(names))] for i in range(len(names))])
+    values = np.array([[_finite_mean(cosines[:, i, j]) for j in range(len(names))] for i in range(len(names))])
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK, pad=7)
     axes.imshow(np.clip(values, 0, 1), cmap="gray", vmin=-0.15, vmax=1.0)
     small = 9 if len(names) < 6 else 6.5
@@ -256,7 +256,8 @@ def _spread(values: NDArray[np.float64]) -> str:
 
 
 def _cosine_table(found: SideBySideData, part: slice) -> list[str]:
-    names, values = found.names, found.cosines()[:, part].mean(axis=(0, 1))
+    names = found.names
+    values = found.cosines()[:, part].mean(axis=(0, 1))
     lines = ["| cosine between gradients | " + " | ".join(map(cell, names)) + " |", "|---" * (len(names) + 1) + "|"]
     for name, row in zip(names, values, strict=True):
         lines.append(f"| {cell(name)} | " + " | ".join(_cosine(v) for v in row) + " |")

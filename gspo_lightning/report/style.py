@@ -25,7 +25,10 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Okabe and Ito's palette, safe for colour blindness; without its yellow, which vanishes on white."""
 DASHES = ("-", "--", ":", "-.")
 """From the eighth run on, colours repeat with another dash; see :func:`lines_of`."""
-INK, GREY, FAINT, ALARM = "#222222", "#6b6b6b", "#d9d9d9", "#D55E00"
+INK = "#222222"
+GREY = "#6b6b6b"
+FAINT = "#d9d9d9"
+ALARM = "#D55E00"
 MANY = 4
 """Largest number of runs whose values are shown at the right edge: more would be a list rather than labels."""
 
@@ -105,7 +108,8 @@ def lines_of(runs: Sequence[Run]) -> list[Line]:
     order = list(dict.fromkeys(kinds))
     lines = []
     for i, (run, kind) in enumerate(zip(runs, kinds, strict=True)):
-        number, again = order.index(kind), kinds[:i].count(kind)
+        number = order.index(kind)
+        again = kinds[:i].count(kind)
         dash = DASHES[(number // len(COLOURS) + again) % len(DASHES)]
         lines.append(Line(run, COLOURS[number % len(COLOURS)], dash))
     return lines
@@ -267,7 +271,8 @@ def note(axes: Any, notes: Sequence[str], colour: str = GREY) -> None:
         )  # fmt: skip
 
 
-LEFT, RIGHT = 0.045, 0.957
+LEFT = 0.045
+RIGHT = 0.957
 
 
 def window(run: Run, length: int) -> int:

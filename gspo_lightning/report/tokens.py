@@ -20,8 +20,10 @@ from gspo_lightning.core.parsing import load_json, whole_number
 
 log = logging.getLogger(__name__)
 TOKENS = "rollout_tokens.jsonl"
-BYTES_AT_FIRST, BYTES_PER_UPDATE = 1_000_000, 16_000
-"""Size that the file may have before the first update, and by which it may grow with every update."""
+BYTES_AT_FIRST = 1_000_000
+"""Size that the file may have before the first update."""
+BYTES_PER_UPDATE = 16_000
+"""Size by which it may grow with every update."""
 
 
 class TokensFile:

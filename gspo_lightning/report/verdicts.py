@@ -25,8 +25,10 @@ from gspo_lightning.report.words import count, plain
 
 ONE_SIDED = 0.8
 """Share of the sampler's gap that its mean must have for the gap to be one-sided: rounding goes both ways."""
-HISTORY, EARLIER = 64, 8
-"""Gradient norms whose median is the usual one, and the fewest of them."""
+HISTORY = 64
+"""Gradient norms whose median is the usual one."""
+EARLIER = 8
+"""The fewest of them."""
 BOUNDS = ("clip/low", "clip/high", "objective/clip_fraction_dual")
 """Metrics of objectives that clip: others, as CISPO, log that they clip nothing."""
 JUDGED = (
@@ -79,8 +81,10 @@ def _stability(run: Run) -> Verdict | None:
     if series is None or not (series.values > 0).any():
         return None
     median = float(np.median(series.values[series.values > 0]))
-    largest, at = float(series.values.max()), int(series.steps[series.values.argmax()])
-    spikes, rule = _spikes(run, series), RULES["gradient_spikes"]
+    largest = float(series.values.max())
+    at = int(series.steps[series.values.argmax()])
+    spikes = _spikes(run, series)
+    rule = RULES["gradient_spikes"]
     high = spikes > threshold("gradient_spikes.factor")
     several = max((int(high[i : i + (rule.window or 1)].sum()) for i in range(len(high))), default=0)
     bad = several >= (rule.hits or 1) or spikes.max() > threshold("gradient_spikes.huge")
@@ -99,7 +103,8 @@ def _spikes(run: Run, norms: Series) -> np.ndarray:
     measured = run.get("optim/gradient_spike")
     if measured is not None:
         return measured.values
-    spikes, before = np.ones(len(norms)), list[float]()
+    spikes = np.ones(len(norms))
+    before: list[float] = []
     for i, norm in enumerate(norms.values.tolist()):
         if len(before) >= EARLIER:
             spikes[i] = norm / float(np.median(before[-HISTORY:]))
@@ -117,7 +122,8 @@ def _clipping(run: Run) -> Verdict | None:
         mean = float(series.values.mean())
         sentence = f"{100 * mean:.3g}% of response tokens clipped: one update per iteration meets ratios of 1"
         return Verdict("clipping", "fine", "nothing to judge", sentence)
-    mean, band = float(counted.values.mean()), band_of(run, "clip/tokens")
+    mean = float(counted.values.mean())
+    band = band_of(run, "clip/tokens")
     if run.setting("model", "objective", "init_args") is not None and run.clip.width is None and mean == 0:
         return Verdict("clipping", "fine", "nothing to judge", "the objective has no clip range")
     share = f"{100 * mean:.3g}% of response tokens clipped after the first mini-batch of an iteration"
@@ -136,7 +142,8 @@ def _clipping(run: Run) -> Verdict | None:
 
 def _sampler(run: Run) -> Verdict | None:
     """Return the verdict on the sampler: that it is the policy, and that its log-probabilities are exact."""
-    gap, sequences = value_of(run, "noise/sampler_logprob_gap"), value_of(run, "noise/sampler_sequence_gap")
+    gap = value_of(run, "noise/sampler_logprob_gap")
+    sequences = value_of(run, "noise/sampler_sequence_gap")
     if gap is None and sequences is None:
         return None
     link = "#overview?chart=noise/sampler_logprob_gap"
@@ -158,7 +165,8 @@ def _sampler(run: Run) -> Verdict | None:
 
 
 def _staleness(run: Run) -> Verdict | None:
-    age, place = end(run, "staleness/mean_age"), run.get("data/mini_batch")
+    age = end(run, "staleness/mean_age")
+    place = run.get("data/mini_batch")
     if age is None or place is None or age <= place.values.max() + 1:
         return None
     sentence = f"tokens are {plain(age)} updates old on average, more than one iteration has"
@@ -196,7 +204,7 @@ def _others(run: Run) -> Verdict | None:
     outside = [tag for tag in outside if not tag.startswith("agents/forks/")]
     if not outside:
         return None
-    told = [f"{tag} {plain(value_of(run, tag))} ({band.words})" for tag in outside if (band := band_of(run, tag))]
-    more = f" and {len(told) - 4} more" if len(told) > 4 else ""
+    values = [f"{tag} {plain(value_of(run, tag))} ({band.words})" for tag in outside if (band := band_of(run, tag))]
+    more = f" and {len(values) - 4} more" if len(values) > 4 else ""
     link = f"#overview?chart={outside[0]}"
-    return Verdict("other numbers", "note", "outside of their bands", ", ".join(told[:4]) + more, link)
+    return Verdict("other numbers", "note", "outside of their bands", ", ".join(values[:4]) + more, link)

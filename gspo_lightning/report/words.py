@@ -74,9 +74,10 @@ def _interval_of_first(run: Run) -> str:
     error = None if series is None else standard_error(run, int(series.steps[0]))
     if series is None or error is None:
         return ""
-    value, number_of_prompts = float(series.values[0]), prompts(run)
-    told = "" if number_of_prompts is None else f", n = {number_of_prompts}"
-    return f" [{value - NORMAL * error:.2f}, {value + NORMAL * error:.2f}]{told}"
+    value = float(series.values[0])
+    number_of_prompts = prompts(run)
+    size = "" if number_of_prompts is None else f", n = {number_of_prompts}"
+    return f" [{value - NORMAL * error:.2f}, {value + NORMAL * error:.2f}]{size}"
 
 
 def count(number: int, noun: str) -> str:
@@ -133,11 +134,11 @@ def _pair(tag: str) -> Callable[[Run], str]:
 
 def _held_out_rows(runs: Sequence[Run]) -> list[tuple[str, Callable[[Run], str]]]:
     """Return rows for accuracy or mean reward, or for both if runs differ in the one they use."""
-    shown = {run.shown_by for run in runs}
+    headlines = {run.shown_by for run in runs}
     rows: list[tuple[str, Callable[[Run], str]]] = []
-    if "accuracy" in shown:
+    if "accuracy" in headlines:
         rows.append(("held-out accuracy", lambda r: arrow(r.accuracy(), two)))
-    if "mean reward" in shown:
+    if "mean reward" in headlines:
         rows.append(("held-out mean reward", lambda r: "-" if r.shown_by == "accuracy" else arrow(r.held_out(), two)))
     return rows
 
