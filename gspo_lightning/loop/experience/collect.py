@@ -40,26 +40,33 @@ class Experience:
             to_come: the mini-batches that will be trained on.
             begun: an update was made, which logged the examples and distributions.
         """
-        batches, examples = enumerate(self.mini_batches), [] if begun else self.examples
+        mini_batches = [
+            None if batch is None or index not in to_come else batch.state_dict()
+            for index, batch in enumerate(self.mini_batches)
+        ]
+        examples = [] if begun else self.examples
+        recorded = [row for row in self.recorded if row["mini_batch"] in to_come]
         return {
-            "mini_batches": [b.state_dict() if b is not None and i in to_come else None for i, b in batches],
+            "mini_batches": mini_batches,
             "metrics": dict(self.metrics),
-            "examples": [{k: v for k, v in e.items() if k != "media"} for e in examples],
-            "media": written_media([e.get("media", ()) for e in examples]),
+            "examples": [{k: v for k, v in example.items() if k != "media"} for example in examples],
+            "media": written_media([example.get("media", ()) for example in examples]),
             "rewards": dict(self.rewards),
             "distributions": {} if begun else dict(self.distributions),
-            "recorded": json.dumps([r for r in self.recorded if r["mini_batch"] in to_come], default=str),
+            "recorded": json.dumps(recorded, default=str),
         }
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Experience:
         """Restore the result of :meth:`state_dict`."""
         media = read_media(state.get("media")) or [()] * len(state["examples"])
-        shown = [{**e, **({"media": m} if m else {})} for e, m in zip(state["examples"], media, strict=True)]
+        examples = []
+        for example, pictures in zip(state["examples"], media, strict=True):
+            examples.append({**example, "media": pictures} if pictures else dict(example))
         return cls(
             [None if b is None else MiniBatch.from_state_dict(b) for b in state["mini_batches"]],
             dict(state["metrics"]),
-            shown,
+            examples,
             dict(state.get("rewards", {})),
             dict(state.get("distributions", {})),
             json.loads(state.get("recorded", "[]")),
@@ -103,21 +110,16 @@ def collect(
         examples: number of responses to keep as examples.
     """
     rollouts = batch.rollouts
-    spread = measure_distributions(rollouts, device) if distributions else {}
-    scalars, special = (distribution_scalars(spread), extremes(rollouts)) if distributions else ({}, {})
-    shown = [_example(r) for g in batch.groups for r in g[:2]][:examples]
-    shown += [_example(r, name) for name, r in special.items()]
-    return Experience(
-        batch.mini_batches,
-        {
-            **metrics,
-            **scalars,
-            "data/iteration": float(batch.mini_batches[0].iteration),
-        },
-        shown,
-        batch.fingerprints(),
-        spread,
-    )
+    first_two = [rollout for group in batch.groups for rollout in group[:2]]
+    example_rows = [_example(rollout) for rollout in first_two[:examples]]
+    values: Distributions = {}
+    all_metrics = dict(metrics)
+    if distributions:
+        values = measure_distributions(rollouts, device)
+        all_metrics |= distribution_scalars(values)
+        example_rows += [_example(rollout, name) for name, rollout in extremes(rollouts).items()]
+    all_metrics["data/iteration"] = float(batch.mini_batches[0].iteration)
+    return Experience(batch.mini_batches, all_metrics, example_rows, batch.fingerprints(), values)
 
 
 def _example(rollout: Rollout, shown_as: str = "sample") -> dict[str, Any]:

@@ -134,16 +134,17 @@ def generate_and_score(
     start = time.perf_counter()
     training = policy.training
     policy.eval()  # key-value caches and gradient checkpointing exclude each other in train mode
-    begun: list[tuple[Sequence[Rollout], Pending]] = []
-    asked = _answering(source)
+    in_flight: list[tuple[Sequence[Rollout], Pending]] = []
+    answering = _answering(source)
     if isinstance(rewards, RewardRunner):
         runner = rewards
 
         def submit(group: Sequence[Rollout]) -> None:
-            known = _known(
-                group if asked is None else check_group(asked, group, group_size, sampling), policy.tokenizer
-            )
-            begun.append((known, runner.submit([_sample(r, total_steps, runner.judges) for r in known])))
+            if answering is not None:
+                group = check_group(answering, group, group_size, sampling)
+            unscored = _unscored(group, policy.tokenizer)
+            samples = [_sample(rollout, total_steps, runner.judges) for rollout in unscored]
+            in_flight.append((unscored, runner.submit(samples)))
 
         source.on_group = submit
     try:
@@ -159,40 +160,54 @@ def generate_and_score(
                 version=version,
                 progress=progress,
             )
-            if asked is not None:
-                groups = check_groups(asked, groups, prompts, group_size, sampling)
+            if answering is not None:
+                groups = check_groups(answering, groups, prompts, group_size, sampling)
     finally:
         source.on_group = None
         policy.train(training)
     generated = time.perf_counter()
-    _judge(groups, begun, rewards, total_steps, policy.tokenizer)
+    _judge(groups, in_flight, rewards, total_steps, policy.tokenizer)
     return groups, {"time/rollout_s": generated - start, "time/reward_s": time.perf_counter() - generated}
 
 
 def _judge(
     groups: Groups,
-    begun: Sequence[tuple[Sequence[Rollout], Pending]],
+    in_flight: Sequence[tuple[Sequence[Rollout], Pending]],
     rewards: Scorer,
     total_steps: int,
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     """Wait for the scores in flight, request the others, and store all of them."""
+    unscored = _unscored([rollout for group in groups for rollout in group], tokenizer)
     if isinstance(rewards, RewardRunner):
-        early = {id(r) for group, _ in begun for r in group}
-        late = [r for r in _known([r for g in groups for r in g], tokenizer) if id(r) not in early]
-        scored = [r for group, _ in begun for r in group] + late
-        rest = rewards.submit([_sample(r, total_steps, rewards.judges) for r in late])
-        scores = rewards.gather([*(pending for _, pending in begun), rest])
+        early = [rollout for group, _ in in_flight for rollout in group]
+        early_ids = {id(rollout) for rollout in early}
+        late = [rollout for rollout in unscored if id(rollout) not in early_ids]
+        late_pending = rewards.submit([_sample(rollout, total_steps, rewards.judges) for rollout in late])
+        scored = early + late
+        scores = rewards.gather([*(pending for _, pending in in_flight), late_pending])
     else:
-        scored = _known([r for g in groups for r in g], tokenizer)
-        scores = list(rewards.score([_sample(r, total_steps) for r in scored]))
+        scored = unscored
+        scores = list(rewards.score([_sample(rollout, total_steps) for rollout in scored]))
+    score_of = {}
     for rollout, score in zip(scored, scores, strict=True):
+        score_of[id(rollout)] = score
         _fill(rollout, score)
-        found = {name: token_steps(rollout, part.steps, tokenizer) for name, part in score.parts.items() if part.steps}
-        rollout.steps = {name: steps for name, steps in found.items() if steps}
-    by_rollout = {id(rollout): score for rollout, score in zip(scored, scores, strict=True)}
+        rollout.steps = _steps(rollout, score, tokenizer)
     for group in groups:
-        _level(group, [by_rollout[id(rollout)] for rollout in group if id(rollout) in by_rollout])
+        _level(group, [score_of[id(rollout)] for rollout in group if id(rollout) in score_of])
+
+
+def _steps(
+    rollout: Rollout, score: SampleScore, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, tuple[tuple[int, float], ...]]:
+    """Return the steps of each reward that scored some, with ends counted in tokens."""
+    steps_of = {}
+    for name, part in score.parts.items():
+        steps = token_steps(rollout, part.steps, tokenizer)
+        if steps:
+            steps_of[name] = steps
+    return steps_of
 
 
 def _level(group: Sequence[Rollout], scores: Sequence[SampleScore]) -> None:
@@ -203,11 +218,14 @@ def _level(group: Sequence[Rollout], scores: Sequence[SampleScore]) -> None:
         scores: of those that were scored now.
     """
     if any(score.single for score in scores):
-        for rollout, value in zip(group, _levelled([rollout.reward for rollout in group]), strict=True):
+        levelled = _levelled([rollout.reward for rollout in group])
+        for rollout, value in zip(group, levelled, strict=True):
             rollout.reward = value
-    for name in {name for score in scores for name, part in score.parts.items() if part.single}:
+    single_names = {name for score in scores for name, part in score.parts.items() if part.single}
+    for name in single_names:
         having = [rollout for rollout in group if name in rollout.reward_parts]
-        for rollout, value in zip(having, _levelled([r.reward_parts[name] for r in having]), strict=True):
+        levelled = _levelled([rollout.reward_parts[name] for rollout in having])
+        for rollout, value in zip(having, levelled, strict=True):
             rollout.reward_parts[name] = value
 
 
@@ -246,7 +264,7 @@ def columns_of(prompt: Prompt, judges: Judges | None) -> Mapping[str, Any]:
     return {**prompt.columns, "images": [picture.data for picture in prompt.media]}
 
 
-def _known(rollouts: Sequence[Rollout], tokenizer: PreTrainedTokenizerBase) -> list[Rollout]:
+def _unscored(rollouts: Sequence[Rollout], tokenizer: PreTrainedTokenizerBase) -> list[Rollout]:
     """Return the responses that need a score: no failed conversations, and no responses that came with a score.
 
     All are marked that end inside a thought.
@@ -261,15 +279,17 @@ def _fill(rollout: Rollout, score: SampleScore) -> None:
     rollout.reward_parts = {name: part.reward for name, part in score.parts.items()}
     rollout.reward_statuses = {name: str(part.status) for name, part in score.parts.items()}
     rollout.reward_agreements = score.agreements
-    rollout.reward_logged |= _together([part.logged for part in score.parts.values()])
+    rollout.reward_logged |= _merge_logged([part.logged for part in score.parts.values()])
     rollout.reward_extra = {name: value for part in score.parts.values() for name, value in part.extra.items()}
-    none = {name: part for name, part in score.parts.items() if part.reward is None}
-    failed = {name: part for name, part in none.items() if part.status is not ScoreStatus.NOT_APPLICABLE}
-    rollout.missing = "; ".join(f"{name}: {part.detail}" for name, part in (failed or none).items())
+    missing = {name: part for name, part in score.parts.items() if part.reward is None}
+    failed = {name: part for name, part in missing.items() if part.status is not ScoreStatus.NOT_APPLICABLE}
+    rollout.missing = "; ".join(f"{name}: {part.detail}" for name, part in (failed or missing).items())
 
 
-def _together(logged: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _merge_logged(logged: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Merge the logged values of several rewards; the mean if they use the same name."""
-    names = dict.fromkeys(name for one in logged for name in one)
-    found = {name: [one[name] for one in logged if name in one] for name in names}
-    return {name: sum(values) / len(values) for name, values in found.items()}
+    values_of: dict[str, list[float]] = {}
+    for values in logged:
+        for name, value in values.items():
+            values_of.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in values_of.items()}

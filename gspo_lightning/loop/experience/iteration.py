@@ -67,7 +67,8 @@ class Iteration:
             UserError: no response has a reward, or the rollouts lack what training needs.
             InfrastructureError: the rollout source, or the rewards, failed for good.
         """
-        state, sampling = self.state, self.sampling
+        state = self.state
+        sampling = self.sampling
         state.old_policy.refresh(state.policy, number)
         begun = time.perf_counter()
         with (
@@ -95,8 +96,9 @@ class Iteration:
 
     def _wait_share(self, begun: float, now: float) -> float:
         """Return the share of the time since the last rollouts in which training waited for these; 1 at first."""
-        since, self._ready = begun if self._ready is None else self._ready, now
-        return (now - begun) / max(now - since, 1e-9)
+        last_ready = begun if self._ready is None else self._ready
+        self._ready = now
+        return (now - begun) / max(now - last_ready, 1e-9)
 
     def _record(self, number: int, sampled: Sequence[Rollout]) -> None:
         if self.settings.record_rollouts and self.folder is not None:
@@ -104,7 +106,9 @@ class Iteration:
 
     def _cut(self, number: int, groups: list[list[Rollout]]) -> RolloutBatch:
         """Deal the rollouts to mini-batches, and cut those into micro-batches."""
-        state, settings, ahead = self.state, self.settings, self.sampling.prefetcher is not None
+        state = self.state
+        settings = self.settings
+        sampled_ahead = self.sampling.prefetcher is not None
         return RolloutBatch.of(
             groups,
             mini_batches=settings.minibatches_per_rollout,
@@ -114,7 +118,7 @@ class Iteration:
             deal=settings.dealing,
             base=deal_stream(settings.seed, number),
             iteration=number,
-            version=None if ahead else state.version,
+            version=None if sampled_ahead else state.version,
             sources=self.sampling.prompts.sources,
             accuracy_reward=self.accuracy_reward,
             weigh=settings.rows,
@@ -128,21 +132,32 @@ class Iteration:
 
     def _penalise(self, batch: RolloutBatch) -> None:
         """Subtract the KL to the reference from the rewards, if ``data.kl_in_reward`` is set."""
-        state, settings = self.state, self.settings
+        state = self.state
+        settings = self.settings
         if settings.kl_in_reward and state.reference is not None:
-            sampler, coef = state.old_policy.sampling_policy(state.policy), settings.kl_in_reward
-            state.reference.penalise(batch.rollouts, sampler, coef, settings.temperature, self.budget(), state.device)
+            state.reference.penalise(
+                batch.rollouts,
+                state.old_policy.sampling_policy(state.policy),
+                settings.kl_in_reward,
+                settings.temperature,
+                self.budget(),
+                state.device,
+            )
 
     def _old_logprobs(self, number: int, batch: RolloutBatch) -> None:
         """Fill in the old log-probabilities that must be computed now."""
-        state, old, temperature = self.state, self.state.old_policy, self.settings.temperature
+        state = self.state
+        old_policy = state.old_policy
+        temperature = self.settings.temperature
         partial = self.sampling.partial
         if partial is not None and not state.old_logprobs.from_source(batch.mini_batches):
-            with gathered(old.sampling_policy(state.policy)) as plain:  # ranks hold different numbers of responses
-                partial.recompute(plain, temperature, state.version, self.budget())
-        once = self.settings.epochs_per_rollout == 1 and old.due(number)
+            # whole weights, as ranks hold different numbers of responses and shards need equal calls on all of them
+            with gathered(old_policy.sampling_policy(state.policy)) as sampler:
+                partial.recompute(sampler, temperature, state.version, self.budget())
+        # in a single pass the snapshot still equals the policy at the first mini-batch, so training computes them
+        first_is_free = self.settings.epochs_per_rollout == 1 and old_policy.due(number)
         batch.mini_batches = state.old_logprobs.fill(
-            old, state.policy, batch.mini_batches, temperature, first_is_free=once
+            old_policy, state.policy, batch.mini_batches, temperature, first_is_free=first_is_free
         )
 
     def _frozen_logprobs(self, batch: RolloutBatch) -> None:
@@ -153,14 +168,16 @@ class Iteration:
 
     def _advantages(self, batch: RolloutBatch) -> dict[str, float]:
         """Assign the advantage of every rollout or token; a critic first estimates values, then learns."""
-        state, settings, names = self.state, self.settings, self.sampling.prompts.sources
+        state = self.state
+        settings = self.settings
         critic = state.critic if settings.estimator.per_token else None
         if critic is not None:
             critic.judge(batch)
-        dead, found = assign(batch.groups, settings.estimator, settings.shaping, state.device)
+        dead, metrics = assign(batch.groups, settings.estimator, settings.shaping, state.device)
         if critic is not None:
-            found |= critic.learn(batch, lr_factor=state.lr_factor, memory=self.memory)
+            metrics |= critic.learn(batch, lr_factor=state.lr_factor, memory=self.memory)
         batch.take_advantages()
-        if names:
-            found |= measure_sources(batch.groups, names, dead, state.device)
-        return found
+        sources = self.sampling.prompts.sources
+        if sources:
+            metrics |= measure_sources(batch.groups, sources, dead, state.device)
+        return metrics

@@ -33,7 +33,10 @@ class ExperienceLoader:
     """
 
     def __init__(self, roll_out: Callable[[int], Experience], mini_batches: int, epochs: int, seed: int) -> None:
-        self._roll_out, self._mini_batches, self._epochs, self._seed = roll_out, mini_batches, epochs, seed
+        self._roll_out = roll_out
+        self._mini_batches = mini_batches
+        self._epochs = epochs
+        self._seed = seed
         self.iteration = -1
         self.trained = 0
         self.experience = Experience([], {})
@@ -45,7 +48,9 @@ class ExperienceLoader:
         if self.spent:
             self.experience = Experience([], {})  # free the memory; an interrupted rollout still counts as not started
             experience = self._roll_out(self.iteration + 1)
-            self.iteration, self.trained, self.experience = self.iteration + 1, 0, experience
+            self.iteration += 1
+            self.trained = 0
+            self.experience = experience
         for position in range(self.trained, len(self)):
             yield self._batch(position)
 
@@ -65,8 +70,11 @@ class ExperienceLoader:
     @property
     def recorded(self) -> dict[int, dict[str, Any]]:
         """Rows of the mini-batch that is next, or in training, whose tokens are recorded: position -> description."""
-        rows, number = self.experience.recorded, self._place(self.trained) if self.experience.recorded else -1
-        return {row["place"]: row for row in rows if row["mini_batch"] == number}
+        rows = self.experience.recorded
+        if not rows:
+            return {}
+        mini_batch = self._place(self.trained)
+        return {row["place"]: row for row in rows if row["mini_batch"] == mini_batch}
 
     @property
     def spent(self) -> bool:
@@ -93,7 +101,8 @@ class ExperienceLoader:
 
     def go_to(self, state: Mapping[str, Any]) -> None:
         """Restore the result of :meth:`position`."""
-        self.iteration, self.trained = int(state["iteration"]), int(state["trained"])
+        self.iteration = int(state["iteration"])
+        self.trained = int(state["trained"])
         self.experience = Experience.from_state_dict(state["experience"])
 
 
@@ -108,9 +117,10 @@ def part_of(ranks: Sequence[Mapping[str, Any]], rank: int, world: int) -> Mappin
     Raises:
         UserError: the number of ranks changed in the middle of an iteration.
     """
-    spent = all(s["trained"] >= len(s["experience"]["mini_batches"]) * s["epochs"] for s in ranks)
-    spent = spent and not any(s.get("partial", {}).get("groups") for s in ranks)
-    if len(ranks) != world and not spent:
+    trained = all(state["trained"] >= len(state["experience"]["mini_batches"]) * state["epochs"] for state in ranks)
+    has_partial = any(state.get("partial", {}).get("groups") for state in ranks)
+    between_iterations = trained and not has_partial
+    if len(ranks) != world and not between_iterations:
         raise UserError(
             "trainer.devices",
             f"the checkpoint was written by {len(ranks)} ranks in the middle of an iteration, this run has {world}",

@@ -61,8 +61,11 @@ class PartialRollouts:
         groups: int,
         max_carry: int,
     ) -> None:
-        self.source, self.order = source, order
-        self.wanted, self.groups, self.max_carry = in_flight, groups, max_carry
+        self.source = source
+        self.order = order
+        self.wanted = in_flight
+        self.groups = groups
+        self.max_carry = max_carry
         self.in_flight: list[_Group] = []
         self.place = 0
         """Prompts of the training order that have joined, or were skipped because they were in flight."""
@@ -74,48 +77,58 @@ class PartialRollouts:
         ``prompts`` are not used: they come from the training order.
         """
         fresh, place = self._fresh()
-        pool = self.in_flight + [
-            _Group(p, [_nothing(p, k, request.version) for k in range(request.group_size)]) for p in fresh
-        ]
-        rows = [(g, r) for g, group in enumerate(pool) for r in group.open]
+        pool = list(self.in_flight)
+        for prompt in fresh:
+            responses = [_nothing(prompt, sample, request.version) for sample in range(request.group_size)]
+            pool.append(_Group(prompt, responses))
+        open_responses = [response for group in pool for response in group.open]
+        group_of = [number for number, group in enumerate(pool) for _ in group.open]
         total = sum(len(group.responses) for group in pool)
 
         def enough(ended: Collection[int]) -> bool:
-            left = set(range(len(rows))) - set(ended)
-            unfinished = {rows[i][0] for i in left}
+            running = set(range(len(open_responses))) - set(ended)
+            unfinished = {group_of[index] for index in running}
             if request.progress is not None:
-                request.progress(total - len(left), total)
-            waited_for = any(pool[g].carried >= self.max_carry for g in unfinished)
+                request.progress(total - len(running), total)
+            waited_for = any(pool[number].carried >= self.max_carry for number in unfinished)
             return not waited_for and len(pool) - len(unfinished) >= self.groups
 
         if not enough(()):
+            limit = request.sampling.max_response_tokens
             pieces = self.source.extend(
                 request.policy,
-                [_prefix(r, r.prompt.token_budget(request.sampling.max_response_tokens)) for _, r in rows],
+                [_prefix(response, response.prompt.token_budget(limit)) for response in open_responses],
                 sampling=request.sampling,
                 draws=request.draws,
                 version=request.version,
                 enough=enough,
             )
-            grown = {id(r): _grown(r, piece, request.policy) for (_, r), piece in zip(rows, pieces, strict=True)}
-            pool = [_Group(g.prompt, _one_prompt(g, grown), g.carried) for g in pool]
-        complete = [i for i, group in enumerate(pool) if not group.open]
-        taken = set(complete[: self.groups])
-        self.in_flight = [_Group(g.prompt, g.responses, g.carried + 1) for i, g in enumerate(pool) if i not in taken]
+            grown = {}
+            for response, piece in zip(open_responses, pieces, strict=True):
+                grown[id(response)] = _grown(response, piece, request.policy)
+            pool = [_Group(group.prompt, _one_prompt(group, grown), group.carried) for group in pool]
+        complete = [number for number, group in enumerate(pool) if not group.open]
+        taken = complete[: self.groups]
+        self.in_flight = [
+            _Group(group.prompt, group.responses, group.carried + 1)
+            for number, group in enumerate(pool)
+            if number not in taken
+        ]
         self.place = place
-        return [group.responses for i, group in enumerate(pool) if i in taken]
+        return [pool[number].responses for number in taken]
 
     def _fresh(self) -> tuple[list[Prompt], int]:
         """Return the next prompts, as many as are missing in flight, and the place after them."""
-        busy, place = {group.prompt.id for group in self.in_flight}, self.place
-        found: list[Prompt] = []
+        busy = {group.prompt.id for group in self.in_flight}
+        place = self.place
+        fresh: list[Prompt] = []
         while len(busy) < self.wanted:
             prompt = self.order(place)
             place += 1
             if prompt.id not in busy:
                 busy.add(prompt.id)
-                found.append(prompt)
-        return found, place
+                fresh.append(prompt)
+        return fresh, place
 
     @torch.no_grad()
     def recompute(self, policy: Policy, temperature: float, version: int, max_tokens: int) -> None:
@@ -130,17 +143,23 @@ class PartialRollouts:
             version: version of the tokens of this iteration.
             max_tokens: tokens per forward pass, padding included.
         """
-        rows = [r for g in self.in_flight for r in g.responses if r.policy_version == version and len(r.token_ids)]
-        rows.sort(key=lambda r: len(r.prompt.token_ids) + len(r.token_ids), reverse=True)
-        while rows:
-            width = len(rows[0].prompt.token_ids) + len(rows[0].token_ids)
-            now, rows = rows[: max(1, max_tokens // width)], rows[max(1, max_tokens // width) :]
-            found = policy(make_micro_batch(now).to(policy.device), temperature)[0].to("cpu", torch.float32)
-            for row, values in zip(now, found, strict=True):
-                assert row.versions is not None
-                assert row.logprobs is not None
-                own = row.versions == version
-                row.logprobs = torch.where(own, values[: len(own)], row.logprobs)
+        responses = [
+            response
+            for group in self.in_flight
+            for response in group.responses
+            if response.policy_version == version and len(response.token_ids)
+        ]
+        responses.sort(key=_row_length, reverse=True)  # so the first of a batch sets its width
+        while responses:
+            count = max(1, max_tokens // _row_length(responses[0]))
+            batch = responses[:count]
+            responses = responses[count:]
+            logprobs_NT = policy(make_micro_batch(batch).to(policy.device), temperature)[0].to("cpu", torch.float32)
+            for response, logprobs in zip(batch, logprobs_NT, strict=True):
+                assert response.versions is not None
+                assert response.logprobs is not None
+                of_version = response.versions == version
+                response.logprobs = torch.where(of_version, logprobs[: len(of_version)], response.logprobs)
 
     @property
     def weights_on(self) -> WeightsOn:
@@ -182,14 +201,19 @@ class PartialRollouts:
 
     def load_state_dict(self, state: Mapping[str, Any], prompt_of: Callable[[int], Prompt]) -> None:
         """Restore :meth:`state_dict`; ``prompt_of`` finds a prompt by its id."""
-        self.place, self.in_flight = int(state["place"]), []
+        self.place = int(state["place"])
+        self.in_flight = []
         for group in state["groups"]:
             prompt = prompt_of(group["prompt"])
-            responses = [
-                Rollout(prompt=prompt, **(r | {"finish_reason": FinishReason(r["finish_reason"])}))
-                for r in group["responses"]
-            ]
+            responses = []
+            for fields in group["responses"]:
+                finish_reason = FinishReason(fields["finish_reason"])
+                responses.append(Rollout(prompt=prompt, **(fields | {"finish_reason": finish_reason})))
             self.in_flight.append(_Group(prompt, responses, int(group["carried"])))
+
+
+def _row_length(response: Rollout) -> int:
+    return len(response.prompt.token_ids) + len(response.token_ids)
 
 
 def _state(response: Rollout) -> dict[str, Any]:
@@ -249,8 +273,9 @@ def _one_prompt(group: _Group, grown: Mapping[int, Rollout]) -> list[Rollout]:
 
     One forward pass of the prompt serves all of them in training.
     """
-    responses, count = [grown.get(id(r), r) for r in group.responses], len(group.prompt.token_ids)
-    known = [r.routes for r in (*group.responses, *responses) if r.routes is not None]
-    for routes in known:
-        routes[:count] = known[0][:count]
+    responses = [grown.get(id(response), response) for response in group.responses]
+    prompt_tokens = len(group.prompt.token_ids)
+    all_routes = [response.routes for response in (*group.responses, *responses) if response.routes is not None]
+    for routes in all_routes:
+        routes[:prompt_tokens] = all_routes[0][:prompt_tokens]
     return responses

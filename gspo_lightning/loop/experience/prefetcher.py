@@ -87,7 +87,8 @@ class RolloutPrefetcher(Generic[T]):
         """Cancel running and pending jobs. With several ranks, each rank stops at its own next check."""
         self._stop.set()
         self.settle()
-        self._worker, self._jobs = None, {}
+        self._worker = None
+        self._jobs = {}
         self._stop.clear()
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
@@ -109,14 +110,14 @@ class RolloutPrefetcher(Generic[T]):
     def _hand_in(self, iteration: int, job: Job[T]) -> None:
         future: Future[T] = Future()
         self._jobs[iteration] = future
-        before = self._worker
+        previous = self._worker
         if self._group is None:
             self._group = another_group()
         group = self._group
 
         def work() -> None:
-            if before is not None:
-                before.join()  # in order, one at a time
+            if previous is not None:
+                previous.join()  # in order, one at a time
             try:
                 if group is None:  # else another rank may already be in a collective of this job
                     self._check()

@@ -34,7 +34,9 @@ class RetryingSource:
     on_group: OnGroup | None = None
 
     def __init__(self, source: RolloutSource, retries: int, wait_s: float) -> None:
-        self.source, self.retries, self.wait_s = source, retries, wait_s
+        self.source = source
+        self.retries = retries
+        self.wait_s = wait_s
 
     @property
     def weights_on(self) -> WeightsOn:
@@ -47,7 +49,7 @@ class RetryingSource:
         Raises:
             InfrastructureError: every attempt failed.
         """
-        self._ask(lambda: self.source.sync_weights(policy, version))
+        self._call(lambda: self.source.sync_weights(policy, version))
 
     @property
     def updates_in_flight(self) -> bool:
@@ -87,7 +89,7 @@ class RetryingSource:
         pieces = self._fit(policy, lambda: self.source.extend(policy, beginnings, **options))
         return check_pieces(self.source, pieces, beginnings)
 
-    def _fit(self, policy: Policy, question: Callable[[], T]) -> T:
+    def _fit(self, policy: Policy, call: Callable[[], T]) -> T:
         """Retry with fewer responses at a time after an out-of-memory error.
 
         Raises:
@@ -95,33 +97,34 @@ class RetryingSource:
         """
         while True:
             try:
-                return self._ask(question)
+                return self._call(call)
             except (RuntimeError, MemoryError) as error:
                 if policy.in_lockstep or not is_out_of_memory(error):
                     raise
-                why = first_line(error)[:200]
+                reason = first_line(error)[:200]
             # outside the except clause: the exception holds the tensors of the attempt
-            rows = self.source.reduce_batch()
-            what = f"{type(self.source).__name__} is out of memory ({why})"
-            if not rows:
+            max_rows = self.source.reduce_batch()
+            problem = f"{type(self.source).__name__} is out of memory ({reason})"
+            if not max_rows:
                 raise InfrastructureError(
-                    f"{what}\n  fix: lower data.max_response_tokens or data.group_size, or data.rollouts.max_rows "
+                    f"{problem}\n  fix: lower data.max_response_tokens or data.group_size, or data.rollouts.max_rows "
                     "where the source has it"
                 )
-            log.warning("%s; again, and from now on with at most %d responses at a time", what, rows)
+            log.warning("%s; again, and from now on with at most %d responses at a time", problem, max_rows)
             empty_cache()
 
-    def _ask(self, question: Callable[[], T]) -> T:
+    def _call(self, call: Callable[[], T]) -> T:
+        name = type(self.source).__name__
         for attempt in range(self.retries + 1):
             try:
-                return question()
+                return call()
             except (InfrastructureError, OSError) as error:  # connections and timeouts are OSErrors
-                name, last = type(self.source).__name__, error
+                last_error = error
                 if attempt < self.retries:
-                    wait = self.wait_s * 4**attempt
-                    log.warning("%s failed (%s); trying again in %g s", name, error, wait)
-                    time.sleep(wait)
+                    wait_s = self.wait_s * 4**attempt
+                    log.warning("%s failed (%s); trying again in %g s", name, error, wait_s)
+                    time.sleep(wait_s)
         raise InfrastructureError(
-            f"{name} failed {self.retries + 1} times, last: {last}\n"
+            f"{name} failed {self.retries + 1} times, last: {last_error}\n"
             f"  fix: restore it, then resume with --ckpt_path last; or raise data.rollout_retries"
-        ) from last
+        ) from last_error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -111,9 +111,9 @@ class Sampling:
             together = is_sharded(self.state.policy)
             groups, seconds = self.prefetcher.take(number, self.state.iterations, self._job, together=together)
         else:
-            own = self.partial is not None  # partial rollouts have their own prompts
-            prompts = () if own else self.prompts.prompts_for_rank(number)
-            groups, seconds = self._ask(number, prompts, sampler)
+            # partial rollouts take their prompts from the training order themselves
+            prompts = () if self.partial is not None else self.prompts.prompts_for_rank(number)
+            groups, seconds = self._generate(number, prompts, sampler)
         sampled = Sampled(groups, [r for g in groups for r in g], seconds)
         if self.settings.resample_dead_groups:
             self._resample(number, sampled, sampler)
@@ -128,22 +128,30 @@ class Sampling:
         """Report the results of all sampled groups to the prompt order, including other ranks' and dead groups."""
         if not self.prompts.learns:
             return
-        parts: dict[int, list[float]] = {}
+        verdicts: dict[int, list[float]] = {}
         for rollout in sampled:
-            known, value = parts.setdefault(rollout.prompt.id, []), rollout.verdict(accuracy_reward)
-            known += [min(max(value, 0.0), 1.0)] if value is not None else []
-        rates = {id_: sum(known) / len(known) if known else math.nan for id_, known in parts.items()}
-        self.prompts.observe(number, {id_: rate for own in all_gather_objects(rates) for id_, rate in own.items()})
+            prompt_verdicts = verdicts.setdefault(rollout.prompt.id, [])
+            verdict = rollout.verdict(accuracy_reward)
+            if verdict is not None:
+                prompt_verdicts.append(min(max(verdict, 0.0), 1.0))
+        rates = {}
+        for prompt_id, prompt_verdicts in verdicts.items():
+            rates[prompt_id] = sum(prompt_verdicts) / len(prompt_verdicts) if prompt_verdicts else math.nan
+        all_rates = {}
+        for rank_rates in all_gather_objects(rates):
+            all_rates.update(rank_rates)
+        self.prompts.observe(number, all_rates)
 
     def measured(self) -> dict[str, float]:
         """Return the source's own measurements since the last call, the smallest over the ranks."""
-        found = self.source.measured()
-        if not found:
+        metrics = self.source.measured()
+        if not metrics:
             return {}
-        values = torch.tensor(list(found.values()), dtype=torch.float64, device=self.state.device)
-        return dict(zip(found, gather_rows(values).amin(0).tolist(), strict=True))
+        values = torch.tensor(list(metrics.values()), dtype=torch.float64, device=self.state.device)
+        smallest = gather_rows(values).amin(0)
+        return dict(zip(metrics, smallest.tolist(), strict=True))
 
-    def _ask(
+    def _generate(
         self,
         number: int,
         prompts: Sequence[Prompt],
@@ -162,12 +170,13 @@ class Sampling:
 
     def _job(self, number: int) -> Job[Responses]:
         """Return a job that samples a future iteration with the current weights: a copy, or sent to servers here."""
-        version, sharded = self.state.version, is_sharded(self.state.policy)
+        version = self.state.version
+        sharded = is_sharded(self.state.policy)
         policy = self._sent() if sharded else self._copy()
         prompts = self.prompts.prompts_for_rank(number)
 
         def job(check: Callable[[], None]) -> Responses:
-            return self._ask(number, prompts, policy, version, lambda *_: check(), sync=not sharded)
+            return self._generate(number, prompts, policy, version, lambda *_: check(), sync=not sharded)
 
         return job
 
@@ -182,9 +191,12 @@ class Sampling:
     @contextmanager
     def _newest_weights(self) -> Iterator[Policy]:
         """Yield the current weights for the source, in its context: gathered from shards, or a copy."""
-        state, sharded = self.state, is_sharded(self.state.policy)
-        gathering = gathered(state.policy, self.source.weights_on) if sharded else nullcontext(self._copy())
-        with gathering as policy, self.generate_and_score.context():
+        weights: AbstractContextManager[Policy]
+        if is_sharded(self.state.policy):
+            weights = gathered(self.state.policy, self.source.weights_on)
+        else:
+            weights = nullcontext(self._copy())
+        with weights as policy, self.generate_and_score.context():
             yield policy
 
     def _renew(self, number: int, prefetcher: RolloutPrefetcher[Responses]) -> None:
@@ -206,15 +218,16 @@ class Sampling:
         """Replace dead groups, and add what was sampled for that."""
 
         def sample(prompts: Sequence[Prompt]) -> Responses:
-            fresh, seconds = self._ask(number, prompts, sampler)
-            sampled.every.extend(r for g in fresh for r in g)
+            fresh, seconds = self._generate(number, prompts, sampler)
+            sampled.every.extend(rollout for group in fresh for rollout in group)
             return fresh, seconds
 
         limit = self.settings.resample_dead_groups
-        replacements, several = self.prompts.replacement_prompts(number, limit), bool(self.prompts.sources)
+        replacements = self.prompts.replacement_prompts(number, limit)
+        is_mixture = bool(self.prompts.sources)
 
         def source(prompt: Prompt) -> object:
-            return prompt.columns.get("source") if several else None
+            return prompt.columns.get("source") if is_mixture else None
 
         more = resample(sampled.groups, sample, replacements, self.settings.shaping, limit, source)
         names = {**sampled.seconds, **more}
@@ -247,29 +260,36 @@ def resample(
         The seconds of all samples by name, and ``reward/resampled_groups``, the groups replaced.
     """
     budget = len(replacements) if limit is None else limit
-    left, replaced, seconds = list(replacements), 0, dict[str, float]()
-    while dead := [i for i, g in enumerate(groups) if is_dead(g, shaping)]:
-        now = _taken([source(groups[i][0].prompt) for i in dead], left, source)[:budget]
-        if not now:
+    spare = list(replacements)
+    replaced = 0
+    seconds: dict[str, float] = {}
+    while dead := [index for index, group in enumerate(groups) if is_dead(group, shaping)]:
+        dead_sources = [source(groups[index][0].prompt) for index in dead]
+        prompts = _first_of(dead_sources, spare, source)[:budget]
+        if not prompts:
             break
-        budget, left = budget - len(now), [prompt for prompt in left if all(prompt is not one for one in now)]
-        fresh, spent = sample(now)
+        budget -= len(prompts)
+        used = {id(prompt) for prompt in prompts}
+        spare = [prompt for prompt in spare if id(prompt) not in used]
+        fresh, spent = sample(prompts)
         seconds = {name: seconds.get(name, 0.0) + value for name, value in spent.items()}
-        for group in (g for g in fresh if not is_dead(g, shaping)):
-            place = next(i for i in dead if source(groups[i][0].prompt) == source(group[0].prompt))
+        for group in fresh:
+            if is_dead(group, shaping):
+                continue
+            group_source = source(group[0].prompt)
+            place = next(index for index in dead if source(groups[index][0].prompt) == group_source)
             dead.remove(place)
             groups[place] = group
             replaced += 1
     return seconds | {"reward/resampled_groups": float(replaced)}
 
 
-def _taken(
-    wanted: Sequence[object], replacements: Sequence[Prompt], source: Callable[[Prompt], object]
-) -> list[Prompt]:
-    """Return the first spare prompts of the wanted sources, one for each while they last."""
-    left, found = list(replacements), list[Prompt]()
-    for one in wanted:
-        number = next((i for i, prompt in enumerate(left) if source(prompt) == one), None)
-        if number is not None:
-            found.append(left.pop(number))
-    return found
+def _first_of(sources: Sequence[object], prompts: Sequence[Prompt], source: Callable[[Prompt], object]) -> list[Prompt]:
+    """Return the first prompt of each source in turn, none twice and as long as they last; ``source`` names it."""
+    spare = list(prompts)
+    chosen: list[Prompt] = []
+    for name in sources:
+        index = next((i for i, prompt in enumerate(spare) if source(prompt) == name), None)
+        if index is not None:
+            chosen.append(spare.pop(index))
+    return chosen

@@ -117,7 +117,8 @@ class ExperienceSettings(SharedSettings):
                 f"is {self.temperature}; training rollouts must be sampled, so it must be above 0",
                 fix="use 1.0; greedy decoding belongs into data.evaluation.temperature",
             )
-        if (longest := self.max_prompt_tokens + self.max_response_tokens) > self.max_tokens_per_micro_batch:
+        longest = self.max_prompt_tokens + self.max_response_tokens
+        if longest > self.max_tokens_per_micro_batch:
             raise UserError(
                 "data.max_tokens_per_micro_batch",
                 f"is {self.max_tokens_per_micro_batch}, but a sequence may have {self.max_prompt_tokens} + "
@@ -155,11 +156,11 @@ class ExperienceSettings(SharedSettings):
         Raises:
             UserError: it does not.
         """
-        cut = self.prompts_per_rollout // self.minibatches_per_rollout
-        if cut % world:
+        mini_batch = self.prompts_per_rollout // self.minibatches_per_rollout
+        if mini_batch % world:
             raise UserError(
                 "data.prompts_per_rollout",
-                f"a mini-batch of {cut} groups cannot be dealt evenly to {world} ranks",
+                f"a mini-batch of {mini_batch} groups cannot be dealt evenly to {world} ranks",
                 fix=f"use a multiple of {world * self.minibatches_per_rollout}",
             )
         if self.prompts_in_flight % world:
@@ -187,7 +188,8 @@ class ExperienceSettings(SharedSettings):
 
     def _check_range(self, names: Sequence[str], least: int) -> None:
         for name in names:
-            if (value := getattr(self, name)) < least:
+            value = getattr(self, name)
+            if value < least:
                 rule = "at least 1" if least else "0 or above"
                 raise UserError(f"data.{name}", f"is {value}; it must be {rule}")
 
@@ -200,41 +202,48 @@ class ExperienceSettings(SharedSettings):
                 fix=f"use at least {least}, or other data.advantages",
             )
         try_advantages(self.estimator, self.group_size)
-        prompts, cuts = self.prompts_per_rollout, self.minibatches_per_rollout
-        if prompts % cuts:
-            below, above = prompts - prompts % cuts, prompts + cuts - prompts % cuts
+        prompts = self.prompts_per_rollout
+        mini_batches = self.minibatches_per_rollout
+        if prompts % mini_batches:
+            below = prompts - prompts % mini_batches
+            above = below + mini_batches
             near = f"{below} or {above}" if below else str(above)
             raise UserError(
                 "data.prompts_per_rollout",
-                f"{prompts} prompts cannot be dealt evenly to {cuts} mini-batches",
+                f"{prompts} prompts cannot be dealt evenly to {mini_batches} mini-batches",
                 fix=f"use {near} prompts, or a divisor of {prompts} for data.minibatches_per_rollout",
             )
 
     def _check_resampling(self) -> None:
         if not self.resample_dead_groups:
             return
-        field, name = "data.resample_dead_groups", type(self.estimator).__name__
+        field = "data.resample_dead_groups"
         if self.group_size == 1:
-            why = "but data.group_size is 1: every group would be replaced, as one reward equals itself"
-            raise UserError(field, f"is {self.resample_dead_groups}, {why}", fix="use 0, or a data.group_size above 1")
+            raise UserError(
+                field,
+                f"is {self.resample_dead_groups}, but data.group_size is 1: every group would be replaced, as one "
+                "reward equals itself",
+                fix="use 0, or a data.group_size above 1",
+            )
         if learns_from_dead_groups(self.estimator, self.group_size):
             raise UserError(
                 field,
-                f"is {self.resample_dead_groups}, but data.advantages is {name}, which also learns from a group whose "
-                "rewards are all equal",
+                f"is {self.resample_dead_groups}, but data.advantages is {type(self.estimator).__name__}, which also "
+                "learns from a group whose rewards are all equal",
                 fix="use 0, or advantages that compare the responses of a group (GroupNormalised)",
             )
 
     def _check_flight(self) -> None:
-        flying, prompts = self.prompts_in_flight, self.prompts_per_rollout
-        if flying and flying < prompts:
+        in_flight = self.prompts_in_flight
+        prompts = self.prompts_per_rollout
+        if in_flight and in_flight < prompts:
             raise UserError(
                 "data.prompts_in_flight",
-                f"is {flying}, fewer than data.prompts_per_rollout = {prompts}",
+                f"is {in_flight}, fewer than data.prompts_per_rollout = {prompts}",
                 fix=f"use more than {prompts}, or 0 for no partial rollouts",
             )
-        others = {"resample_dead_groups": self.resample_dead_groups, "max_staleness": self.max_staleness}
-        for name, value in others.items():
+        excluded = {"resample_dead_groups": self.resample_dead_groups, "max_staleness": self.max_staleness}
+        for name, value in excluded.items():
             if self.partial and value:
                 raise UserError(f"data.{name}", "cannot be combined with partial rollouts (data.prompts_in_flight)")
         if self.max_staleness and self.resample_dead_groups:

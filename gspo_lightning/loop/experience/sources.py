@@ -54,11 +54,17 @@ def check_sources(
         )
     if any(source.updates_in_flight for source in _behind(rollouts)):
         if not rollouts.updates_in_flight:
-            what = f"is true behind {type(rollouts).__name__}, which does not say which weights sampled a token"
-            raise UserError(_IN_FLIGHT, what, fix="leave it out, or use VLLMServer itself as data.rollouts")
+            raise UserError(
+                _IN_FLIGHT,
+                f"is true behind {type(rollouts).__name__}, which does not say which weights sampled a token",
+                fix="leave it out, or use VLLMServer itself as data.rollouts",
+            )
         if not settings.max_staleness:
-            what = "is true, but nothing is sampled while the policy is trained"
-            raise UserError(_IN_FLIGHT, what, fix="set data.max_staleness: 1, or leave it out")
+            raise UserError(
+                _IN_FLIGHT,
+                "is true, but nothing is sampled while the policy is trained",
+                fix="set data.max_staleness: 1, or leave it out",
+            )
     if not rewards and settings.resample_dead_groups:
         raise UserError(
             "data.resample_dead_groups",
@@ -68,14 +74,15 @@ def check_sources(
     for name in weights:
         if name not in rewards:
             raise UserError("data.reward_weights", f"{name!r} is not a reward; {did_you_mean(name, rewards)}")
-    paid = [name for name, reward in Judges(rewards).single.items() if isinstance(reward, EnvironmentReward)]
-    if paid and not has_environment(rollouts):
+    single_rewards = Judges(rewards).single
+    of_environment = [name for name, reward in single_rewards.items() if isinstance(reward, EnvironmentReward)]
+    if of_environment and not has_environment(rollouts):
         raise UserError(
-            f"data.rewards.{paid[0]}",
+            f"data.rewards.{of_environment[0]}",
             f"takes the reward of an environment, but {type(rollouts).__name__} has none",
             fix="set data.rollouts: {class_path: EnvironmentRollouts, init_args: {environment: ...}}",
         )
-    if turn_credit == "turn" and not paid:
+    if turn_credit == "turn" and not of_environment:
         raise UserError(
             "data.turn_credit",
             "is 'turn', but no reward scores single turns",
@@ -105,7 +112,8 @@ def check_shown(tokenizer: PreTrainedTokenizerBase, sets: PromptSets, sources: I
     Raises:
         UserError: a source cannot.
     """
-    if (image_processor := image_processor_of(tokenizer)) is None:
+    image_processor = image_processor_of(tokenizer)
+    if image_processor is None:
         return
     unable = [source for source in sources if image_processor.kind not in source.picture_families]
     if unable and any(prompt.media for prompt in sets.examples(_LOOKED_AT)):
@@ -133,15 +141,16 @@ def check_rewards(
     """
     examples = sets.examples(examined(runner.rewards))
     others = [(columns_of(prompt, runner.judges), prompt.text) for prompt in examples]
-    firsts = [prompts[0] for prompts in sets.read.values()]
-    seen = {tuple(runner.judges.applying(first.columns)) for first in firsts}
+    checked = [prompts[0] for prompts in sets.read.values()]
+    covered = {tuple(runner.judges.applying(prompt.columns)) for prompt in checked}
     for prompt in examples:  # one more for each set of applying rewards that the first records lack
-        if (which := tuple(runner.judges.applying(prompt.columns))) not in seen:
-            seen.add(which)
-            firsts.append(prompt)
-    for first in firsts:
-        runner.check(columns_of(first, runner.judges), first.text, others, conversation=has_environment(rollouts))
-    first = firsts[0]
+        applying = tuple(runner.judges.applying(prompt.columns))
+        if applying not in covered:
+            covered.add(applying)
+            checked.append(prompt)
+    for prompt in checked:
+        runner.check(columns_of(prompt, runner.judges), prompt.text, others, conversation=has_environment(rollouts))
+    first = checked[0]
     if os.environ.get("LOCAL_RANK", "0") == "0" and context_opens_thought(tokenizer, first.token_ids):
         for name in runner.demand_openings(columns_of(first, runner.judges), first.text):
             log.warning(
@@ -156,23 +165,31 @@ def training_order(sets: PromptSets, settings: ExperienceSettings, curriculum: C
     Raises:
         UserError: there are too few prompts, or the curriculum cannot work with these settings.
     """
-    train, parts, uniform = sets.read["train"], sets.parts("train"), isinstance(curriculum, Uniform | None)
+    train = sets.read["train"]
+    parts = sets.parts("train")
+    uniform = isinstance(curriculum, Uniform | None)
     settings.check_prompts(len(train))
-    sizes = settings.prompts_per_rollout, settings.minibatches_per_rollout, settings.seed
-    if (weights := sets.weights("train")) is not None and weights.min() == weights.max():
-        weights = None
+    sizes = (settings.prompts_per_rollout, settings.minibatches_per_rollout, settings.seed)
+    weights = sets.weights("train")
+    if weights is not None and weights.min() == weights.max():
+        weights = None  # equal weights are none
     if uniform and weights is None and len(parts) == 1 and not parts[0].name:
         return PromptOrder(train, *sizes)
     if not uniform and settings.partial:
-        what = "cannot be combined with partial rollouts (data.prompts_in_flight), which take prompts in a fixed order"
-        raise UserError("data.curriculum", what, fix="use one of the two")
-    if weights is not None and not uniform:
-        what = "chooses prompts itself, and records have the column 'weight', which says how often each is drawn"
-        fix = (
-            "use one of the two; to keep the column without its meaning, rename it: data.columns: {own_weight: weight}"
+        raise UserError(
+            "data.curriculum",
+            "cannot be combined with partial rollouts (data.prompts_in_flight), which take prompts in a fixed order",
+            fix="use one of the two",
         )
-        raise UserError("data.curriculum", what, fix=fix)
-    order = MixedOrder(train, *sizes, parts, curriculum, None if uniform else sets.difficulty("train"), weights)
+    if weights is not None and not uniform:
+        raise UserError(
+            "data.curriculum",
+            "chooses prompts itself, and records have the column 'weight', which says how often each is drawn",
+            fix="use one of the two; to keep the column without its meaning, rename it: data.columns: {own_weight: "
+            "weight}",
+        )
+    difficulty = None if uniform else sets.difficulty("train")
+    order = MixedOrder(train, *sizes, parts, curriculum, difficulty, weights)
     if weights is not None:
         span = f"{weights.min():g} to {weights.max():g}"
         log.info("data.train: prompts are drawn in proportion to their column 'weight' (%s)", span)
@@ -227,12 +244,16 @@ def read_sets(
             "is empty, so nothing judges the answers to held-out prompts",
             fix="name one (with data.reward_weights: {correct: 0} it only measures), or set data.val: null to train",
         )
-    for name in {"fit": ("train", "val"), "validate": ("val",)}.get(stage, (stage,)):
+    names = {"fit": ("train", "val"), "validate": ("val",)}.get(stage, (stage,))
+    for name in names:
         sets.load(name, tokenizer)
         prompts = len(sets.first(name, limit))
         if name in sets.read and name != "train" and prompts < ranks:
-            what = f"holds {prompts} prompts for {ranks} ranks"
-            raise UserError(f"data.{name}", what, fix="give more prompts, or use fewer devices")
+            raise UserError(
+                f"data.{name}",
+                f"holds {prompts} prompts for {ranks} ranks",
+                fix="give more prompts, or use fewer devices",
+            )
 
 
 def check_context(longest: int, limit: int | None) -> None:

@@ -27,23 +27,24 @@ def token_steps(
     """
     if not steps:
         return ()
-    own = rollout.response_mask.nonzero().flatten().tolist()
+    positions = rollout.response_mask.nonzero().flatten().tolist()  # of the policy's tokens among all
     ids: list[int] = rollout.token_ids[rollout.response_mask].tolist()
     lengths = _Lengths(ids, tokenizer)
-    found: list[tuple[int, float]] = []
-    waiting: list[float] = []
-    before = 0
+    with_tokens: list[tuple[int, float]] = []
+    scores: list[float] = []  # of steps since the last one that had a token
+    previous = 0
     for number, (end, score) in enumerate(steps):
-        last = number == len(steps) - 1
-        count = len(ids) if last else lengths.tokens_within(end, before)
-        waiting.append(score)
-        if count > before:
-            found.append((own[count - 1] + 1, sum(waiting) / len(waiting)))
-            before, waiting = count, []
-    if waiting and found:  # the last steps have no token: they are scored with the one before
-        end, score = found[-1]
-        found[-1] = (end, (score + sum(waiting)) / (1 + len(waiting)))
-    return tuple(found)
+        is_last = number == len(steps) - 1
+        count = len(ids) if is_last else lengths.tokens_within(end, previous)
+        scores.append(score)
+        if count > previous:
+            with_tokens.append((positions[count - 1] + 1, sum(scores) / len(scores)))
+            previous = count
+            scores = []
+    if scores and with_tokens:  # the last steps have no token: they are scored with the one before
+        end, score = with_tokens[-1]
+        with_tokens[-1] = (end, (score + sum(scores)) / (1 + len(scores)))
+    return tuple(with_tokens)
 
 
 class _Lengths:
@@ -53,19 +54,26 @@ class _Lengths:
     """
 
     def __init__(self, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> None:
-        self.ids, self.tokenizer = ids, tokenizer
-        self.anchor, self.characters = 0, 0
+        self.ids = ids
+        self.tokenizer = tokenizer
+        self.anchor = 0
+        """Number of tokens whose text is complete, from where decoding begins."""
+        self.characters = 0
+        """Length of their text."""
 
     def tokens_within(self, end: int, first: int) -> int:
         """Return the largest number of tokens, at least ``first``, whose text has at most ``end`` characters."""
-        step = 64
+        # double the stride until the text is too long, then bisect: few and short decodes for a near end
+        stride = 64
         high = first
         while high < len(self.ids) and self._length(high) <= end:
-            high, step = min(len(self.ids), high + step), 2 * step
+            high = min(len(self.ids), high + stride)
+            stride *= 2
         beyond = bisect_left(range(first, high + 1), True, key=lambda n: self._length(n) > end)
         count = max(first, first + beyond - 1)
-        if not self._text(self.anchor, count).endswith("\N{REPLACEMENT CHARACTER}"):
-            self.anchor, self.characters = count, self._length(count)
+        if not self._text(self.anchor, count).endswith("\N{REPLACEMENT CHARACTER}"):  # else in the middle of one
+            self.characters = self._length(count)  # before the anchor moves: the length is counted from it
+            self.anchor = count
         return count
 
     def _length(self, count: int) -> int:
