@@ -12,6 +12,7 @@ from torch import Tensor
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.types import MiniBatch
 from gspo_lightning.loop.update.loss import LossTerms
+from gspo_lightning.objectives import Objective
 from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.packing.batches import filler
 from gspo_lightning.policy.policy import Policy
@@ -84,29 +85,37 @@ class Dump:
 @torch.no_grad()
 def make_dump(batch: MiniBatch, terms: LossTerms, *, on_policy: bool = False, **rest: Any) -> Dump:
     """Return a dump of an update that has not happened; ``rest`` are the fields that are known already."""
-    policy, logprobs, parts = terms.policy, [], []
-    for part, own in in_step(policy, batch.micro_batches, policy.device):
-        part = part if own else filler(part)
-        current = policy(part, terms.temperature)[0]
-        old = terms.old_policy.logprobs(part, terms.temperature, current if on_policy else None)
-        if not own:
+    policy = terms.policy
+    replays_routes = policy.routing is not None and policy.routing.replay != "off"
+    logprobs = []
+    micro_batches = []
+    for micro_batch, is_needed in in_step(policy, batch.micro_batches, policy.device):
+        # sharded ranks must make equally many forward passes: those with fewer micro-batches pass fillers along
+        inputs = micro_batch if is_needed else filler(micro_batch)
+        current = policy(inputs, terms.temperature)[0]
+        old = terms.old_policy.logprobs(inputs, terms.temperature, current if on_policy else None)
+        if not is_needed:
             continue
         logprobs.append(current.cpu())
-        routes = part.routes if policy.routing is not None and policy.routing.replay != "off" else None
-        parts.append(dataclasses.replace(part, old_logprobs=old, routes=routes).to("cpu"))
-    kind, known = type(terms.objective), dataclasses.fields(terms.objective)
-    settings = {f.name: getattr(terms.objective, f.name) for f in known if f.init}
-    described = {"class": f"{kind.__module__}.{kind.__qualname__}", "settings": settings}
+        routes = inputs.routes if replays_routes else None
+        micro_batches.append(dataclasses.replace(inputs, old_logprobs=old, routes=routes).to("cpu"))
     return Dump(
-        mini_batch=dataclasses.replace(batch, micro_batches=parts),
+        mini_batch=dataclasses.replace(batch, micro_batches=micro_batches),
         logprobs=logprobs,
-        segments=[terms.segments(part) for part in batch.micro_batches],
-        objective=described,
+        segments=[terms.segments(micro_batch) for micro_batch in batch.micro_batches],
+        objective=_described(terms.objective),
         temperature=terms.temperature,
         weights=_weights(policy),
         router_aux_loss_coef=terms.router_aux_loss_coef,
         **rest,
     )
+
+
+def _described(objective: Objective) -> dict[str, Any]:
+    """Return the dotted class of an objective, and its settings."""
+    kind = type(objective)
+    settings = {field.name: getattr(objective, field.name) for field in dataclasses.fields(objective) if field.init}
+    return {"class": f"{kind.__module__}.{kind.__qualname__}", "settings": settings}
 
 
 def _weights(policy: Policy) -> dict[str, Tensor]:

@@ -38,11 +38,12 @@ def usual_rate(parameters: int, *, adapters: bool) -> float:
 
 def warn_if_rate_is_high(policy: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Warn if the learning rate of Adam is far above the usual one for a model of this size."""
-    sizes = [(p.numel(), p.requires_grad) for p in policy.parameters()]
-    total, trained = sum(size for size, _ in sizes), sum(size for size, needed in sizes if needed)
-    rate, adapters = adam_rate(optimizer), trained < 0.2 * total
+    total = sum(parameter.numel() for parameter in policy.parameters())
+    trained = sum(parameter.numel() for parameter in policy.parameters() if parameter.requires_grad)
+    rate = adam_rate(optimizer)
     if total < SMALLEST or rate is None:
         return
+    adapters = trained < 0.2 * total
     usual = usual_rate(total, adapters=adapters)
     if rate > FAR * usual:
         log.warning(

@@ -57,10 +57,14 @@ def mini_batch_count(objective: Objective, micro_batches: Sequence[MicroBatch]) 
     Returns:
         [2] float64: the objective's count, and the response tokens of correct responses for ``positive_nll_coef``.
     """
-    count = torch.stack([objective.counted(m.response_mask, m.row_weights) for m in micro_batches]).sum()
-    known = [m for m in micro_batches if m.positive is not None and objective.positive_nll_coef > 0]
-    tokens = [count_positive(m.response_mask, m.positive) for m in known if m.positive is not None]
-    return torch.stack([count.double(), torch.stack(tokens).sum() if tokens else torch.zeros_like(count).double()])
+    counts = [objective.counted(batch.response_mask, batch.row_weights) for batch in micro_batches]
+    count = torch.stack(counts).sum()
+    positive_tokens = torch.zeros_like(count).double()
+    if objective.positive_nll_coef > 0:
+        for batch in micro_batches:
+            if batch.positive is not None:
+                positive_tokens = positive_tokens + count_positive(batch.response_mask, batch.positive)
+    return torch.stack([count.double(), positive_tokens])
 
 
 def micro_batch_loss(
@@ -85,12 +89,13 @@ def micro_batch_loss(
             (:func:`gspo_lightning.loop.update.router_loss.load_balance`).
     """
     policy = terms.policy
-    against = None if terms.teacher is None else terms.teacher.distribution(part)
+    teacher_kl = None
+    distribution = None if terms.teacher is None else terms.teacher.distribution(part)
     with record_routers(policy.routing, with_scores=balance is not None) as recording:
-        if against is None:
-            logprobs, entropy, *compared = policy(part, terms.temperature)
+        if distribution is None:
+            logprobs, entropy = policy(part, terms.temperature)
         else:
-            logprobs, entropy, *compared = policy(part, terms.temperature, against)
+            logprobs, entropy, teacher_kl = policy(part, terms.temperature, distribution)
     old_logprobs = terms.old_policy.logprobs(part, terms.temperature, logprobs if on_policy else None)
     out = terms.objective(
         logprobs,
@@ -102,7 +107,7 @@ def micro_batch_loss(
         entropy=entropy,
         segments=terms.segments(part),
         teacher_logprobs=part.teacher_logprobs,
-        teacher_kl=compared[0] if compared else None,
+        teacher_kl=teacher_kl,
         positive=part.positive,
         row_weights=part.row_weights,
         denominator=denominator[0],
@@ -116,27 +121,28 @@ def micro_batch_loss(
     _measure_routes(sums, recording, part, policy)
     if balance is None:
         return out.loss
-    uneven = balance.share(recording, part, policy.routing, policy.packed)
-    sums.add({"router_aux_loss": uneven})
-    return out.loss + balance.coef * uneven[0]
+    aux_loss = balance.share(recording, part, policy.routing, policy.packed)  # (sum, count)
+    sums.add({"router_aux_loss": aux_loss})
+    return out.loss + balance.coef * aux_loss[0]
 
 
 def _measure(
     sums: MetricSums, out: ObjectiveOutput, part: MicroBatch, new: Tensor, old: Tensor, denominator: Tensor
 ) -> None:
+    mask = part.response_mask
     no_count = torch.zeros_like(denominator[0])  # shares of a loss add up; there is nothing to divide them by
     measured = out.sums | {"loss": (out.loss, no_count)} | measure_mismatch(part, old)
     if old is part.behaviour_logprobs:  # 0 without a measurement
         measured = {name: pair for name, pair in measured.items() if not name.startswith("kl_behaviour_old")}
     sums.add(measured)
-    sums.add_vector("ratio", ratio_histogram(*sequence_log_ratios(new.detach(), old, part.response_mask)))
+    sums.add_vector("ratio", ratio_histogram(*sequence_log_ratios(new.detach(), old, mask)))
     if part.sources is not None:
-        sums.add_vector(CLIPPED, clipped_by_source(out.clipped, part.response_mask, part.sources))
+        sums.add_vector(CLIPPED, clipped_by_source(out.clipped, mask, part.sources))
     if sums.level == "full":
-        for name, counts in ratio_counts(new, old, part.response_mask, part.advantages).items():
+        for name, counts in ratio_counts(new, old, mask, part.advantages).items():
             sums.add_vector(name, counts)
-    mask = part.response_mask
-    sums.add_max("ratio/max", out.ratio, mask if out.ratio.ndim == mask.ndim else mask.any(-1))
+    per_token = out.ratio.ndim == mask.ndim  # else one ratio a sequence
+    sums.add_max("ratio/max", out.ratio, mask if per_token else mask.any(-1))
 
 
 def _measure_routes(sums: MetricSums, recording: RouterRecording, part: MicroBatch, policy: Policy) -> None:

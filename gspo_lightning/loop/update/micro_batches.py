@@ -42,7 +42,8 @@ def all_but_last_backward(
         without_sync: entered around each backward whose gradients stay on this rank until the last one's are reduced.
         scale: scales losses before backward (float16); the caller applies it to the last loss.
     """
-    device, world = parts[0].input_ids.device, rank_and_world()[1]
+    device = parts[0].input_ids.device
+    world = rank_and_world()[1]
     parts = in_number(parts, device, terms.policy.context)
     denominator = all_sum(mini_batch_count(terms.objective, parts))
     balance = load_balance(terms.router_aux_loss_coef, terms.policy, parts, terms.temperature)
@@ -68,9 +69,12 @@ def in_number(
         device: of the collective.
         context: ranks that take turns with this one; None: they compute at the same time.
     """
+    padding = filler(parts[-1])
     if context is not None:
-        return [filler(parts[-1]) if i is None else parts[i] for i in context.turns(len(parts), device)]
-    return [*parts, *[filler(parts[-1])] * (largest(len(parts), device) - len(parts))]
+        turns = context.turns(len(parts), device)
+        return [padding if index is None else parts[index] for index in turns]
+    missing = largest(len(parts), device) - len(parts)
+    return [*parts, *[padding] * missing]
 
 
 def backward_here(loss: Tensor, scale: Callable[[Tensor], Tensor] = no_scale) -> Tensor:

@@ -32,16 +32,20 @@ class NonFiniteGuard:
     def __init__(self, choice: OnNonFinite, max_skips: int) -> None:
         if max_skips < 0:
             raise UserError("model.max_skips", f"is {max_skips}; it must be 0 or above")
-        self.choice, self.max_skips, self.skipped = choice, max_skips, 0
+        self.choice = choice
+        self.max_skips = max_skips
+        self.skipped = 0
         self._bad: list[Tensor] = []
 
     def watch(self, policy: nn.Module, arguments: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         """Check log-probabilities in a forward hook: log-ratios are bounded, so the loss may hide an infinite one."""
         if torch.is_grad_enabled():
-            batch, found = arguments[0], [output[0].detach()]
+            batch = arguments[0]
+            new = output[0].detach()
             old = batch.behaviour_logprobs if batch.old_from_source else batch.old_logprobs
-            found += [old] if old is not None else []
-            self._bad += [(~torch.isfinite(values) & batch.response_mask).sum() for values in found]
+            for logprobs in (new, old):
+                if logprobs is not None:
+                    self._bad.append((~torch.isfinite(logprobs) & batch.response_mask).sum())
 
     def bad_logprobs(self) -> float:
         """Return how many log-probabilities of this update, new and old, were not finite."""
@@ -62,20 +66,23 @@ class NonFiniteGuard:
             NonFiniteError: it is not finite, and must not or can no longer be skipped.
         """
         bad = self.bad_logprobs()
-        sound = bad == 0 and all(math.isfinite(value) for value in values.values())
-        if not largest(int(not sound), device):
+        finite = bad == 0 and all(math.isfinite(value) for value in values.values())
+        if not largest(int(not finite), device):
             return False
         path = dump()
-        shown = ", ".join(f"{name} {value:g}" for name, value in values.items())
-        shown += f", {bad:g} log-probabilities" if bad else ""
-        what = f"update {update} is not finite ({shown}); the weights were not changed. Replay it: gspo replay {path}"
+        listed = ", ".join(f"{name} {value:g}" for name, value in values.items())
+        if bad:
+            listed += f", {bad:g} log-probabilities"
+        problem = (
+            f"update {update} is not finite ({listed}); the weights were not changed. Replay it: gspo replay {path}"
+        )
         if self.choice == "skip" and self.skipped < self.max_skips:
             self.skipped += 1
-            log.warning("skipped %d of at most %d: the gradient of %s", self.skipped, self.max_skips, what)
+            log.warning("skipped %d of at most %d: the gradient of %s", self.skipped, self.max_skips, problem)
             return True
         after = f" ({self.skipped} were skipped before)" if self.skipped else ""
         raise NonFiniteError(
-            f"the gradient of {what}{after}\n"
+            f"the gradient of {problem}{after}\n"
             f"  fix: lower the learning rate, or skip such mini-batches with model.on_nonfinite: skip "
             f"(at most model.max_skips of them)"
         )

@@ -77,12 +77,13 @@ def try_optimizer(build: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) 
         log.debug("the optimizer cannot be tried out", exc_info=True)
 
 
-def _refusal(optimizer: str, said: str, frame: FrameType) -> UserError:
+def _refusal(optimizer: str, message: str, frame: FrameType) -> UserError:
+    # PyTorch's messages end with the value: "Invalid learning rate: -1.0"
     for name, value in _arguments(frame):
-        if said.endswith(f" {value}"):
-            problem = f"is {value}, which {optimizer} refuses: {said}"
+        if message.endswith(f" {value}"):
+            problem = f"is {value}, which {optimizer} refuses: {message}"
             return UserError(f"model.optimizer.{name}", problem, fix=f"give a value that {optimizer} takes")
-    problem = f"{optimizer} refuses the model's weights or a setting: {said}"
+    problem = f"{optimizer} refuses the model's weights or a setting: {message}"
     return UserError("model.optimizer", problem, fix="change its settings, or use torch.optim.AdamW")
 
 
@@ -93,17 +94,24 @@ def _is_of_torch(error: UserError) -> bool:
 
 def _constructor(error: BaseException | None) -> FrameType | None:
     """Return the innermost frame of an optimizer's constructor in which an error arose; None if it arose elsewhere."""
-    frames = [frame for frame, _ in frames_of(error.__traceback__)] if error is not None else []
-    own = (f for f in frames if isinstance(f.f_locals.get("self"), torch.optim.Optimizer))
-    return next((f for f in reversed(list(own)) if f.f_code.co_name == "__init__"), None)
+    if error is None:
+        return None
+    innermost = None
+    for frame, _ in frames_of(error.__traceback__):
+        is_method = isinstance(frame.f_locals.get("self"), torch.optim.Optimizer)
+        if is_method and frame.f_code.co_name == "__init__":
+            innermost = frame
+    return innermost
 
 
 def _arguments(frame: FrameType) -> Iterator[tuple[str, object]]:
     """Yield name and value of a constructor's arguments; an argument with several values gives each."""
     code = frame.f_code
     for name in code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]:
-        value = frame.f_locals.get(name)
-        yield from ((name, one) for one in (value if isinstance(value, tuple | list) else (value,)))
+        argument = frame.f_locals.get(name)
+        values = argument if isinstance(argument, tuple | list) else (argument,)
+        for value in values:
+            yield name, value
 
 
 def fuse(optimizer: torch.optim.Optimizer) -> None:
@@ -111,8 +119,9 @@ def fuse(optimizer: torch.optim.Optimizer) -> None:
     if type(optimizer) not in FUSED:
         return
     for group in optimizer.param_groups:
-        known = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in group["params"])
-        if known and group["fused"] is None and group["foreach"] is None and not group["differentiable"]:
+        has_kernel = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in group["params"])
+        is_free = group["fused"] is None and group["foreach"] is None and not group["differentiable"]
+        if has_kernel and is_free:
             group["fused"] = True
 
 

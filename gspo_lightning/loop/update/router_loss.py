@@ -46,8 +46,7 @@ def changed_routes(part: MicroBatch, policy: Policy, temperature: float) -> floa
     if recording is None or policy.routing is None:
         return 0.0
     sums, _ = routing_sums(recording, part, policy.routing)
-    nothing = torch.zeros((), device=part.input_ids.device)
-    changed, count = all_sum(
-        torch.stack([x.double() for x in sums.get("changed_choices", (nothing, nothing))])
-    ).tolist()
+    zero = torch.zeros((), device=part.input_ids.device)
+    rank_changed, rank_count = sums.get("changed_choices", (zero, zero))
+    changed, count = all_sum(torch.stack([rank_changed.double(), rank_count.double()])).tolist()
     return changed / count if count else 0.0

@@ -42,8 +42,8 @@ def lr_factor(optimizer: torch.optim.Optimizer) -> float:
     0.5
     """
     group = optimizer.param_groups[0]
-    made_with = float(optimizer.defaults.get("lr", group.get("initial_lr", group["lr"])))
-    return float(group["lr"]) / made_with if made_with else 1.0
+    initial_rate = float(optimizer.defaults.get("lr", group.get("initial_lr", group["lr"])))
+    return float(group["lr"]) / initial_rate if initial_rate else 1.0
 
 
 def step_plateaus(

@@ -55,8 +55,8 @@ class Update:
 
     def show(self, module: LightningModule) -> None:
         """Show reward and response length in the progress bar of any trainer."""
-        shown = {tag: self.values[tag] for tag in ("reward/mean", "response/length") if tag in self.values}
-        module.log_dict(shown, prog_bar=True, logger=False, batch_size=1)
+        headline = {tag: self.values[tag] for tag in ("reward/mean", "response/length") if tag in self.values}
+        module.log_dict(headline, prog_bar=True, logger=False, batch_size=1)
 
     @property
     def gradient_norm(self) -> float:
