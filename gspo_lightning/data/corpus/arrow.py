@@ -40,9 +40,10 @@ def records_of(batch: pyarrow.RecordBatch | pyarrow.Table) -> list[Row]:
     kinds = {field.name: field.type for field in batch.schema if not _INDEX.fullmatch(field.name)}
     rows: list[Row] = batch.select(list(kinds)).to_pylist()
     changed = {name: kind for name, kind in kinds.items() if not _is_plain(kind)}
-    for row in rows if changed else ():
-        for name, kind in changed.items():
-            row[name] = _written(row[name], kind)
+    if changed:
+        for row in rows:
+            for name, kind in changed.items():
+                row[name] = _written(row[name], kind)
     return rows
 
 

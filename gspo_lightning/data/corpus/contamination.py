@@ -22,8 +22,10 @@ import numpy as np
 from gspo_lightning.data.corpus.minhash import band_keys, banding, estimates, grams, jaccard, signatures
 from gspo_lightning.data.corpus.text import normalised
 
-SHORT, LONG = 8, 13
-"""Words of a short and of a long gram."""
+SHORT = 8
+"""Words of a short gram."""
+LONG = 13
+"""Words of a long gram."""
 SHARE = 0.5
 """Share of a benchmark prompt's 8-grams that makes a leak."""
 _MARGIN = 0.16
@@ -88,7 +90,8 @@ class LeakSearch:
     """
 
     def __init__(self, prompts: Sequence[BenchmarkPrompt], threshold: float) -> None:
-        self.prompts, self.threshold = prompts, threshold
+        self.prompts = prompts
+        self.threshold = threshold
         self.leaks: dict[int, Leak] = {}
         """Leaks by number of the record."""
         self._short = _Postings(prompts, SHORT, rarest=True)
@@ -104,6 +107,7 @@ class LeakSearch:
         signature = signatures([prompt.text for prompt in prompts])
         self._low = signature.astype(np.uint8)
         keys = band_keys(signature, self._rows)
+        # sorted band by band: prompts with the key of a record are a slice
         self._orders = np.argsort(keys, axis=1, kind="stable")
         self._keys = np.take_along_axis(keys, self._orders, axis=1)
         self._grams = [grams(prompt.text) for prompt in prompts]
@@ -119,8 +123,9 @@ class LeakSearch:
         hashes, owners = _hashes(found)
         for record, prompts in self._short.candidates(hashes, owners, SHORT).items():
             self._by_short_grams(start + record, found[record], prompts)
-        masks, _ = _hashes([_masked(one) for one in found])
-        np.add.at(self._counts, _found(self._masked, masks, owners, LONG)[:, 1], 1)
+        masked_hashes, _ = _hashes([_masked(words) for words in found])
+        masked_grams = _found(self._masked, masked_hashes, owners, LONG)[:, 1]
+        np.add.at(self._counts, masked_grams, 1)
         self._by_long_grams(start, found, self._long.found(hashes, owners, LONG))
         self._by_similarity(start, texts)
 
@@ -132,33 +137,35 @@ class LeakSearch:
                 for record, prompt in self._shared[gram]:
                     self.leaks.setdefault(record, Leak(Rule.LONG_GRAM, prompt, 1.0))
 
-    def _by_long_grams(self, start: int, found: Sequence[Words], pairs: np.ndarray) -> None:
-        for record, gram in pairs[self._counts[self._mask_of[pairs[:, 1]]] <= _MOST].tolist():
-            known = self._shared[gram]
-            if len(known) < _MOST and self._long.grams[gram] in _grams(found[record], LONG):
-                known.append((start + record, self._long.postings[gram][0]))
+    def _by_long_grams(self, start: int, words_of: Sequence[Words], pairs: np.ndarray) -> None:
+        records_with_gram = self._counts[self._mask_of[pairs[:, 1]]]
+        for record, gram in pairs[records_with_gram <= _MOST].tolist():
+            pairs_of_gram = self._shared[gram]
+            if len(pairs_of_gram) < _MOST and self._long.grams[gram] in _grams(words_of[record], LONG):
+                pairs_of_gram.append((start + record, self._long.postings[gram][0]))
 
-    def _by_short_grams(self, record: int, found: Words, prompts: Iterable[int]) -> None:
-        held = _grams(found, SHORT)
-        best = max(((self._short.share(p, held), -p) for p in prompts), default=(0.0, 0))
-        if best[0] >= SHARE:
-            self.leaks[record] = Leak(Rule.SHORT_GRAMS, -best[1], best[0])
+    def _by_short_grams(self, record: int, words: Words, prompts: Iterable[int]) -> None:
+        record_grams = _grams(words, SHORT)
+        shares = [(self._short.share(prompt, record_grams), -prompt) for prompt in prompts]
+        share, negative = max(shares, default=(0.0, 0))  # of equal shares the first prompt
+        if share >= SHARE:
+            self.leaks[record] = Leak(Rule.SHORT_GRAMS, -negative, share)
 
     def _by_similarity(self, start: int, texts: Sequence[str]) -> None:
         signature = signatures(texts)
-        low, keys = signature.astype(np.uint8), band_keys(signature, self._rows)
+        low_bytes = signature.astype(np.uint8)
+        keys = band_keys(signature, self._rows)
         pairs: set[tuple[int, int]] = set()
-        for known, order, asked in zip(self._keys, self._orders, keys, strict=True):
-            left, right = np.searchsorted(known, asked, "left"), np.searchsorted(known, asked, "right")
+        for prompt_keys, order, record_keys in zip(self._keys, self._orders, keys, strict=True):
+            left = np.searchsorted(prompt_keys, record_keys, "left")
+            right = np.searchsorted(prompt_keys, record_keys, "right")
             for record in np.flatnonzero(right > left).tolist():
-                pairs.update(
-                    (record, int(prompt))
-                    for prompt in order[left[record] : min(right[record], left[record] + _SAME_KEY)]
-                )
+                stop = min(right[record], left[record] + _SAME_KEY)
+                pairs.update((record, int(prompt)) for prompt in order[left[record] : stop])
         for record, prompt in sorted(pairs):
             if start + record in self.leaks:
                 continue
-            if estimates(low[record], self._low[prompt : prompt + 1])[0] < self.threshold - _MARGIN:
+            if estimates(low_bytes[record], self._low[prompt : prompt + 1])[0] < self.threshold - _MARGIN:
                 continue
             similarity = jaccard(grams(texts[record]), self._grams[prompt])
             if similarity >= self.threshold:
@@ -174,20 +181,24 @@ class _Postings:
 
     def __init__(self, prompts: Sequence[BenchmarkPrompt], size: int, *, rarest: bool = False) -> None:
         self._sets = [_grams(prompt.words, size) for prompt in prompts]
-        hashed = [{_hash(gram): gram for gram in one} for one in self._sets]
-        frequency = Counter(number for one in hashed for number in one)
+        hashes_of = []  # each prompt's grams by their hashes
+        gram_of: dict[int, tuple[str, ...]] = {}
+        for prompt_grams in self._sets:
+            by_hash = {_hash(gram): gram for gram in prompt_grams}
+            hashes_of.append(by_hash)
+            gram_of |= by_hash
+        frequency = Counter(number for by_hash in hashes_of for number in by_hash)
         postings: dict[int, list[int]] = defaultdict(list)
-        for prompt, one in enumerate(hashed):
-            kept = sorted(one, key=lambda number: (frequency[number], number))
-            if rarest:
+        for prompt, by_hash in enumerate(hashes_of):
+            kept = sorted(by_hash, key=lambda number: (frequency[number], number))
+            if rarest:  # a record that holds the share SHARE of all grams holds at least one of these
                 kept = kept[: len(kept) - math.ceil(SHARE * len(kept)) + 1]
             for number in kept:
                 postings[number].append(prompt)
-        text = {number: gram for one in hashed for number, gram in one.items()}
-        self._known = np.array(sorted(postings), dtype=np.uint64)
-        self.postings = [postings[number] for number in self._known.tolist()]
+        self._indexed = np.array(sorted(postings), dtype=np.uint64)
+        self.postings = [postings[number] for number in self._indexed.tolist()]
         """Prompts that have each gram."""
-        self.grams = [text[number] for number in self._known.tolist()]
+        self.grams = [gram_of[number] for number in self._indexed.tolist()]
 
     def share(self, prompt: int, held: set[tuple[str, ...]]) -> float:
         """Return the share of a prompt's grams that a record holds."""
@@ -195,53 +206,57 @@ class _Postings:
 
     def candidates(self, hashes: np.ndarray, owners: np.ndarray, size: int) -> dict[int, set[int]]:
         """Return record of a block -> prompts that share an indexed gram with it."""
-        found: dict[int, set[int]] = defaultdict(set)
+        prompts_of: dict[int, set[int]] = defaultdict(set)
         for record, gram in self.found(hashes, owners, size).tolist():
-            found[record].update(self.postings[gram])
-        return found
+            prompts_of[record].update(self.postings[gram])
+        return prompts_of
 
     def found(self, hashes: np.ndarray, owners: np.ndarray, size: int) -> np.ndarray:
         """Return (record, number of the gram) ``[n, 2]``, each gram once a record."""
-        return _found(self._known, hashes, owners, size)
+        return _found(self._indexed, hashes, owners, size)
 
 
-def _found(known: np.ndarray, hashes: np.ndarray, owners: np.ndarray, size: int) -> np.ndarray:
-    """Return (record, place in ``known``) of every known gram, once a record."""
-    if len(hashes) < size or not len(known):
+def _found(indexed: np.ndarray, hashes: np.ndarray, owners: np.ndarray, size: int) -> np.ndarray:
+    """Return (record, place in ``indexed``) of every indexed gram, once a record."""
+    if len(hashes) < size or not len(indexed):
         return np.empty((0, 2), dtype=np.int64)
-    inside = owners[size - 1 :] == owners[: len(owners) - size + 1]
-    asked, records = _rolled(hashes, size)[inside], owners[: len(owners) - size + 1][inside]
-    places = np.minimum(np.searchsorted(known, asked), len(known) - 1)
-    there = known[places] == asked
-    return np.unique(np.stack([records[there], places[there]], axis=1), axis=0)
+    first_owners = owners[: len(owners) - size + 1]
+    inside = owners[size - 1 :] == first_owners  # a gram does not run into the next record
+    gram_hashes = _rolled(hashes, size)[inside]
+    records = first_owners[inside]
+    places = np.minimum(np.searchsorted(indexed, gram_hashes), len(indexed) - 1)
+    is_indexed = indexed[places] == gram_hashes
+    return np.unique(np.stack([records[is_indexed], places[is_indexed]], axis=1), axis=0)
 
 
-def _masked(found: Words) -> tuple[str, ...]:
+def _masked(words: Words) -> tuple[str, ...]:
     """Replace numbers by ``#``: problems of a template differ in these."""
-    return tuple("#" if word.isdigit() else word for word in found)
+    return tuple("#" if word.isdigit() else word for word in words)
 
 
-def _grams(found: Words, size: int) -> set[tuple[str, ...]]:
-    return {tuple(found[i : i + size]) for i in range(len(found) - size + 1)}
+def _grams(words: Words, size: int) -> set[tuple[str, ...]]:
+    return {tuple(words[i : i + size]) for i in range(len(words) - size + 1)}
 
 
-def _hashes(found: Sequence[Words]) -> tuple[np.ndarray, np.ndarray]:
+def _hashes(words_of: Sequence[Words]) -> tuple[np.ndarray, np.ndarray]:
     """Return a hash of each word of a block, and the text that each word belongs to."""
-    lengths = np.fromiter(map(len, found), dtype=np.int64, count=len(found))
-    numbers = np.fromiter((hash(word) for one in found for word in one), dtype=np.int64, count=int(lengths.sum()))
-    return numbers.view(np.uint64), np.repeat(np.arange(len(found)), lengths)
+    lengths = np.fromiter(map(len, words_of), dtype=np.int64, count=len(words_of))
+    word_hashes = (hash(word) for words in words_of for word in words)
+    numbers = np.fromiter(word_hashes, dtype=np.int64, count=int(lengths.sum()))
+    return numbers.view(np.uint64), np.repeat(np.arange(len(words_of)), lengths)
 
 
 def _rolled(hashes: np.ndarray, size: int) -> np.ndarray:
     """Return a hash of the gram that begins at each word."""
     count = len(hashes) - size + 1
-    found = hashes[:count].copy()
+    rolled = hashes[:count].copy()
     for k in range(1, size):
-        found *= _MIXER
-        found ^= found >> np.uint64(32)
-        found += hashes[k : count + k]
-    return found
+        rolled *= _MIXER
+        rolled ^= rolled >> np.uint64(32)
+        rolled += hashes[k : count + k]
+    return rolled
 
 
 def _hash(gram: tuple[str, ...]) -> int:
-    return int(_rolled(np.array([hash(word) for word in gram], dtype=np.int64).view(np.uint64), len(gram))[0])
+    hashes = np.array([hash(word) for word in gram], dtype=np.int64).view(np.uint64)
+    return int(_rolled(hashes, len(gram))[0])

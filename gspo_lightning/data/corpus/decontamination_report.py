@@ -40,7 +40,7 @@ class DecontaminationReport:
 
     def covers(self, file: Path) -> bool:
         """True if a file is among the benchmarks, byte by byte."""
-        return sha256(file) in {one.sha256 for one in self.against}
+        return sha256(file) in {benchmark.sha256 for benchmark in self.against}
 
 
 def report_file(path: Path) -> Path:
@@ -58,9 +58,9 @@ def read_report(path: Path) -> DecontaminationReport | None:
     if not file.is_file():
         return None
     try:
-        found = load_json(file.read_text(encoding="utf-8"))
-        against = tuple(Benchmark(**one) for one in found["against"])
-        return DecontaminationReport(**{**found, "against": against})
+        fields = load_json(file.read_text(encoding="utf-8"))
+        against = tuple(Benchmark(**benchmark) for benchmark in fields["against"])
+        return DecontaminationReport(**{**fields, "against": against})
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(
             file.name, "is not a decontamination report of gspo data decontaminate", fix="remove it"
@@ -73,18 +73,20 @@ def inherited(inputs: Sequence[Path]) -> DecontaminationReport | None:
     The hash is left empty, for the file is still to be written. Return None if a file has no report that fits it,
     if the rules differ, or if no benchmark is common.
     """
-    found = []
+    reports = []
     for path in inputs:
-        one = read_report(path)
-        if one is None or one.sha256 != sha256(path):
+        report = read_report(path)
+        if report is None or report.sha256 != sha256(path):
             return None
-        found.append(one)
-    common = set.intersection(*({b.sha256 for b in one.against} for one in found))
-    against = tuple(b for b in found[0].against if b.sha256 in common)
-    same_rules = all(one.rules == found[0].rules for one in found)
-    return (
-        DecontaminationReport("", against, found[0].rules, version=found[0].version) if against and same_rules else None
-    )
+        reports.append(report)
+    hashes = [{benchmark.sha256 for benchmark in report.against} for report in reports]
+    common = set.intersection(*hashes)
+    first = reports[0]
+    against = tuple(benchmark for benchmark in first.against if benchmark.sha256 in common)
+    same_rules = all(report.rules == first.rules for report in reports)
+    if not against or not same_rules:
+        return None
+    return DecontaminationReport("", against, first.rules, version=first.version)
 
 
 def about(path: Path) -> tuple[str, bool] | None:
@@ -93,11 +95,11 @@ def about(path: Path) -> tuple[str, bool] | None:
     Raises:
         UserError: there is one that cannot be read.
     """
-    found = read_report(path)
-    if found is None:
+    report = read_report(path)
+    if report is None:
         return None
-    names = ", ".join(f"{one.file} ({one.prompts:,} prompts)" for one in found.against)
-    if found.sha256 == sha256(path):
+    names = ", ".join(f"{benchmark.file} ({benchmark.prompts:,} prompts)" for benchmark in report.against)
+    if report.sha256 == sha256(path):
         return f"{path.name}: decontaminated against {names}", True
     return (
         f"{path.name} is not the file that {report_file(path).name} was written for: its hash differs; "

@@ -64,15 +64,15 @@ def equal_texts(texts: TextStore, raw: np.ndarray, normal: np.ndarray) -> Repeat
         raw: 64-bit hashes of the original prompts.
         normal: hashes of the normalised texts; texts with equal hashes are compared.
     """
-    found = Repeats.none(len(normal))
-    order = np.argsort(normal, kind="stable")
+    repeats = Repeats.none(len(normal))
+    order = np.argsort(normal, kind="stable")  # stable: the head of each run of equal hashes is the earliest record
     heads = np.flatnonzero(np.r_[True, normal[order][1:] != normal[order][:-1]])
     head_of = order[heads][np.cumsum(np.isin(np.arange(len(order)), heads)) - 1] if len(order) else order
     for record, head in zip(order.tolist(), head_of.tolist(), strict=True):
         if record != head and texts.at(record) == texts.at(head):
-            found.of[record] = head
-            found.kind[record] = Kind.EXACT if raw[record] == raw[head] else Kind.NORMALISED
-    return found
+            repeats.of[record] = head
+            repeats.kind[record] = Kind.EXACT if raw[record] == raw[head] else Kind.NORMALISED
+    return repeats
 
 
 class NearDuplicates:
@@ -89,10 +89,14 @@ class NearDuplicates:
     def __init__(
         self, texts: TextStore, places: np.ndarray, threshold: float, folder: Path, progress: Progress
     ) -> None:
-        self._texts, self._places, self._threshold, self._progress = texts, places, threshold, progress
+        self._texts = texts
+        self._places = places
+        self._threshold = threshold
+        self._progress = progress
         self._bands, self._rows = banding(threshold)
         self._low = np.empty((len(places), 128), dtype=np.uint8)
-        keys, self._file = folder / "keys", folder / "buckets"
+        keys = folder / "keys"
+        self._file = folder / "buckets"
         self._grams = lru_cache(maxsize=4096)(lambda place: grams(texts.at(place)))
         self._write_keys(keys)
         buckets = self._sort_bands(keys)
@@ -108,7 +112,8 @@ class NearDuplicates:
                 self._remember(record, buckets)
                 continue
             place = self._places[record]
-            found.of[place], found.kind[place] = self._places[other], Kind.NEAR
+            found.of[place] = self._places[other]
+            found.kind[place] = Kind.NEAR
             found.similarity[place] = similarity
 
     def clusters(self) -> np.ndarray:
@@ -117,7 +122,7 @@ class NearDuplicates:
 
         def root(record: int) -> int:
             while parents[record] != record:
-                parents[record] = parents[parents[record]]
+                parents[record] = parents[parents[record]]  # path halving: later searches are shorter
                 record = int(parents[record])
             return record
 
@@ -130,7 +135,8 @@ class NearDuplicates:
 
     def _write_keys(self, path: Path) -> None:
         """Write the keys band by band to one file, ``[bands, texts]``."""
-        count, start = len(self._places), 0
+        count = len(self._places)
+        start = 0
         with open(path, "wb") as file:
             waiting: list[np.ndarray] = []
 
@@ -156,7 +162,8 @@ class NearDuplicates:
 
     def _sort_bands(self, path: Path) -> int:
         """Write each text's bucket in each band, 0 if its key is unique; return the number of buckets."""
-        count, buckets = len(self._places), 0
+        count = len(self._places)
+        buckets = 0
         with open(self._file, "wb") as file:
             for band in range(self._bands):
                 keys = np.fromfile(path, dtype=np.uint64, count=count, offset=band * count * 8)
@@ -175,10 +182,11 @@ class NearDuplicates:
         count = len(self._places)
         for start in range(0, count, _BLOCK):
             size = min(_BLOCK, count - start)
-            block = np.stack([
+            columns = [
                 np.fromfile(self._file, dtype=np.int32, count=size, offset=(band * count + start) * 4)
                 for band in range(self._bands)
-            ], axis=1)  # fmt: skip
+            ]
+            block = np.stack(columns, axis=1)
             for inside in np.flatnonzero(block.any(axis=1)).tolist():
                 buckets = block[inside]
                 yield start + inside, buckets[buckets > 0]
@@ -186,24 +194,26 @@ class NearDuplicates:
 
     def _similar(self, record: int, buckets: np.ndarray) -> Iterator[tuple[int, float]]:
         """Yield earlier near-duplicates in these buckets, likeliest first, with their similarity."""
-        known = self._ring[buckets].ravel()
-        known = np.unique(known[known >= 0])
-        if not len(known):
+        remembered = self._ring[buckets].ravel()
+        others = np.unique(remembered[remembered >= 0])
+        if not len(others):
             return
-        estimated = estimates(self._low[record], self._low[known])
+        estimated = estimates(self._low[record], self._low[others])
         likely = np.argsort(-estimated, kind="stable")[:_COMPARED]
-        least = self._threshold - (_MARGIN if len(known) < _CROWD else 0.0)
+        least = self._threshold - (_MARGIN if len(others) < _CROWD else 0.0)
         for place in likely.tolist():
             if estimated[place] < least:
                 return
-            other = int(known[place])
+            other = int(others[place])
             similarity = jaccard(self._set(record), self._set(other))
             if similarity >= self._threshold:
                 yield other, similarity
 
     def _set(self, record: int) -> set[str]:
         place = int(self._places[record])
-        return self._grams(place) if self._texts.length(place) <= _CACHED_CHARACTERS else grams(self._texts.at(place))
+        if self._texts.length(place) <= _CACHED_CHARACTERS:
+            return self._grams(place)
+        return grams(self._texts.at(place))
 
     def _remember(self, record: int, buckets: np.ndarray) -> None:
         self._ring[buckets, self._turn[buckets] % _RING] = record

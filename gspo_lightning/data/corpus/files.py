@@ -94,7 +94,8 @@ class Inputs:
     """
 
     def __init__(self, paths: Sequence[Path], option: str = "--input") -> None:
-        self.paths, self.option = list(paths), option
+        self.paths = list(paths)
+        self.option = option
         for number, path in enumerate(self.paths):
             if not path.is_file():
                 raise UserError(option, f"{path} {'is a folder' if path.is_dir() else 'does not exist'}")
@@ -124,11 +125,11 @@ class Inputs:
         """Number of rows of all Parquet files, from their metadata."""
         import pyarrow.parquet
 
-        found = 0
+        total = 0
         for path in self.paths:
             with _named(path):
-                found += int(pyarrow.parquet.read_metadata(path).num_rows)
-        return found
+                total += int(pyarrow.parquet.read_metadata(path).num_rows)
+        return total
 
     def name(self, file: int, number: int) -> str:
         """Return the name of a record for messages.
@@ -158,7 +159,8 @@ class Inputs:
         for file, path in enumerate(self.paths):
             count = 0
             with _named(path):
-                for record in self._lines(file, path) if self.format == ".jsonl" else _rows(file, path, columns):
+                records = self._lines(file, path) if self.format == ".jsonl" else _rows(file, path, columns)
+                for record in records:
                     count += 1
                     if first:
                         self.numbers.append(record.number)
@@ -217,7 +219,9 @@ def checked_prompt(
         near = did_you_mean(column, values).partition("?")[0]
         hint = f" ({near}?)" if near.startswith("did you mean") else ""
         raise UserError(
-            where(), f"has no column {column!r}{hint}; it has {names}", fix=f"{option}, or repair the record"
+            where(),
+            f"has no column {column!r}{hint}; it has {names}",
+            fix=repair,
         )
     value = values[column]
     text = prompt_text(value)
@@ -285,9 +289,9 @@ def as_json(values: dict[str, Any]) -> str:
 
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
+        return {name: _finite(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_finite(one) for one in value]
+        return [_finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

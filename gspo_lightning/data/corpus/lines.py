@@ -34,8 +34,11 @@ def check_length(size: int, where: str) -> None:
         UserError: the line is too long; names it.
     """
     if size > LONGEST_LINE:
-        said = f"has more than {LONGEST_LINE >> 20} MiB in one line"
-        raise UserError(where, said, fix="is a line break missing? Leave the record out otherwise")
+        raise UserError(
+            where,
+            f"has more than {LONGEST_LINE >> 20} MiB in one line",
+            fix="is a line break missing? Leave the record out otherwise",
+        )
 
 
 def parse_line(line: bytes, where: str, *, strict: bool = False) -> Row:
@@ -71,10 +74,12 @@ def no_text(where: str, error: UnicodeDecodeError) -> UserError:
 def no_json(where: str, error: Exception, fix: str) -> UserError:
     """Return the error for a text that is not JSON."""
     if isinstance(error, json.JSONDecodeError):
-        what = f"{error.msg} at column {error.colno}"
+        problem = f"{error.msg} at column {error.colno}"
+    elif isinstance(error, DeepJSONError):
+        problem = str(error)
     else:
-        what = str(error) if isinstance(error, DeepJSONError) else type(error).__name__
-    return UserError(where, f"is not JSON: {what}", fix=fix)
+        problem = type(error).__name__
+    return UserError(where, f"is not JSON: {problem}", fix=fix)
 
 
 class _NotJSONError(ValueError):

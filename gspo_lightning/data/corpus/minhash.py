@@ -64,13 +64,13 @@ def signatures(texts: Sequence[str]) -> np.ndarray:
     borders[0] = 0
     borders[2::2] = borders[1:-1:2] + GRAM - 1
     borders = borders[:-1]
-    found = np.empty((PERMUTATIONS, len(filled)), dtype=np.uint32)
+    smallest = np.empty((PERMUTATIONS, len(filled)), dtype=np.uint32)
     scratch = np.empty_like(hashes)
     for k in range(PERMUTATIONS):
         np.multiply(hashes, _A[k], out=scratch)
         np.add(scratch, _B[k], out=scratch)
-        found[k] = np.minimum.reduceat(scratch, borders)[::2]
-    return np.ascontiguousarray(found.T)
+        smallest[k] = np.minimum.reduceat(scratch, borders)[::2]
+    return np.ascontiguousarray(smallest.T)
 
 
 def band_keys(signature: np.ndarray, rows: int) -> np.ndarray:
@@ -94,11 +94,11 @@ def estimates(low: np.ndarray, others: np.ndarray) -> np.ndarray:
 def _hashed(codes: np.ndarray) -> np.ndarray:
     """Return 32 bits for the gram that begins at each character but the last four."""
     count = len(codes) - GRAM + 1
-    found = codes[:count].astype(np.uint64)
+    hashes = codes[:count].astype(np.uint64)
     for k in range(1, GRAM):
-        found *= _MULTIPLIER
-        found += codes[k : count + k]
-    return (_mixed(found) >> np.uint64(32)).astype(np.uint32)
+        hashes *= _MULTIPLIER
+        hashes += codes[k : count + k]
+    return (_mixed(hashes) >> np.uint64(32)).astype(np.uint32)
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:

@@ -39,13 +39,14 @@ class Outputs:
         for target in targets:
             if not target.parent.is_dir():
                 raise UserError("--output", f"the folder {target.parent} does not exist", fix="make it first")
-            if any(target.exists() and target.samefile(one) for one in inputs if one.exists()):
+            if any(target.exists() and target.samefile(source) for source in inputs if source.exists()):
                 raise UserError("--output", f"{target} is an input", fix="name another file; nothing is overwritten")
             if target.exists() or target.is_symlink():
                 raise UserError("--output", f"{target} exists", fix="name another file; nothing is overwritten")
         places = [target.parent.resolve() / target.name for target in targets]  # one file may have many spellings
-        if repeated := [t for i, t in enumerate(self._targets) if places[i] in places[:i]]:
-            raise UserError("--output", f"{repeated[0]} is named twice", fix="name different files")
+        for number, target in enumerate(self._targets):
+            if places[number] in places[:number]:
+                raise UserError("--output", f"{target} is named twice", fix="name different files")
         self.scratch = temp_path(targets[0].with_name(f"{targets[0].name}.scratch"))
         """Folder for temporary files."""
 
@@ -134,8 +135,9 @@ def copy(
         files = [stack.enter_context(open(path, "wb")) for path in paths]
         for index, record in enumerate(inputs.records()):
             progress(1)
-            if (to := route(index)) >= 0:
-                files[to].write(whole_line(record.raw))
+            target = route(index)
+            if target >= 0:
+                files[target].write(whole_line(record.raw))
             else:
                 drop(index, record)
 
@@ -157,8 +159,11 @@ def common_schema(inputs: Inputs) -> Any:
     schemas = [pyarrow.parquet.read_schema(path) for path in inputs.paths]
     for path, schema in zip(inputs.paths, schemas, strict=True):
         if schema != schemas[0]:
-            said = f"{path.name} has other columns or types than {inputs.paths[0].name}"
-            raise UserError(inputs.option, said, fix="gspo data convert makes them alike")
+            raise UserError(
+                inputs.option,
+                f"{path.name} has other columns or types than {inputs.paths[0].name}",
+                fix="gspo data convert makes them alike",
+            )
     return schemas[0]
 
 
@@ -173,19 +178,22 @@ def _copy_batches(
     import pyarrow
     import pyarrow.parquet
 
-    schema, index = common_schema(inputs), 0
+    schema = common_schema(inputs)
+    index = 0
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(pyarrow.parquet.ParquetWriter(path, schema)) for path in paths]
         for file, path in enumerate(inputs.paths):
             number = 0
             for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=8192):
-                to = np.array([route(index + i) for i in range(len(batch))])
+                targets = np.array([route(index + i) for i in range(len(batch))])
                 for target, writer in enumerate(writers):
-                    if (to == target).any():
-                        writer.write_batch(batch.filter(pyarrow.array(to == target)))
-                for i in np.flatnonzero(to < 0).tolist():
-                    drop(index + i, Record(file, number + i + 1, b"", records_of(batch.slice(i, 1))[0]))
-                index, number = index + len(batch), number + len(batch)
+                    if (targets == target).any():
+                        writer.write_batch(batch.filter(pyarrow.array(targets == target)))
+                for i in np.flatnonzero(targets < 0).tolist():
+                    [values] = records_of(batch.slice(i, 1))
+                    drop(index + i, Record(file, number + i + 1, b"", values))
+                index = index + len(batch)
+                number = number + len(batch)
                 progress(len(batch))
     inputs.check_unchanged()
 

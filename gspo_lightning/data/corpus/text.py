@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-_ENCODING, _SURROGATES = "utf-8", "surrogatepass"  # JSON may hold half a surrogate pair
+_ENCODING = "utf-8"
+_SURROGATES = "surrogatepass"  # JSON may hold half a surrogate pair
 _LAYOUT = re.compile(
     r"\\(?:[dtc]?frac|text(?:bf|it|rm|sf|tt)?|math(?:bf|it|rm|sf|tt|bb|cal|frak)?|left|right|[Bb]igg?[lr]?|[cl]?dots?|"
     r"times|q?quad|begin\{\w+\*?\}|end\{\w+\*?\}|displaystyle|operatorname|mbox|boxed|limits|label\{[^{}]*\}|"
@@ -53,9 +54,13 @@ def prompt_text(value: Any) -> str | None:
     """
     if isinstance(value, str):
         return value
-    if not isinstance(value, list) or not all(isinstance(one, dict) and "role" in one for one in value) or not value:
+    if (
+        not isinstance(value, list)
+        or not all(isinstance(message, dict) and "role" in message for message in value)
+        or not value
+    ):
         return None
-    return "\n".join(_content(one.get("content")) for one in value if one["role"] != "system")
+    return "\n".join(_content(message.get("content")) for message in value if message["role"] != "system")
 
 
 def _content(content: Any) -> str:
@@ -71,7 +76,9 @@ def normalised(text: str) -> str:
     >>> normalised("  What is\\u00a0 6 x 7?\\n")
     'what is 6 x 7?'
     """
-    return " ".join((text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold().split())
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
+    return " ".join(text.casefold().split())
 
 
 class TextStore:
@@ -90,7 +97,8 @@ class TextStore:
 
     def at(self, place: int) -> str:
         """Return the text at a place."""
-        begin, end = self._ends[place], self._ends[place + 1]
+        begin = self._ends[place]
+        end = self._ends[place + 1]
         return self._bytes(begin, end).decode(_ENCODING, _SURROGATES)
 
     def length(self, place: int) -> int:
@@ -106,7 +114,8 @@ class TextStore:
             before = int(cumulative[start - 1]) if start else 0
             stop = max(start + 1, int(np.searchsorted(cumulative, before + size, side="right")))
             some = places[start:stop]
-            first, last = int(ends[some[0]]), int(ends[some[-1] + 1])
+            first = int(ends[some[0]])
+            last = int(ends[some[-1] + 1])
             if last - first <= 4 * size:
                 block = self._bytes(first, last)
                 texts = [block[int(ends[i]) - first : int(ends[i + 1]) - first] for i in some]
@@ -148,21 +157,21 @@ def words(text: str) -> list[str]:
     return _in_digits(_WORD.findall(text.casefold()))
 
 
-def _in_digits(found: list[str]) -> list[str]:
+def _in_digits(words: list[str]) -> list[str]:
     """Write numbers below a hundred in digits, and give each sign one name."""
-    if _NUMBERS.keys().isdisjoint(found) and _SAME.keys().isdisjoint(found):
-        return found
-    kept: list[str] = []
+    if _NUMBERS.keys().isdisjoint(words) and _SAME.keys().isdisjoint(words):
+        return words
+    written: list[str] = []
     tens = 0  # pending: a unit may follow
-    for word in found:
+    for word in words:
         unit = _UNITS.get(word, 0)
         if tens and 0 < unit < 10:
-            kept.append(str(tens + unit))
+            written.append(str(tens + unit))
             tens = 0
             continue
         if tens:
-            kept.append(str(tens))
+            written.append(str(tens))
         tens = _TENS.get(word, 0)
         if not tens:
-            kept.append(str(_UNITS[word]) if word in _UNITS else _SAME.get(word, word))
-    return [*kept, str(tens)] if tens else kept
+            written.append(str(_UNITS[word]) if word in _UNITS else _SAME.get(word, word))
+    return [*written, str(tens)] if tens else written

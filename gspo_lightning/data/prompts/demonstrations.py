@@ -54,19 +54,20 @@ class MalformedError(ValueError):
 def _pair(record: Mapping[str, Any]) -> Demonstration:
     if record.get("completion") is not None:
         if has_pictures(record):
-            seen = {k: record[k] for k in ("prompt", *COLUMNS) if record.get(k) is not None}
-            return seen | tools_of(record), _answered(_text_or_messages(record["completion"], "completion"))
-        prompt = _text_or_messages(record.get("prompt"), "prompt")
-        return _asked(prompt, record), _answered(_text_or_messages(record["completion"], "completion"))
+            question = {name: record[name] for name in ("prompt", *COLUMNS) if record.get(name) is not None}
+            prompt: Prompted = question | tools_of(record)
+        else:
+            prompt = _asked(_text_or_messages(record.get("prompt"), "prompt"), record)
+        return prompt, _answered(_text_or_messages(record["completion"], "completion"))
     if record.get("messages") is not None:
-        said = messages_of(record["messages"], "messages")
-        first = next((i for i, message in enumerate(said) if message["role"] == "assistant"), len(said))
-        if not 0 < first < len(said) or said[-1]["role"] != "assistant":
+        messages = messages_of(record["messages"], "messages")
+        first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
+        if not 0 < first < len(messages) or messages[-1]["role"] != "assistant":
             raise MalformedError("'messages' must begin with a question and end with a turn of the assistant")
-        return _asked(said[:first], record), said[first:]
-    there = [name for name, value in record.items() if value is not None]
-    known = ", ".join(sorted(str(name)[:60] for name in there)[:20]) or "no columns"
-    raise MalformedError(f"has neither 'prompt' and 'completion' nor 'messages'; it has {known}", _MAP)
+        return _asked(messages[:first], record), messages[first:]
+    present = [name for name, value in record.items() if value is not None]
+    columns = ", ".join(sorted(str(name)[:60] for name in present)[:20]) or "no columns"
+    raise MalformedError(f"has neither 'prompt' and 'completion' nor 'messages'; it has {columns}", _MAP)
 
 
 def _asked(prompt: str | list[Message], record: Mapping[str, Any]) -> Prompted:

@@ -59,7 +59,9 @@ class Dialogue:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         field: str = "data.rollouts",
     ) -> None:
-        self.tokenizer, self.system_prompt, self.field = tokenizer, system_prompt, field
+        self.tokenizer = tokenizer
+        self.system_prompt = system_prompt
+        self.field = field
         self.template_kwargs = dict(chat_template_kwargs or {})
         image_processor = image_processor_of(tokenizer)
         self._unsaid = frozenset(() if image_processor is None else image_processor.unsaid)
@@ -77,15 +79,16 @@ class Dialogue:
             UserError: the template refuses the messages or leaves out the tools, a message is not text, or the
                 tokenizer does not know every character.
         """
-        said, tools = self._plain(messages), tools_of(columns or {}).get("tools", ())
+        plain = self._plain(messages)
+        tools = tools_of(columns or {}).get("tools", ())
         self._check_tools(tools)
         if self.tokenizer.chat_template is None:
-            text = "".join(m["content"] for m in said)
+            text = "".join(m["content"] for m in plain)
             return self._known(text, encode_prompt(text, self.tokenizer, None, {}, self.field)[1])
-        if said[0]["role"] != "system":
-            said = [*map(dict, leading(self.system_prompt)), *said]
+        if plain[0]["role"] != "system":
+            plain = [*map(dict, leading(self.system_prompt)), *plain]
         try:
-            text = self._render(said, tools, add_generation_prompt=True)
+            text = self._render(plain, tools, add_generation_prompt=True)
         except TemplateError as error:
             raise self._refused(messages, error) from error
         return self._known(text, self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -110,12 +113,12 @@ class Dialogue:
         Raises:
             UserError: as :meth:`opening`.
         """
-        said = self._plain([{"role": "assistant", "content": "", "tool_calls": list(calls)}, *messages])[1:]
+        plain = self._plain([{"role": "assistant", "content": "", "tool_calls": list(calls)}, *messages])[1:]
         self._check_tools(tools)
         if self.tokenizer.chat_template is None:
-            text = "".join(m["content"] for m in said)
+            text = "".join(m["content"] for m in plain)
             return self._known(text, self._tokens(text))
-        text, ids = self._after_turn(said, last, tools, calls)
+        text, ids = self._after_turn(plain, last, tools, calls)
         return self._known(text, ids)
 
     def demonstration(self, completion: Completion) -> tuple[list[int], list[bool]]:
@@ -127,18 +130,18 @@ class Dialogue:
             completion = [{"role": "assistant", "content": completion}]
         ids: list[int] = []
         taught: list[bool] = []
-        for own, group in itertools.groupby(completion, lambda message: message["role"] == "assistant"):
+        for is_policy, group in itertools.groupby(completion, lambda message: message["role"] == "assistant"):
             turn = list(group)
-            if own:
+            if is_policy:
                 if any(message.get("tool_calls") for message in turn):
                     fix = "write each call into the content, as the policy is to write it"
                     raise UserError(self.field, "a demonstration has tool_calls, which are no text to learn", fix=fix)
                 text = "".join(m["content"] for m in turn)
-                new = [*self._tokens(text), self.tokenizer.eos_token_id]
+                turn_ids = [*self._tokens(text), self.tokenizer.eos_token_id]
             else:
-                new = self.reply(turn, ids[-1])
-            ids += new
-            taught += [own] * len(new)
+                turn_ids = self.reply(turn, ids[-1])
+            ids += turn_ids
+            taught += [is_policy] * len(turn_ids)
         return ids, taught
 
     @cached_property
@@ -191,37 +194,41 @@ class Dialogue:
         self, messages: list[dict[str, Any]], last: int, tools: _Tools, calls: _Tools
     ) -> tuple[str, list[int]]:
         """Return what the template writes after a placeholder turn, as text and from the end of that turn as ids."""
-        refused: TemplateError | None = None
-        heard = False
+        refusal: TemplateError | None = None
+        turn_shown = False
         for turn in _placeholders(messages, tools, calls):
-            said = [{"role": "user", "content": "."}, turn]
+            context = [{"role": "user", "content": "."}, turn]
             try:
-                rendered = self._render([*said, *messages], tools, add_generation_prompt=True)
+                rendered = self._render([*context, *messages], tools, add_generation_prompt=True)
             except TemplateError as error:
-                refused = refused or error
+                refusal = refusal or error
                 continue
-            _, found, after = rendered.partition(_TURN)
-            if not found:
+            _, mark_found, after = rendered.partition(_TURN)
+            if not mark_found:
                 continue
-            heard = True
-            ids = self._from_end(self._tokens(after), self._closing(said, tools), last, "tool_calls" in turn)
+            turn_shown = True
+            ids = self._from_end(self._tokens(after), self._closing(context, tools), last, "tool_calls" in turn)
             if ids is not None and self._shows(ids, messages):
                 return after, ids
-        if refused is not None:
-            raise self._refused(messages, refused) from refused
-        what = "the results of tools" if heard else "what the policy said"
-        raise UserError(self.field, f"the chat template leaves out {what}: no conversation is possible")
+        if refusal is not None:
+            raise self._refused(messages, refusal) from refusal
+        missing = "the results of tools" if turn_shown else "what the policy said"
+        raise UserError(self.field, f"the chat template leaves out {missing}: no conversation is possible")
 
     def _shows(self, ids: list[int], messages: list[dict[str, Any]]) -> bool:
         """True if the ids have the texts of all results of tools, which some templates leave out silently."""
         texts = [m["content"].strip() for m in messages if m["role"] == "tool"]
-        said = self.tokenizer.decode(ids) if texts else ""
-        return all(t in said or json.dumps(t, ensure_ascii=False)[1:-1] in said for t in texts)
+        rendered = self.tokenizer.decode(ids) if texts else ""
+        for text in texts:
+            as_json = json.dumps(text, ensure_ascii=False)[1:-1]  # some templates write results as JSON
+            if text not in rendered and as_json not in rendered:
+                return False
+        return True
 
-    def _closing(self, said: list[dict[str, Any]], tools: _Tools) -> list[int]:
+    def _closing(self, messages: list[dict[str, Any]], tools: _Tools) -> list[int]:
         """Return the ids after a placeholder turn that is the last message; none if the template refuses that."""
         try:
-            return self._tokens(self._render(said, tools).partition(_TURN)[2])
+            return self._tokens(self._render(messages, tools).partition(_TURN)[2])
         except TemplateError:
             return []
 
@@ -232,14 +239,15 @@ class Dialogue:
         conversation, else with the first special one. It is left out if ``last`` is it, or is what ends a conversation
         (gpt-oss ends its last turn with another token than all before).
         """
-        common = next((i for i, pair in enumerate(zip(ids, closing, strict=False)) if pair[0] != pair[1]), len(closing))
+        pairs = zip(ids, closing, strict=False)
+        common = next((i for i, (token, closing_token) in enumerate(pairs) if token != closing_token), len(closing))
         ends = [i for i in range(min(common, len(ids))) if ids[i] in self._special]
         first = next((i for i, token in enumerate(ids) if token in self._special), None)
         end = ends[-1] if ends else first
         if not called:
-            blank = end is not None and not self.tokenizer.decode(ids[:end]).strip()
-            written = end is not None and blank and last in self._turn_ends(ids[end], closing)
-            return ids[end + 1 :] if written and end is not None else ids
+            if end is None or self.tokenizer.decode(ids[:end]).strip():
+                return ids
+            return ids[end + 1 :] if last in self._turn_ends(ids[end], closing) else ids
         if end is None:
             return None
         if ids[end + 1 : end + 2] == [last]:  # Gemma's policy also begins the result
@@ -257,9 +265,9 @@ class Dialogue:
         """
         kwargs = {**self.template_kwargs, **({"tools": list(tools)} if tools else {}), **options}
         first: TemplateError | None = None
-        for said in variants(messages):
+        for shape in variants(messages):
             try:
-                return render(self.tokenizer, said, **kwargs)
+                return render(self.tokenizer, shape, **kwargs)
             except TemplateError as error:
                 first = first or error
         assert first is not None
@@ -275,11 +283,13 @@ class Dialogue:
 
     def _check_tools(self, tools: _Tools) -> None:
         if tools and not self.knows_tools:
-            what = (
-                "has no chat template" if self.tokenizer.chat_template is None else "has a chat template without tools"
+            has_template = self.tokenizer.chat_template is not None
+            cause = "has a chat template without tools" if has_template else "has no chat template"
+            raise UserError(
+                self.field,
+                f"the model {cause}, so the policy would not see them",
+                fix="describe the tools in a system message (ToolUse: style: tags), or use a template that shows tools",
             )
-            fix = "describe the tools in a system message (ToolUse: style: tags), or use a template that shows tools"
-            raise UserError(self.field, f"the model {what}, so the policy would not see them", fix=fix)
 
     def _known(self, text: str, ids: list[int]) -> list[int]:
         unknown = unknown_token(self.tokenizer)
@@ -291,8 +301,11 @@ class Dialogue:
             )
         if not self._unsaid.isdisjoint(ids):
             token = self.tokenizer.convert_ids_to_tokens(next(i for i in ids if i in self._unsaid))
-            what = f"the environment said {token}, which stands for a picture or a video"
-            raise UserError(self.field, what, fix="let it leave this out; environments cannot show pictures")
+            raise UserError(
+                self.field,
+                f"the environment said {token}, which stands for a picture or a video",
+                fix="let it leave this out; environments cannot show pictures",
+            )
         return ids
 
     def _refused(self, messages: Sequence[Message], error: TemplateError) -> UserError:
@@ -312,11 +325,11 @@ def _placeholders(messages: list[dict[str, Any]], tools: _Tools, calls: _Tools) 
     results = list(itertools.takewhile(lambda m: m["role"] == "tool", messages))
     content: dict[str, Any] = {"role": "assistant", "content": _TURN}
     if results:
-        made = placeholder_calls(results, calls, tools, _TURN)
-        turns: list[dict[str, Any]] = [
-            {"role": "assistant", "content": "", "tool_calls": some} for some in (made, made[-1:])
-        ]
-        told = any("tool_call_id" in m or "name" in m for m in results)
-        yield from ([*turns, content] if told else [content, *turns])
+        matching = placeholder_calls(results, calls, tools, _TURN)
+        turns: list[dict[str, Any]] = []
+        for turn_calls in (matching, matching[-1:]):
+            turns.append({"role": "assistant", "content": "", "tool_calls": turn_calls})
+        names_calls = any("tool_call_id" in m or "name" in m for m in results)
+        yield from ([*turns, content] if names_calls else [content, *turns])
     else:
         yield content

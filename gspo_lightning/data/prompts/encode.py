@@ -48,10 +48,10 @@ def encode_prompts(
     Raises:
         UserError: as :class:`EncodedPrompts`.
     """
-    found: list[Prompt] = []
+    prompts: list[Prompt] = []
     encoder = Encoder(tokenizer, system_prompt, chat_template_kwargs or {}, field)
-    EncodedPrompts(records, encoder, max_prompt_tokens, found.append)
-    return found
+    EncodedPrompts(records, encoder, max_prompt_tokens, prompts.append)
+    return prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,34 +72,38 @@ class Encoder:
         Raises:
             UserError: the tokenizer or its template refuses a prompt; names the number of its record.
         """
-        numbered, seeing = enumerate(map(self._plain, records)), self.seeing()
-        while some := list(itertools.islice(numbered, _AT_A_TIME)):
-            plain = [(i, record) for i, record in some if not has_pictures(record)]
+        numbered = enumerate(map(self._plain, records))
+        seeing = self.seeing()
+        while batch := list(itertools.islice(numbered, _AT_A_TIME)):
+            plain = [(i, record) for i, record in batch if not has_pictures(record)]
             texts = [self._texts(partial(place_of, records, i), record) for i, record in plain]
-            special = self.tokenizer.chat_template is None
-            read = [read for _, read in texts]
-            encoded = iter(self.tokenizer(read, add_special_tokens=special)["input_ids"] if read else ())
-            shown = iter(texts)
-            for i, record in some:
+            rendered = [text for _, text in texts]
+            add_special = self.tokenizer.chat_template is None
+            ids = self.tokenizer(rendered, add_special_tokens=add_special)["input_ids"] if rendered else []
+            encoded = iter([Seen(text, row, (), ()) for (text, _), row in zip(texts, ids, strict=True)])
+            for i, record in batch:
                 if has_pictures(record):
                     yield i, self._seen(seeing, record, place_of(records, i)), record
                 else:
-                    yield i, Seen(next(shown)[0], next(encoded), (), ()), record
-        if scaled := seeing.counted["scaled"]:
-            limit = "data.pictures.max_pixels, or the processor's own"
-            log.info("%s: %d of %d pictures are scaled down to the limit (%s)",
-                     self.field, scaled, seeing.counted["pictures"], limit)  # fmt: skip
+                    yield i, next(encoded), record
+        if seeing.counted["scaled"]:
+            log.info(
+                "%s: %d of %d pictures are scaled down to the limit (%s)",
+                self.field, seeing.counted["scaled"], seeing.counted["pictures"],
+                "data.pictures.max_pixels, or the processor's own",
+            )  # fmt: skip
 
     def one(self, number: int, record: Record) -> Prompt:
         """Encode one record again after the first pass over all of them."""
         record = self._plain(record)
         if has_pictures(record):
-            seen = self._seen(self.seeing(), record, f"record {number + 1}")
-            if isinstance(seen, BadPictureError):
-                raise UserError(self.field, str(seen), fix="leave the files of a run where they are while it runs")
-            return _prompt(number, seen, record)
-        kwargs, said = self.template_arguments(record), record["prompt"]
-        text, ids = encode_prompt(said, self.tokenizer, self.system_prompt, kwargs, self.field)
+            encoded = self._seen(self.seeing(), record, f"record {number + 1}")
+            if isinstance(encoded, BadPictureError):
+                raise UserError(self.field, str(encoded), fix="leave the files of a run where they are while it runs")
+            return _prompt(number, encoded, record)
+        kwargs = self.template_arguments(record)
+        content = record["prompt"]
+        text, ids = encode_prompt(content, self.tokenizer, self.system_prompt, kwargs, self.field)
         return _prompt(number, Seen(text, ids, (), ()), record)
 
     def seeing(self) -> SeeingEncoder:
@@ -116,9 +120,9 @@ class Encoder:
         A developer's message is the system's, which all templates write; some leave a developer out silently. Null
         fields are left out, because templates ask whether a field is there; a null content beside calls stays.
         """
-        said = record.get("prompt")
-        if isinstance(said, list) and any(m.get("role") == "developer" or None in m.values() for m in said):
-            record = {**record, "prompt": list(map(_without_null, said))}
+        messages = record.get("prompt")
+        if isinstance(messages, list) and any(m.get("role") == "developer" or None in m.values() for m in messages):
+            record = {**record, "prompt": list(map(_without_null, messages))}
         return record if image_processor_of(self.tokenizer) is not None else join_texts(record)
 
     def _seen(self, seeing: SeeingEncoder, record: Record, where: str) -> Seen | BadPictureError:
@@ -132,16 +136,16 @@ class Encoder:
 
     def _texts(self, where: Callable[[], str], record: Record) -> tuple[str, str]:
         if (image_processor := image_processor_of(self.tokenizer)) is not None:
-            said = record["prompt"]
-            texts = [said] if isinstance(said, str) else [str(message.get("content")) for message in said]
+            content = record["prompt"]
+            texts = [content] if isinstance(content, str) else [str(message.get("content")) for message in content]
             check_said(self.tokenizer, image_processor, texts, self.field, where())
         try:
             return _texts(
                 record["prompt"], self.tokenizer, self.system_prompt, self.template_arguments(record), self.field
             )
         except TemplateError as error:
-            what = f"{where()}: the chat template refuses the prompt: {first_line(error)[:200]}"
-            raise UserError(self.field, what, fix="write messages as the model's template wants them") from error
+            problem = f"{where()}: the chat template refuses the prompt: {first_line(error)[:200]}"
+            raise UserError(self.field, problem, fix="write messages as the model's template wants them") from error
 
 
 class EncodedPrompts(OnDemand[Prompt]):
@@ -165,7 +169,8 @@ class EncodedPrompts(OnDemand[Prompt]):
     def __init__(
         self, records: Sequence[Record], encoder: Encoder, max_prompt_tokens: int, see: Callable[[Prompt], object]
     ) -> None:
-        self._records, self._encoder = records, encoder
+        self._records = records
+        self._encoder = encoder
         self._numbers: Sequence[int] = self._usable(max_prompt_tokens, see)
 
     def __len__(self) -> int:
@@ -193,15 +198,19 @@ class EncodedPrompts(OnDemand[Prompt]):
 
     def _usable(self, longest: int, see: Callable[[Prompt], object]) -> Sequence[int]:
         """Return the numbers of the records that make a usable prompt."""
-        field, tokenizer = self._encoder.field, self._encoder.tokenizer
-        unknown, ends, kept, bad = unknown_token(tokenizer), Ends(tokenizer), array("q"), 0
-        untold = 0
-        for i, seen, record in self._encoder.many(self._records):
-            if isinstance(seen, BadPictureError):
-                log.warning("%s: dropped %s", field, seen)
-                bad += 1
+        field = self._encoder.field
+        tokenizer = self._encoder.tokenizer
+        unknown = unknown_token(tokenizer)
+        special_ends = Ends(tokenizer)
+        kept = array("q")
+        unreadable = 0
+        with_tools = 0
+        for i, encoded, record in self._encoder.many(self._records):
+            if isinstance(encoded, BadPictureError):
+                log.warning("%s: dropped %s", field, encoded)
+                unreadable += 1
                 continue
-            ids = seen.ids
+            ids = encoded.ids
             if unknown is not None and unknown in ids:
                 raise UserError(
                     field,
@@ -209,38 +218,36 @@ class EncodedPrompts(OnDemand[Prompt]):
                     fix="use a tokenizer that covers the prompts, or drop the record",
                 )
             if not _is_limit(record.get("max_response_tokens")):
-                what = f"{self.where(i)}: 'max_response_tokens' is not a whole number above 0"
-                raise UserError(field, what, fix="write one, or null for data.max_response_tokens")
+                problem = f"{self.where(i)}: 'max_response_tokens' is not a whole number above 0"
+                raise UserError(field, problem, fix="write one, or null for data.max_response_tokens")
             if not ids:
                 raise UserError(field, f"{self.where(i)}: the prompt has no tokens")
             if len(ids) <= longest:
                 kept.append(i)
-                ends.count(ids)
-                untold += "tools" in self._encoder.template_arguments(record)
-                see(_prompt(i, seen, record))
-        ends.check(field)
-        if untold and "tools" not in str(tokenizer.chat_template):
+                special_ends.count(ids)
+                with_tools += "tools" in self._encoder.template_arguments(record)
+                see(_prompt(i, encoded, record))
+        special_ends.check(field)
+        if with_tools and "tools" not in str(tokenizer.chat_template):
             log.warning(
                 "%s: %d prompts have tools, but the chat template does not write tools: the policy is not told "
                 "of them; describe them in a message (ToolUse does so with instructions: null)",
-                field, untold,
+                field, with_tools,
             )  # fmt: skip
         count = len(self._records)
-        if too_long := count - bad - len(kept):
+        if too_long := count - unreadable - len(kept):
             log.warning(
                 "%s: dropped %d of %d prompts that are longer than data.max_prompt_tokens = %d (nothing is ever cut)",
                 field, too_long, count, longest,
             )  # fmt: skip
         if not kept:
-            raise UserError(
-                field,
-                f"no prompt is left: all {count} exceed data.max_prompt_tokens = {longest}"
-                + (f" or have a picture that cannot be read ({bad} do)" if bad else "")
-                if count
-                else "holds no records",
-                fix="raise data.max_prompt_tokens" if count else "give a set with records",
-            )
-        return kept if too_long or bad else range(count)
+            if not count:
+                raise UserError(field, "holds no records", fix="give a set with records")
+            problem = f"no prompt is left: all {count} exceed data.max_prompt_tokens = {longest}"
+            if unreadable:
+                problem += f" or have a picture that cannot be read ({unreadable} do)"
+            raise UserError(field, problem, fix="raise data.max_prompt_tokens")
+        return kept if too_long or unreadable else range(count)
 
 
 def _is_limit(value: object) -> bool:
@@ -252,8 +259,8 @@ def _is_limit(value: object) -> bool:
 
 def _prompt(number: int, seen: Seen, record: Record) -> Prompt:
     """Build a prompt; its columns leave out pictures, so rewards and messages do not carry them."""
-    said = record["prompt"]
-    messages = seen.messages or (() if isinstance(said, str) else tuple(said))
+    content = record["prompt"]
+    messages = seen.messages or (() if isinstance(content, str) else tuple(content))
     taken = ("prompt", *COLUMNS) if seen.media else ("prompt",)
     columns = {k: v for k, v in record.items() if k not in taken}
     return Prompt(number, seen.text, tuple(seen.ids), columns, messages, seen.media)
@@ -280,9 +287,9 @@ def encode_prompt(
     field: str,
 ) -> tuple[str, list[int]]:
     """Return text and token ids of one prompt; see :func:`encode_prompts`."""
-    shown, read = _texts(prompt, tokenizer, system_prompt, template_kwargs, field)
+    text, rendered = _texts(prompt, tokenizer, system_prompt, template_kwargs, field)
     # the template writes its own special tokens: a tokenizer that adds them again would give a double BOS
-    return shown, tokenizer(read, add_special_tokens=tokenizer.chat_template is None)["input_ids"]
+    return text, tokenizer(rendered, add_special_tokens=tokenizer.chat_template is None)["input_ids"]
 
 
 def _texts(
@@ -295,8 +302,8 @@ def _texts(
     """Return a prompt as shown to a person, and as given to the tokenizer."""
     if tokenizer.chat_template is None:
         if not isinstance(prompt, str) or system_prompt is not None:
-            what = "data.system_prompt" if system_prompt is not None else "a list of chat messages as prompt"
-            raise UserError(field, f"{what} needs a chat template, and this tokenizer has none")
+            cause = "data.system_prompt" if system_prompt is not None else "a list of chat messages as prompt"
+            raise UserError(field, f"{cause} needs a chat template, and this tokenizer has none")
         return prompt, prompt
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     messages = [*leading(system_prompt), *messages]

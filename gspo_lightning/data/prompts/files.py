@@ -24,7 +24,8 @@ from gspo_lightning.policy.hub import check_reachable
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]*){0,2}")
 _READABLE = f"{', '.join(SUFFIXES[:-1])} (each may end in .gz) or {SUFFIXES[-1]}"
-_SHOWN_NAMES, _SHOWN_CHARACTERS = 20, 60
+_SHOWN_NAMES = 20
+_SHOWN_CHARACTERS = 60
 
 
 class PromptFile(PromptSet):
@@ -40,7 +41,8 @@ class PromptFile(PromptSet):
     """
 
     def __init__(self, path: str, columns: Columns | None = None) -> None:
-        self.path, self.columns = path, dict(columns or {})
+        self.path = path
+        self.columns = dict(columns or {})
         name = Path(path).name
         check_there(path, "data")
         if not suffix_of(path):
@@ -64,7 +66,8 @@ class PromptFile(PromptSet):
         Raises:
             UserError: as :meth:`records`; or a record is not a demonstration, with its line.
         """
-        rows, name = self._rows(), Path(self.path).name
+        rows = self._rows()
+        name = Path(self.path).name
         _check_columns(rows, self.columns, name)
         records = (_read(row, self.columns) for row in rows)
         return read_demonstrations(records, lambda number: place_of(rows, number, name))
@@ -75,7 +78,8 @@ class PromptFile(PromptSet):
         Raises:
             UserError: as :meth:`records`; or a record is not a pair, with its line.
         """
-        rows, name = self._rows(), Path(self.path).name
+        rows = self._rows()
+        name = Path(self.path).name
         _check_columns(rows, self.columns, name)
         records = (_read(row, self.columns) for row in rows)
         return read_preferences(records, lambda number: place_of(rows, number, name))
@@ -107,7 +111,10 @@ class HubPrompts(PromptSet):
         columns: Columns | None = None,
         revision: str | None = None,
     ) -> None:
-        self.path, self.name, self.split, self.columns = path, name, split, dict(columns or {})
+        self.path = path
+        self.name = name
+        self.split = split
+        self.columns = dict(columns or {})
         self.revision = revision
 
     def records(self) -> Sequence[Record]:
@@ -174,10 +181,13 @@ class _Mapped(OnDemand[Record]):
     """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], columns: Columns, where: str, checked: bool = True) -> None:
-        self._rows, self._columns, self._where = rows, columns, where
+        self._rows = rows
+        self._columns = columns
+        self._where = where
         _check_columns(rows, columns, where)
-        for _ in self if checked else ():
-            pass
+        if checked:
+            for _ in self:  # iterating checks every record
+                pass
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -227,8 +237,11 @@ def _folder(folder: Path, columns: Columns) -> PromptFile:
         problem = f"the folder {folder.name!r} was written by save_to_disk of datasets, whose files are no records"
         raise UserError("data", problem, fix='load_from_disk(FOLDER).to_parquet("train.parquet"), and name that file')
     if len(files) != 1:
-        found = f"holds {len(files)} files of records that begin with 'train'"
-        raise UserError("data", f"the folder {folder.name!r} {found}", fix="name one file of records in it")
+        raise UserError(
+            "data",
+            f"the folder {folder.name!r} holds {len(files)} files of records that begin with 'train'",
+            fix="name one file of records in it",
+        )
     return PromptFile(str(files[0]), columns)
 
 
@@ -274,24 +287,24 @@ def _is_file(path: str, *, folder: bool = False) -> bool:
 
 def _check_columns(rows: Sequence[Mapping[str, Any]], columns: Columns, where: str) -> None:
     """Refuse a mapping that names a column no record has."""
-    for ours, theirs in absent_columns(rows, columns):
+    for ours, source in absent_columns(rows, columns):
         names = {name for row in rows for name in row}
-        near = did_you_mean(theirs, names).partition("?")[0]
+        near = did_you_mean(source, names).partition("?")[0]
         hint = f" ({near}?)" if near.startswith("did you mean") else ""
         raise UserError(
             f"data.columns.{ours}",
-            f"is {theirs!r}, which is not a column of {where}{hint}; it has {_shown(names)}",
+            f"is {source!r}, which is not a column of {where}{hint}; it has {_shown(names)}",
             fix=f"data.columns: {{{ours}: <one of them>}}; PromptFile gives a file columns of its own",
         )
 
 
 def _shown(names: set[str] | Mapping[str, Any]) -> str:
     """Return column names for a message. A table without a header has a record there, so only likely names show."""
-    known = sorted(str(name) for name in names)
-    if any(len(name) > _SHOWN_CHARACTERS or "\n" in name for name in known):
-        return f"{len(known)} columns whose names do not look like names: is the first line of the file missing?"
-    more = len(known) - _SHOWN_NAMES
-    return (", ".join(known[:_SHOWN_NAMES]) or "none") + (f" and {more} more" if more > 0 else "")
+    columns = sorted(str(name) for name in names)
+    if any(len(name) > _SHOWN_CHARACTERS or "\n" in name for name in columns):
+        return f"{len(columns)} columns whose names do not look like names: is the first line of the file missing?"
+    more = len(columns) - _SHOWN_NAMES
+    return (", ".join(columns[:_SHOWN_NAMES]) or "none") + (f" and {more} more" if more > 0 else "")
 
 
 def _checked(record: Mapping[str, Any], where: Callable[[], str]) -> Record:
@@ -308,11 +321,12 @@ def _checked(record: Mapping[str, Any], where: Callable[[], str]) -> Record:
     if not messages:
         raise UserError("data", f"{where()}: 'prompt' must be a non-empty text or a list of chat messages")
     for number, message in enumerate(prompt, 1):
-        content, calls = message.get("content"), message.get("tool_calls")
-        said = isinstance(content, str | list) or (content is None and calls)
-        if not (said and isinstance(message["role"], str)):
-            what = (
-                f"{where()}: 'prompt', message {number}: must have a text as 'role', and a text or parts as 'content'"
+        content = message.get("content")
+        calls = message.get("tool_calls")
+        has_content = isinstance(content, str | list) or (content is None and calls)
+        if not (has_content and isinstance(message["role"], str)):
+            raise UserError(
+                "data",
+                f"{where()}: 'prompt', message {number}: must have a text as 'role', and a text or parts as 'content'",
             )
-            raise UserError("data", what)
     return record

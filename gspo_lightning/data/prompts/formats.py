@@ -137,7 +137,8 @@ def _check_lines(path: str, content: bytes, delimiter: str) -> None:
         raise no_text(f"{name}:{_line(content, error.start)}", error) from None
     limit = csv.field_size_limit(len(content) + 1)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    columns, start = 0, 1
+    columns = 0
+    start = 1
     try:
         for row in reader:
             columns = columns or len(row)

@@ -63,12 +63,15 @@ def read_data_set(path: str, name: str | None, split: str, revision: str | None)
     from datasets import Json, load_dataset, load_dataset_builder
 
     builder = load_dataset_builder(path, name, revision=revision)
-    rows = _from_files(builder, split)
-    if rows is not None:
-        return rows
+    file_rows = _from_files(builder, split)
+    if file_rows is not None:
+        return file_rows
     table = load_dataset(path, name, split=split, revision=revision)
     decoded = {column for column, feature in table.features.items() if isinstance(feature, Json)}
-    return [{k: v if k in decoded or v is None else without_padding(v) for k, v in dict(row).items()} for row in table]
+    rows = []
+    for row in table:
+        rows.append({k: v if k in decoded or v is None else without_padding(v) for k, v in dict(row).items()})
+    return rows
 
 
 def _from_files(builder: Any, split: str) -> Sequence[Row] | None:
@@ -77,21 +80,22 @@ def _from_files(builder: Any, split: str) -> Sequence[Row] | None:
 
     if type(builder).__module__ not in _BUILDERS or not _has_defaults(builder.config):
         return None
-    there = {str(key): list(map(str, files)) for key, files in builder.config.data_files.items()}
-    wanted = [one for one in there if re.search(rf"(?<![\w.-]){re.escape(one)}(?![\w.-])", split)]
-    parts = {}
-    for one in wanted:
-        files = [_local(file) for file in there[one]]
-        if not files or not all(map(_is_readable, files)):
+    files_of = {str(key): list(map(str, files)) for key, files in builder.config.data_files.items()}
+    rows_of = {}
+    for name, files in files_of.items():
+        if not re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])", split):
+            continue  # "train[:10%]+test" names train and test, not train_sft
+        local_files = [_local(file) for file in files]
+        if not local_files or not all(map(_is_readable, local_files)):
             return None
-        parts[one] = Joined([_rows(file) for file in files])
-    if split in parts:
-        return parts[split]
+        rows_of[name] = Joined([_rows(file) for file in local_files])
+    if split in rows_of:
+        return rows_of[split]
     try:
-        chosen = ReadInstruction.from_spec(split).to_absolute({one: len(rows) for one, rows in parts.items()})
+        slices = ReadInstruction.from_spec(split).to_absolute({name: len(rows) for name, rows in rows_of.items()})
     except ValueError:  # no such split: loading it says which there are
         return None
-    return [row for one in chosen for row in parts[one.splitname][one.from_ : one.to]]
+    return [row for part in slices for row in rows_of[part.splitname][part.from_ : part.to]]
 
 
 def _has_defaults(config: Any) -> bool:
@@ -105,9 +109,10 @@ def _local(file: str) -> str:
     """Return the path of a file of a data set on this machine, downloaded if it is on the hub."""
     from huggingface_hub import hf_hub_download
 
-    if (found := _HUB_FILE.fullmatch(file)) is None:
+    hub_file = _HUB_FILE.fullmatch(file)
+    if hub_file is None:
         return file
-    return hf_hub_download(found["repo"], found["file"], repo_type="dataset", revision=found["revision"])
+    return hf_hub_download(hub_file["repo"], hub_file["file"], repo_type="dataset", revision=hub_file["revision"])
 
 
 def _is_readable(file: str) -> bool:
@@ -122,7 +127,8 @@ def _first(file: str) -> str:
     with open_file(file) as opened:
         line = b""
         while not line.strip():
-            if not (line := opened.readline(1 << 29)):
+            line = opened.readline(1 << 29)
+            if not line:
                 return ""
     if line.lstrip(b"\xef\xbb\xbf \t").startswith(b"["):
         return "array"

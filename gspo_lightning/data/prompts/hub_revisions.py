@@ -38,12 +38,12 @@ def commit_of(path: str, revision: str | None) -> str | None:
     """
     from huggingface_hub import HfApi, constants
 
-    wanted = revision or _PINNED.get(path)
+    commit = revision or _PINNED.get(path)
     if not constants.HF_HUB_OFFLINE:
         try:
-            wanted = HfApi().dataset_info(path, revision=wanted, timeout=SECONDS).sha
+            commit = HfApi().dataset_info(path, revision=commit, timeout=SECONDS).sha
         except Exception as error:  # no answer, or no such revision: loading it reports what is wrong
             log.info("%s: the hub gives no commit (%s)", path, type(error).__name__)
-    if wanted is not None:
-        _READ[path] = wanted
-    return wanted
+    if commit is not None:
+        _READ[path] = commit
+    return commit

@@ -37,7 +37,8 @@ class IdCache:
         """
         key = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         with self._lock:
-            if (kept := self._entries.get(key)) is not None:
+            kept = self._entries.get(key)
+            if kept is not None:
                 self._entries.move_to_end(key)
                 return kept.tolist()
         ids = compute()

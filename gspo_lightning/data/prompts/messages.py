@@ -29,7 +29,7 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     >>> plain_messages([*said, {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "2"}]}])[1]
     {'role': 'tool', 'tool_call_id': '1', 'content': '2', 'name': 'add'}
     """
-    found: list[dict[str, Any]] = []
+    converted: list[dict[str, Any]] = []
     calls: _Calls = []
     results: list[dict[str, Any]] = []
     for message in messages:
@@ -37,10 +37,11 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         if plain["role"] == "tool":
             results.append(plain)
             continue
-        found += _in_order(results, calls)
-        calls, results = plain.get("tool_calls", []), []
-        found.append(plain)
-    return found + _in_order(results, calls)
+        converted += _in_order(results, calls)
+        calls = plain.get("tool_calls", [])
+        results = []
+        converted.append(plain)
+    return converted + _in_order(results, calls)
 
 
 def variants(messages: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
@@ -62,38 +63,37 @@ def placeholder_calls(
 
     Their names and ids are those of ``calls`` if given, else what the results say; a single tool is the one called.
     """
-    only = str(tools[0].get("function", tools[0]).get("name", "tool")) if len(tools) == 1 else "tool"
-    made = (
-        [{"id": c.get("id", ""), "name": c.get("function", c).get("name", only)} for c in calls]
-        if calls
-        else [{"id": m.get("tool_call_id", ""), "name": m.get("name", only)} for m in results]
-    )
-    shown: _Calls = [
-        {"type": "function", "function": {"name": call["name"], "arguments": {"a": "."}}}
-        | ({"id": call["id"]} if call["id"] else {})
-        for call in made
-    ]
-    shown[-1]["function"]["arguments"] = {"a": argument}
-    return shown
+    default = str(tools[0].get("function", tools[0]).get("name", "tool")) if len(tools) == 1 else "tool"
+    if calls:
+        ids_and_names = [(call.get("id", ""), call.get("function", call).get("name", default)) for call in calls]
+    else:
+        ids_and_names = [(result.get("tool_call_id", ""), result.get("name", default)) for result in results]
+    placeholders: _Calls = []
+    for call_id, name in ids_and_names:
+        call = {"type": "function", "function": {"name": name, "arguments": {"a": "."}}}
+        placeholders.append(call | ({"id": call_id} if call_id else {}))
+    placeholders[-1]["function"]["arguments"] = {"a": argument}
+    return placeholders
 
 
 def _plain(message: Message) -> dict[str, Any]:
     text = answer_text(message.get("content"))
     if text is None:
-        kinds = message["content"] if isinstance(message["content"], list) else [message["content"]]
-        names = [str(k.get("type", k)) if isinstance(k, Mapping) else type(k).__name__ for k in kinds]
-        raise ValueError(f"a message's content has {', '.join(sorted({*names} - {'text'}))}; only text can be read")
+        parts = message["content"] if isinstance(message["content"], list) else [message["content"]]
+        kinds = {str(part.get("type", part)) if isinstance(part, Mapping) else type(part).__name__ for part in parts}
+        raise ValueError(f"a message's content has {', '.join(sorted(kinds - {'text'}))}; only text can be read")
     role = "system" if message["role"] == "developer" else message["role"]  # Qwen's templates leave a developer out
     plain = {k: v for k, v in message.items() if v is not None} | {"role": role, "content": text}
     if not plain.get("tool_calls"):
         plain.pop("tool_calls", None)
         return plain
-    calls = [call.get("function", call) for call in plain["tool_calls"]]
-    plain["tool_calls"] = [
-        {"type": "function", "function": {"name": call["name"], "arguments": _object(call.get("arguments", {}))}}
-        | ({"id": given["id"]} if given.get("id") else {})
-        for call, given in zip(calls, plain["tool_calls"], strict=True)
-    ]
+    calls = []
+    for call in plain["tool_calls"]:
+        function = call.get("function", call)
+        arguments = _object(function.get("arguments", {}))
+        plain_call = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+        calls.append(plain_call | ({"id": call["id"]} if call.get("id") else {}))
+    plain["tool_calls"] = calls
     return plain
 
 
@@ -101,29 +101,35 @@ def _object(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        found = whole_values(load_json(arguments or "{}"))
+        parsed = whole_values(load_json(arguments or "{}"))
     except (ValueError, RecursionError):
         return arguments
-    return found if isinstance(found, dict) else arguments
+    return parsed if isinstance(parsed, dict) else arguments
 
 
 def _in_order(results: list[dict[str, Any]], calls: _Calls) -> list[dict[str, Any]]:
     """Return tool results in the order of their calls, named after them; most templates write no ids."""
     places = {call["id"]: i for i, call in enumerate(calls) if "id" in call}
-    found = sorted(results, key=lambda m: places.get(m.get("tool_call_id"), len(calls)))
-    for i, result in enumerate(found):
-        place = places.get(result.get("tool_call_id"), i if i < len(calls) and "tool_call_id" not in result else None)
+    ordered = sorted(results, key=lambda m: places.get(m.get("tool_call_id"), len(calls)))
+    for i, result in enumerate(ordered):
+        place = places.get(result.get("tool_call_id"))
+        if place is None and "tool_call_id" not in result and i < len(calls):
+            place = i  # without ids, results are in the order of the calls
         if place is not None:
             result.setdefault("name", calls[place]["function"]["name"])
             if "id" in calls[place]:
                 result.setdefault("tool_call_id", calls[place]["id"])
-    return found
+    return ordered
 
 
 def _with_text(message: dict[str, Any]) -> dict[str, Any]:
-    return _with_calls(message, lambda i, call: {**call, "function": call["function"] | {
-        "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False)
-    }} if not isinstance(call["function"]["arguments"], str) else call)  # fmt: skip
+    def with_text(_: int, call: dict[str, Any]) -> dict[str, Any]:
+        arguments = call["function"]["arguments"]
+        if isinstance(arguments, str):
+            return call
+        return call | {"function": call["function"] | {"arguments": json.dumps(arguments, ensure_ascii=False)}}
+
+    return _with_calls(message, with_text)
 
 
 def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:

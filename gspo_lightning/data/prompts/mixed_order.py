@@ -81,15 +81,16 @@ class MixedOrder(PromptOrder):
         self._curricula: list[Curriculum] = []
         self._seen: list[Seen] = []
         if curriculum is not None and not isinstance(curriculum, Uniform):
-            known = np.full(len(prompts), np.nan) if difficulty is None else difficulty
+            difficulties = np.full(len(prompts), np.nan) if difficulty is None else difficulty
             for part in parts:
-                seen, own = Seen(known[part.places.start : part.places.stop]), copy.deepcopy(curriculum)
+                facts = Seen(difficulties[part.places.start : part.places.stop])
+                part_curriculum = copy.deepcopy(curriculum)
                 try:
-                    own.begin(seen)
+                    part_curriculum.begin(facts)
                 except UserError as error:
                     raise error if not part.name else _of(part.name, error) from None
-                self._curricula.append(own)
-                self._seen.append(seen)
+                self._curricula.append(part_curriculum)
+                self._seen.append(facts)
         self._weights = [_unequal(weights, part.places) for part in parts]
         self._turns = [self._weighted(number) for number in range(len(parts))]
         self._chosen: dict[int, list[int]] = {}
@@ -100,11 +101,11 @@ class MixedOrder(PromptOrder):
         """Return up to ``limit`` unused prompts of every source for this rank, to replace dead groups."""
         rank, world = rank_and_world()
         taken = set(self._choice(iteration))
-        found: list[int] = []
+        chosen: list[int] = []
         for number in range(len(self._parts)):
             others = self._others(iteration, number, taken, limit * world)
-            found += others[rank::world][:limit]
-        return [self._prompts[i] for i in found]
+            chosen += others[rank::world][:limit]
+        return [self._prompts[i] for i in chosen]
 
     def _number(self, iteration: int, place: int) -> int:
         return self._choice(iteration)[place]
@@ -126,69 +127,84 @@ class MixedOrder(PromptOrder):
 
     def _next(self, iteration: int, number: int, quota: Quota) -> list[int]:
         places = self._parts[number].places
-        if (turns := self._turns[number]) is not None:
+        turns = self._turns[number]
+        if turns is not None:
             return [places[i] for i in turns.of(iteration)]
         order = Shuffle(stream(self._seed, Purpose.PROMPT_ORDER, number, quota.number), len(places))
         return [places[i] for i in order[quota.offset : quota.offset + quota.count]]
 
     def _best(self, iteration: int, number: int, count: int, taken: set[int]) -> list[int]:
         """Let the curriculum of a source choose among the prompts not yet taken."""
-        part, seen, curriculum = self._parts[number], self._seen[number], self._curricula[number]
-        free = np.ones(len(seen), dtype=bool)
-        free[[i - part.places.start for i in taken if i in part.places]] = False
+        source = self._parts[number]
+        facts = self._seen[number]
+        curriculum = self._curricula[number]
+        free = np.ones(len(facts), dtype=bool)
+        free[[i - source.places.start for i in taken if i in source.places]] = False
         count = min(count, int(free.sum()))
         if not count:
             return []
-        seen.iteration = iteration
+        facts.iteration = iteration
         base = stream(self._seed, Purpose.CURRICULUM, number, iteration)
-        chosen = curriculum.choose(seen, free, count, uniforms(base, torch.arange(len(seen))).numpy())
+        chosen = curriculum.choose(facts, free, count, uniforms(base, torch.arange(len(facts))).numpy())
         places = [int(i) for i in np.asarray(chosen).ravel()]
-        if len(places) != count or len({*places}) != count or not all(0 <= i < len(seen) and free[i] for i in places):
-            name = type(curriculum).__name__
-            what = f"returned {len(places)} places for {count} prompts, or one of them twice, or one that is not free"
-            raise UserError(f"{name}.choose", what, fix="return count different places that are free")
-        return [part.places[i] for i in places]
+        all_free = all(0 <= i < len(facts) and free[i] for i in places)
+        if len(places) != count or len({*places}) != count or not all_free:
+            raise UserError(
+                f"{type(curriculum).__name__}.choose",
+                f"returned {len(places)} places for {count} prompts, or one of them twice, or one that is not free",
+                fix="return count different places that are free",
+            )
+        return [source.places[i] for i in places]
 
     def _others(self, iteration: int, number: int, taken: set[int], count: int) -> list[int]:
         """Return prompts of a source that are not taken."""
         if self._curricula:
             return self._best(iteration, number, count, taken)
-        places, weights = self._parts[number].places, self._weights[number]
+        places = self._parts[number].places
+        weights = self._weights[number]
         base = stream(self._seed, Purpose.RESAMPLING, iteration, number)
         order: Sequence[int] | NDArray[np.int64] = Shuffle(base, len(places))
         if weights is not None:
             order = weighted_sample(weights, uniforms(base, torch.arange(len(places))).numpy())
-        others = (i for place in range(len(places)) if (i := places[int(order[place])]) not in taken)
+        ordered = (places[int(order[place])] for place in range(len(places)))
+        others = (number for number in ordered if number not in taken)
         return list(itertools.islice(others, count))
 
     def _weighted(self, number: int) -> WeightedTurns | None:
         """Return the order of a source whose prompts have different weights; None if all weights are equal."""
-        part, weights = self._parts[number], self._weights[number]
+        part = self._parts[number]
+        weights = self._weights[number]
         if weights is None:
             return None
-        share, heaviest = self._quotas.share(number), int(weights.argmax())
+        share = self._quotas.share(number)
+        heaviest = int(weights.argmax())
         relative = math.fsum(weights / weights[heaviest])  # the sum itself may overflow
         if share > relative * (1 + 1e-9):
             total = relative * float(weights[heaviest])
             where = getattr(self._prompts, "where", str)(self._prompts[part.places[heaviest]].id)
-            what = f"is {weights[heaviest]:g} of {total:g} in all, and an iteration takes {float(share):g} prompts"
-            fix = "lower it, or data.prompts_per_rollout: no iteration takes a prompt twice"
-            raise UserError("data.train", f"{where}: 'weight' {what}", fix=fix)
+            raise UserError(
+                "data.train",
+                f"{where}: 'weight' is {weights[heaviest]:g} of {total:g} in all, and an iteration takes "
+                f"{float(share):g} prompts",
+                fix="lower it, or data.prompts_per_rollout: no iteration takes a prompt twice",
+            )
         base = stream(self._seed, Purpose.PROMPT_ORDER, number)
         return WeightedTurns(weights, base, lambda iteration: self._quotas.of(iteration)[number].count)
 
     def _arranged(self, iteration: int, picked: Sequence[Sequence[int]]) -> list[int]:
         """Arrange an iteration: every mini-batch gets its share of every source, in random order."""
+        # each source is spread evenly over [0, 1), so every stretch of the sorted whole holds its share of each
         placed: list[tuple[float, int, int]] = []
-        for number, own in enumerate(picked):
-            mixed = permutation(stream(self._seed, Purpose.MIXTURE, iteration, number), len(own)).tolist()
-            placed += [((turn + 0.5) / len(own), number, own[i]) for turn, i in enumerate(mixed)]
-        order, size = [i for _, _, i in sorted(placed)], self._size // self._mini_batches
-        found: list[int] = []
-        for cut in range(self._mini_batches):
-            mixed = permutation(stream(self._seed, Purpose.MIXTURE, iteration, -1 - cut), size).tolist()
-            found += [order[cut * size + i] for i in mixed]
-        return found
+        for number, prompts in enumerate(picked):
+            shuffled = permutation(stream(self._seed, Purpose.MIXTURE, iteration, number), len(prompts)).tolist()
+            placed += [((turn + 0.5) / len(prompts), number, prompts[i]) for turn, i in enumerate(shuffled)]
+        order = [prompt for _, _, prompt in sorted(placed)]
+        size = self._size // self._mini_batches
+        arranged: list[int] = []
+        for mini_batch in range(self._mini_batches):
+            shuffled = permutation(stream(self._seed, Purpose.MIXTURE, iteration, -1 - mini_batch), size).tolist()
+            arranged += [order[mini_batch * size + i] for i in shuffled]
+        return arranged
 
     # what the curriculum learns ----------------------------------------------------------------------------------
 
@@ -203,35 +219,33 @@ class MixedOrder(PromptOrder):
             return
         place_of = getattr(self._prompts, "place_of", int)
         rates = {place_of(id_): rate for id_, rate in rates.items()}
-        for part, seen, curriculum in zip(self._parts, self._seen, self._curricula, strict=True):
+        for part, facts, curriculum in zip(self._parts, self._seen, self._curricula, strict=True):
             places = np.array(sorted(i for i in rates if i in part.places), dtype=np.int64)
-            found = np.array([rates[int(i)] for i in places], dtype=np.float64)
+            part_rates = np.array([rates[int(i)] for i in places], dtype=np.float64)
             places -= part.places.start
-            known = ~np.isnan(found)
-            seen.iteration = iteration
-            seen.rate[places[known]] = found[known]
-            seen.asked[places] = iteration
-            curriculum.learn(seen, places, found)
+            measured = ~np.isnan(part_rates)
+            facts.iteration = iteration
+            facts.rate[places[measured]] = part_rates[measured]
+            facts.asked[places] = iteration
+            curriculum.learn(facts, places, part_rates)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the curricula's memory of the prompts asked so far; tensors and primitives only."""
-        return super().state_dict() | {
-            "curricula": [
-                _state(seen, curriculum) for seen, curriculum in zip(self._seen, self._curricula, strict=True)
-            ]
-        }
+        curricula = [_state(facts, curriculum) for facts, curriculum in zip(self._seen, self._curricula, strict=True)]
+        return super().state_dict() | {"curricula": curricula}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state from :meth:`state_dict`."""
         super().load_state_dict(state)
         self._chosen = {}
-        for seen, curriculum, saved in zip(self._seen, self._curricula, state.get("curricula", ()), strict=False):
-            there = saved["places"] < len(seen)  # all of them, unless a run goes on with other prompts
-            places = saved["places"][there].numpy()
-            seen.rate[places], seen.asked[places] = saved["rate"][there].numpy(), saved["asked"][there].numpy()
+        for facts, curriculum, saved in zip(self._seen, self._curricula, state.get("curricula", ()), strict=False):
+            valid = saved["places"] < len(facts)  # all of them, unless a run goes on with other prompts
+            places = saved["places"][valid].numpy()
+            facts.rate[places] = saved["rate"][valid].numpy()
+            facts.asked[places] = saved["asked"][valid].numpy()
             if saved["kind"] == type(curriculum).__name__:
                 for name, values in saved["per_prompt"].items():
-                    curriculum.per_prompt[name][places] = values[there].numpy()
+                    curriculum.per_prompt[name][places] = values[valid].numpy()
                 curriculum.values.update(saved["values"])
 
 
@@ -241,17 +255,17 @@ def _of(source: str, error: UserError) -> UserError:
 
 def _unequal(weights: NDArray[np.float64] | None, places: range) -> NDArray[np.float64] | None:
     """Return the weights of a source; None if they are all equal."""
-    own = None if weights is None else weights[places.start : places.stop]
-    return None if own is None or own.min() == own.max() else own
+    part_weights = None if weights is None else weights[places.start : places.stop]
+    return None if part_weights is None or part_weights.min() == part_weights.max() else part_weights
 
 
-def _state(seen: Seen, curriculum: Curriculum) -> dict[str, Any]:
-    places = np.flatnonzero(seen.asked >= 0)
+def _state(facts: Seen, curriculum: Curriculum) -> dict[str, Any]:
+    places = np.flatnonzero(facts.asked >= 0)
     return {
         "kind": type(curriculum).__name__,
         "places": torch.from_numpy(places),
-        "rate": torch.from_numpy(seen.rate[places]),
-        "asked": torch.from_numpy(seen.asked[places]),
+        "rate": torch.from_numpy(facts.rate[places]),
+        "asked": torch.from_numpy(facts.asked[places]),
         "per_prompt": {name: torch.from_numpy(values[places]) for name, values in curriculum.per_prompt.items()},
         "values": dict(curriculum.values),
     }

@@ -99,8 +99,12 @@ class Mixture(PromptSet):
 
     def held_out(self) -> Mixture | None:
         """Return the held-out prompts of all sources as a mixture; None if no source has any."""
-        there = [replace(s, train=s.val, val=None, name=s.called) for s in self.sources if s.val is not None]
-        return Mixture(there) if there else None
+        held_out = [
+            replace(source, train=source.val, val=None, name=source.called)
+            for source in self.sources
+            if source.val is not None
+        ]
+        return Mixture(held_out) if held_out else None
 
     def _read(self, source: MixtureSource) -> Sequence[Record]:
         columns = self.columns if source.columns is None else source.columns
@@ -133,19 +137,19 @@ class _Joined(OnDemand[Record]):
 
     def at(self, place: int) -> Record:
         """Return the record at a place."""
-        which, inside = self._inside(place)
-        name, records = self.sources[which]
+        number, inside = self._inside(place)
+        name, records = self.sources[number]
         return {**records[inside], SOURCE: name}
 
     def place(self, number: int) -> str:
         """Return the name that messages use for a record."""
-        which, inside = self._inside(number)
-        name, records = self.sources[which]
+        source, inside = self._inside(number)
+        name, records = self.sources[source]
         return f"source {name}, {place_of(records, inside)}"
 
     def _inside(self, place: int) -> tuple[int, int]:
-        which = bisect_right(self.ends, place)
-        return which, place - (self.ends[which - 1] if which else 0)
+        number = bisect_right(self.ends, place)
+        return number, place - (self.ends[number - 1] if number else 0)
 
 
 def all_rewards(given: Mapping[str, Any], *sets: object) -> dict[str, Judge]:
@@ -159,21 +163,29 @@ def all_rewards(given: Mapping[str, Any], *sets: object) -> dict[str, Judge]:
         UserError: a source's reward chooses by a column, or has the name of a reward in ``data.rewards`` that chooses
             by a column other than ``source``.
     """
-    found = chosen(given)
-    own: dict[str, dict[str, Reward]] = {}
-    for source in (source for one in sets if isinstance(one, Mixture) for source in one.sources):
-        for name, judge in chosen(source.rewards or {}, f"data.train.sources.{source.called}.rewards").items():
+    judges = chosen(given)
+    sources = [source for prompts in sets if isinstance(prompts, Mixture) for source in prompts.sources]
+    by_name: dict[str, dict[str, Reward]] = {}  # of a reward -> name of a source -> the source's own
+    for source in sources:
+        source_judges = chosen(source.rewards or {}, f"data.train.sources.{source.called}.rewards")
+        for name, judge in source_judges.items():
             if isinstance(judge, ByRecord):
-                what = "chooses by a column, within a source"
-                raise UserError(f"data.rewards.{name}", what, fix="choose in data.rewards: {by: source, ...}")
-            own.setdefault(name, {}).setdefault(source.called, judge)
-    for name, rewards in own.items():
-        common = found.get(name)
+                raise UserError(
+                    f"data.rewards.{name}",
+                    "chooses by a column, within a source",
+                    fix="choose in data.rewards: {by: source, ...}",
+                )
+            by_name.setdefault(name, {}).setdefault(source.called, judge)
+    for name, rewards in by_name.items():
+        common = judges.get(name)
         if isinstance(common, ByRecord):
             if common.by != SOURCE:
-                what = f"chooses by {common.by!r}, and the source {next(iter(rewards))!r} has one of that name, too"
-                raise UserError(f"data.rewards.{name}", what, fix="give one of the two another name")
-            found[name] = ByRecord(SOURCE, {**common.rewards, **rewards}, common.default)
+                raise UserError(
+                    f"data.rewards.{name}",
+                    f"chooses by {common.by!r}, and the source {next(iter(rewards))!r} has one of that name, too",
+                    fix="give one of the two another name",
+                )
+            judges[name] = ByRecord(SOURCE, {**common.rewards, **rewards}, common.default)
         else:
-            found[name] = ByRecord(SOURCE, rewards, common)
-    return found
+            judges[name] = ByRecord(SOURCE, rewards, common)
+    return judges

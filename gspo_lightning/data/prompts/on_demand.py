@@ -92,10 +92,12 @@ class JsonLines(OnDemand[Row]):
         self._name = Path(path).name
         self._file = os.open(path, os.O_RDONLY)
         self._closing = weakref.finalize(self, os.close, self._file)
-        self._begins, self._checksums = array("q"), array("I")
+        self._begins = array("q")
+        self._checksums = array("I")
         place = 0
         for line in self._lines():
-            if text := line.strip():
+            text = line.strip()
+            if text:
                 self._begins.append(place)
                 self._checksums.append(zlib.crc32(text))
             place += len(line)
@@ -110,11 +112,12 @@ class JsonLines(OnDemand[Row]):
         Raises:
             UserError: a malformed line, with its number.
         """
-        there, end = 0, self._begins[-1]
+        place = 0
+        end = self._begins[-1]
         for number, line in enumerate(self._lines(), 1):
-            if there >= end:  # lines added since the file was opened
+            if place >= end:  # lines added since the file was opened
                 return
-            there += len(line)
+            place += len(line)
             if line.strip():
                 yield parse_line(line, f"{self._name}:{number}")
 
@@ -124,7 +127,8 @@ class JsonLines(OnDemand[Row]):
         Raises:
             UserError: the file was overwritten since it was opened.
         """
-        begin, end = self._begins[place], self._begins[place + 1]
+        begin = self._begins[place]
+        end = self._begins[place + 1]
         text = self._read(end - begin, begin).strip()
         if zlib.crc32(text) != self._checksums[place]:
             problem = f"record {place + 1} has changed since this run began: the file was overwritten"
@@ -137,7 +141,9 @@ class JsonLines(OnDemand[Row]):
 
     def _lines(self) -> Iterator[bytes]:
         """Yield every line with its end; several readers may do so at the same time."""
-        place, rest, waiting = 0, list[bytes](), 0
+        place = 0
+        rest: list[bytes] = []  # pieces of a line whose end is in a later block
+        waiting = 0  # bytes of them
         while block := self._read(_BLOCK, place):
             place += len(block)
             first, *more = block.split(b"\n")
@@ -147,7 +153,8 @@ class JsonLines(OnDemand[Row]):
             if more:
                 yield b"".join(rest) + b"\n"
                 yield from (line + b"\n" for line in more[:-1])
-                rest, waiting = more[-1:], len(more[-1])
+                rest = more[-1:]
+                waiting = len(more[-1])
         if waiting:
             yield b"".join(rest)
 

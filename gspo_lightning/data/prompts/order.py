@@ -28,7 +28,10 @@ class PromptOrder:
     """
 
     def __init__(self, prompts: Sequence[Prompt], per_iteration: int, mini_batches: int, seed: int) -> None:
-        self._prompts, self._size, self._mini_batches, self._seed = prompts, per_iteration, mini_batches, seed
+        self._prompts = prompts
+        self._size = per_iteration
+        self._mini_batches = mini_batches
+        self._seed = seed
         self._shuffled: tuple[tuple[int, int], Sequence[int]] = ((0, 0), ())
 
     sources: tuple[str, ...] = ()
@@ -36,14 +39,14 @@ class PromptOrder:
 
     def prompts_for_rank(self, iteration: int) -> list[Prompt]:
         """Return this rank's prompts of an iteration, mini-batch by mini-batch."""
-        mine = self._size // rank_and_world()[1]
-        return [self.at(place) for place in range(iteration * mine, (iteration + 1) * mine)]
+        share = self._size // rank_and_world()[1]
+        return [self.at(place) for place in range(iteration * share, (iteration + 1) * share)]
 
     def replacement_prompts(self, iteration: int, limit: int) -> list[Prompt]:
         """Return up to ``limit`` unused prompts of every source for this rank, to replace dead groups."""
         rank, world = rank_and_world()
-        mine = itertools.islice(self._spare(iteration), rank, None, world)
-        return [self._prompts[i] for i in itertools.islice(mine, limit)]
+        rank_spare = itertools.islice(self._spare(iteration), rank, None, world)
+        return [self._prompts[i] for i in itertools.islice(rank_spare, limit)]
 
     @property
     def learns(self) -> bool:
@@ -80,12 +83,16 @@ class PromptOrder:
     def _spare(self, iteration: int) -> Iterator[int]:
         taken = {self._number(iteration, place) for place in range(self._size)}
         order = self._order(Purpose.RESAMPLING, iteration)
-        return (i for i in (order[place] for place in range(len(self._prompts))) if i not in taken)
+        for place in range(len(self._prompts)):
+            number = order[place]
+            if number not in taken:
+                yield number
 
     def _order(self, purpose: Purpose, number: int) -> Sequence[int]:
         """Return a permutation of the set; the last one is kept for callers that read it place by place."""
-        wanted = (purpose, number)
-        if self._shuffled[0] != wanted:
-            base, size = stream(self._seed, purpose, number), len(self._prompts)
-            self._shuffled = wanted, Shuffle(base, size)
+        key = (purpose, number)
+        if self._shuffled[0] != key:
+            base = stream(self._seed, purpose, number)
+            size = len(self._prompts)
+            self._shuffled = key, Shuffle(base, size)
         return self._shuffled[1]

@@ -76,9 +76,9 @@ def read_preferences(records: Iterable[Mapping[str, Any]], where: Callable[[int]
 def _pair(record: Mapping[str, Any], number: int) -> Pair:
     for column in ("chosen", "rejected"):
         if record.get(column) is None:
-            there = [str(name)[:60] for name, value in record.items() if value is not None]
-            known = ", ".join(sorted(there)[:20]) or "no columns"
-            raise MalformedError(f"has no column {column!r}; it has {known}", _MAP)
+            present = [str(name)[:60] for name, value in record.items() if value is not None]
+            columns = ", ".join(sorted(present)[:20]) or "no columns"
+            raise MalformedError(f"has no column {column!r}; it has {columns}", _MAP)
     chosen, rejected = (_side(record[column], column) for column in ("chosen", "rejected"))
     if isinstance(chosen, str) is not isinstance(rejected, str):
         raise MalformedError("'chosen' and 'rejected' must both be texts, or both lists of messages")
@@ -97,8 +97,8 @@ def _pair(record: Mapping[str, Any], number: int) -> Pair:
 def _split(text: str | None, chosen: tuple[Message, ...], rejected: tuple[Message, ...], margin: float) -> Pair:
     """Split a pair of whole conversations, equal up to their last message."""
     prompt = chosen[:-1]
-    asked = [message["content"] for message in prompt if message["role"] == "user"]
-    if text is not None and text not in asked:
+    questions = [message["content"] for message in prompt if message["role"] == "user"]
+    if text is not None and text not in questions:
         problem = "'prompt' is a text, but 'chosen' is messages that do not hold it"
         raise MalformedError(problem, "give the prompt as messages, too, or leave it out")
     if not prompt or prompt != rejected[:-1]:

@@ -60,11 +60,12 @@ def map_columns(record: Record, columns: Columns) -> dict[str, Any]:
     """
     if not columns:
         return dict(record)
-    kept = {k: v for k, v in record.items() if k not in columns.values()}
-    found = {ours: _column(record, theirs) for ours, theirs in columns.items()}
+    kept = {name: value for name, value in record.items() if name not in columns.values()}
+    mapped = {name: _column(record, source) for name, source in columns.items()}
     if isinstance(columns.get("prompt"), list):
-        found["prompt"] = "\n\n".join(text for text in found["prompt"].values() if isinstance(text, str) and text)
-    return kept | {ours: value for ours, value in found.items() if value is not _ABSENT}
+        texts = [text for text in mapped["prompt"].values() if isinstance(text, str) and text]
+        mapped["prompt"] = "\n\n".join(texts)
+    return kept | {name: value for name, value in mapped.items() if value is not _ABSENT}
 
 
 def absent_columns(records: Sequence[Record], columns: Columns) -> list[tuple[str, str]]:
@@ -73,18 +74,21 @@ def absent_columns(records: Sequence[Record], columns: Columns) -> list[tuple[st
     >>> absent_columns([{"q": "1+1"}, {"q": "1+2", "gold": "3"}], {"prompt": "question", "answer": "gold"})
     [('prompt', 'question')]
     """
-    lists = {ours: [theirs] if isinstance(theirs, str) else theirs for ours, theirs in columns.items()}
-    wanted = [(ours, one) for ours, theirs in lists.items() for one in theirs]
-    return [(ours, one) for ours, one in wanted if all(_column(record, one) is _ABSENT for record in records)]
+    absent = []
+    for name, source in columns.items():
+        for column in [source] if isinstance(source, str) else source:
+            if all(_column(record, column) is _ABSENT for record in records):
+                absent.append((name, column))
+    return absent
 
 
-def _column(record: Record, theirs: str | list[str]) -> Any:
-    if isinstance(theirs, list):
-        return {name: record[name] for name in theirs if name in record}
-    if theirs in record:
-        return record[theirs]
+def _column(record: Record, source: str | list[str]) -> Any:
+    if isinstance(source, list):
+        return {name: record[name] for name in source if name in record}
+    if source in record:
+        return record[source]
     value: Any = record
-    for part in theirs.split("."):
+    for part in source.split("."):
         if isinstance(value, str) and value.lstrip().startswith("{"):
             try:
                 value = load_json(value)

@@ -45,7 +45,8 @@ class Survey:
     """Lengths and hashes of the prompts in use, 12 bytes each."""
 
     def __init__(self) -> None:
-        self._lengths, self._hashes = array("I"), array("q")
+        self._lengths = array("I")
+        self._hashes = array("q")
 
     def add(self, prompt: Prompt) -> None:
         """Add one prompt."""
@@ -58,16 +59,19 @@ class Survey:
         Raises:
             UserError: the decontamination report of the file cannot be read.
         """
-        lengths, hashes = np.frombuffer(self._lengths, np.uint32), np.frombuffer(self._hashes, np.int64)
+        lengths = np.frombuffer(self._lengths, np.uint32)
+        hashes = np.frombuffer(self._hashes, np.int64)
         low, median, high = (int(x) for x in np.percentile(lengths, [0, 50, 100]))
         yield f"{file.name}: {len(lengths):,} prompts of {low:,} to {high:,} tokens, median {median:,}"
-        if repeated := len(hashes) - len(np.unique(hashes)):
+        repeated = len(hashes) - len(np.unique(hashes))
+        if repeated:
             yield f"{file.name}: {repeated:,} prompts repeat another one exactly (gspo data dedup)"
-        said = about(file)
-        if said is None:
+        report = about(file)
+        if report is None:
             yield f"{file.name}: not checked for leaks from benchmarks (gspo data decontaminate)"
         else:
-            yield said[0] if said[1] else f"warning: {said[0]}"
+            line, is_valid = report
+            yield line if is_valid else f"warning: {line}"
 
 
 def file_of(source: PromptSet | str | None) -> Path | None:
@@ -112,7 +116,9 @@ class PromptSets:
         if isinstance(source, Mixture):
             source.columns = self.columns
         encoder = Encoder(tokenizer, self.system_prompt, self.chat_template_kwargs, f"data.{name}", self.pictures)
-        stats, survey, file = DatasetStats(name == "train"), Survey(), file_of(source) if name == "train" else None
+        stats = DatasetStats(name == "train")
+        survey = Survey()
+        file = file_of(source) if name == "train" else None
 
         def see(prompt: Prompt) -> None:
             stats.add(prompt)
@@ -121,17 +127,19 @@ class PromptSets:
 
         try:
             records = read_prompts(open_prompts(source, self.columns))
-            found = EncodedPrompts(records, encoder, self.max_prompt_tokens, see)
+            prompts = EncodedPrompts(records, encoder, self.max_prompt_tokens, see)
         except UserError as error:
             raise UserError(f"data.{name}", error.problem, fix=error.fix) if error.field == "data" else error from None
-        self.read[name], self._stats[name] = found, stats
-        self._parts[name] = _parts(source, records, found)
+        self.read[name] = prompts
+        self._stats[name] = stats
+        self._parts[name] = _parts(source, records, prompts)
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            for line in survey.lines(file) if file is not None else ():
-                log.info("data.train: %s", line)
+            if file is not None:
+                for line in survey.lines(file):
+                    log.info("data.train: %s", line)
             if name == "val" and self.fingerprints().get("train") == stats.fingerprint.value():
-                log.warning(_SAME, len(found))
-        return found
+                log.warning(_SAME, len(prompts))
+        return prompts
 
     def parts(self, name: str) -> list[Part]:
         """Return the sources of a set, or the whole set as one source without a name."""
@@ -143,8 +151,9 @@ class PromptSets:
         Raises:
             UserError: a difficulty is not a number.
         """
-        found, where = self._stats[name].difficulty, self.read[name].where
-        return found.values(f"data.{name}", where)
+        column = self._stats[name].difficulty
+        where = self.read[name].where
+        return column.values(f"data.{name}", where)
 
     def weights(self, name: str) -> NDArray[np.float64] | None:
         """Return the weights [n] of a training set: how often each prompt is drawn; None if no record has one.
@@ -154,13 +163,14 @@ class PromptSets:
         Raises:
             UserError: a weight that is not a number, or out of range.
         """
-        found, where = self._stats[name].weight, self.read[name].where
-        return found.values(f"data.{name}", where) if found.given else None
+        column = self._stats[name].weight
+        where = self.read[name].where
+        return column.values(f"data.{name}", where) if column.given else None
 
     def source_names(self, name: str) -> list[str]:
         """Return the texts in the column ``source`` of a set; empty if there is only one or more than 32."""
-        found = self._stats[name].sources if name in self._stats else set()
-        return sorted(found) if 1 < len(found) <= MOST_SOURCES else []
+        names = self._stats[name].sources if name in self._stats else set()
+        return sorted(names) if 1 < len(names) <= MOST_SOURCES else []
 
     def share(self, name: str, limit: int | None, batch_size: int) -> Sequence[list[Prompt]]:
         """Return this rank's part of the first ``limit`` prompts of a set, in batches."""
@@ -179,12 +189,12 @@ class PromptSets:
 
     def examples(self, count: int) -> list[Prompt]:
         """Return about ``count`` prompts of each set, spread over it and over its sources."""
-        return [
-            prompts[i]
-            for name, prompts in self.read.items()
-            for part in self.parts(name)
-            for i in _spread(part.places, -(-count // len(self.parts(name))))
-        ]
+        examples = []
+        for name, prompts in self.read.items():
+            parts = self.parts(name)
+            for part in parts:
+                examples += [prompts[i] for i in _spread(part.places, math.ceil(count / len(parts)))]
+        return examples
 
     def fingerprints(self) -> dict[str, dict[str, Any]]:
         """Return number and checksum of the prompts that were read, by name of their set."""
@@ -213,8 +223,10 @@ def _parts(source: PromptSet | str, records: Sequence[Record], prompts: EncodedP
         return [Part("", 1.0, range(len(prompts)))]
     ends = [prompts.place_of(end) for end in records.ends]  # type: ignore[attr-defined]
     begins = [0, *ends[:-1]]
-    spans = zip(source.sources, begins, ends, strict=True)
-    return [Part(one.called, one.weight, range(begin, end)) for one, begin, end in spans]
+    parts = []
+    for part, begin, end in zip(source.sources, begins, ends, strict=True):
+        parts.append(Part(part.called, part.weight, range(begin, end)))
+    return parts
 
 
 class DatasetStats:
@@ -253,9 +265,13 @@ class NumberColumn:
     """
 
     def __init__(self, column: str, default: float, least: float, most: float, meaning: str) -> None:
-        self._column, self._default, self._least, self._most = column, default, least, most
+        self._column = column
+        self._default = default
+        self._least = least
+        self._most = most
         self._meaning = meaning
-        self._count, self._found = 0, array("d")
+        self._count = 0
+        self._found = array("d")
         self._wrong: tuple[int, object] | None = None
 
     @property
@@ -279,22 +295,22 @@ class NumberColumn:
         """
         if self._wrong is not None:
             number, value = self._wrong
-            problem = "out of range" if _as_float(value) is not None else "not a number"
-            what = f"{where(number)}: {self._column!r} is {str(value)[:40]!r}, which is {problem}"
+            fault = "out of range" if _as_float(value) is not None else "not a number"
+            problem = f"{where(number)}: {self._column!r} is {str(value)[:40]!r}, which is {fault}"
             span = f" from {self._least:g} to {self._most:g}" if math.isfinite(self._least) else ""
             rename = f"rename the column (data.columns: {{own_{self._column}: {self._column}}})"
-            raise UserError(field_name, what, fix=f"write numbers{span} ({self._meaning}), or {rename}")
+            raise UserError(field_name, problem, fix=f"write numbers{span} ({self._meaning}), or {rename}")
         self._found.extend([self._default] * (self._count - len(self._found)))
         return np.frombuffer(self._found, dtype=np.float64)
 
-    def _number(self, number: int, value: object) -> float:
-        found = _as_float(value)
-        if found is not None and math.isnan(found) and math.isnan(self._default):
+    def _number(self, prompt_id: int, value: object) -> float:
+        number = _as_float(value)
+        if number is not None and math.isnan(number) and math.isnan(self._default):
             return self._default
-        if found is None or math.isinf(found) or not self._least <= found <= self._most:
-            self._wrong = self._wrong or (number, value)
+        if number is None or math.isinf(number) or not self._least <= number <= self._most:
+            self._wrong = self._wrong or (prompt_id, value)
             return self._default
-        return found
+        return number
 
 
 def _as_float(value: Any) -> float | None:

@@ -44,13 +44,22 @@ class Ends:
     """Counter of prompts that begin with no begin token or with two, or end with the end token."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer, self._prompts, self._twice, self._over = tokenizer, 0, 0, 0
+        self._tokenizer = tokenizer
+        # kept here: a tokenizer computes them at every access, which is slow
+        self._begin = tokenizer.bos_token_id
+        self._end = tokenizer.eos_token_id
+        self._prompts = 0
         self._begun = 0
-        self._begin, self._end = tokenizer.bos_token_id, tokenizer.eos_token_id  # slow: computed at every access
+        """Prompts that begin with the begin token."""
+        self._twice = 0
+        """Prompts that begin with two."""
+        self._over = 0
+        """Prompts that end with the end token."""
 
     def count(self, ids: Sequence[int]) -> None:
         """Count one prompt by its token ids, at least one."""
-        begin, end = self._begin, self._end
+        begin = self._begin
+        end = self._end
         self._prompts += 1
         self._begun += ids[0] == begin
         self._twice += begin is not None and ids[0] == begin and list(ids[:2]) == [begin, begin]
@@ -102,19 +111,19 @@ def check_stop_strings(stops: Sequence[str], tokenizer: PreTrainedTokenizerBase)
     for stop in stops:
         if not stop:
             raise UserError("data.stop_strings", "holds an empty text, which every response contains")
-        found = [i for i in tokenizer(stop, add_special_tokens=False)["input_ids"] if i in silent]
-        if tokenizer.unk_token_id in found:
+        never_in_text = [i for i in tokenizer(stop, add_special_tokens=False)["input_ids"] if i in silent]
+        if tokenizer.unk_token_id in never_in_text:
             raise UserError(
                 "data.stop_strings",
                 f"{stop!r} holds characters that the tokenizer cannot write, so no response ever contains it",
             )
-        if found:
-            names = ", ".join(repr(tokenizer.convert_ids_to_tokens(i)) for i in found)
+        if never_in_text:
+            names = ", ".join(repr(tokenizer.convert_ids_to_tokens(i)) for i in never_in_text)
             raise UserError(
                 "data.stop_strings",
                 f"{stop!r} never stops a response: {names} is a special token, which is left out of its text",
-                fix=f"use data.stop_token_ids: {found}"
-                + (" (or nothing: it ends every response)" if tokenizer.eos_token_id in found else ""),
+                fix=f"use data.stop_token_ids: {never_in_text}"
+                + (" (or nothing: it ends every response)" if tokenizer.eos_token_id in never_in_text else ""),
             )
 
 

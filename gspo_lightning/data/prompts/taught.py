@@ -93,12 +93,13 @@ def teach(
         UserError: messages without a chat template, a template that cannot show what the model wrote, characters that
             the tokenizer does not know, or no demonstration below the limits.
     """
-    known = None if ends is None else {*ends, *prompt_format.stop_token_ids}
+    end_ids = None if ends is None else {*ends, *prompt_format.stop_token_ids}
     rows = dict(_as_rollouts(pairs, tokenizer, prompt_format, where, field))
     for number, pair in enumerate(pairs):
         if _is_rendered(pair):
-            rows[number] = _rendered(pair, tokenizer, known, prompt_format, where(number))
-    unknown, kept = unknown_token(tokenizer), []
+            rows[number] = _rendered(pair, tokenizer, end_ids, prompt_format, where(number))
+    unknown = unknown_token(tokenizer)
+    kept = []
     for number in range(len(pairs)):
         row = rows[number]
         if unknown is not None and unknown in (*row.prompt, *row.response):
@@ -108,10 +109,9 @@ def teach(
                 fix="use a tokenizer that covers the demonstrations, or drop the record",
             )
         _check_placeholders(tokenizer, row, where(number))
-        if (
-            len(row.prompt) <= prompt_format.max_prompt_tokens
-            and len(row.response) <= prompt_format.max_response_tokens
-        ):
+        prompt_fits = len(row.prompt) <= prompt_format.max_prompt_tokens
+        response_fits = len(row.response) <= prompt_format.max_response_tokens
+        if prompt_fits and response_fits:
             kept.append(row)
     _say_dropped(len(pairs), len(kept), prompt_format, field)
     return kept
@@ -125,33 +125,40 @@ def _as_rollouts(
     field: str,
 ) -> Iterator[tuple[int, Taught]]:
     """Encode demonstrations that no template writes as a whole: prompt as in a rollout, completion as the policy's."""
-    mine = [number for number, pair in enumerate(pairs) if not _is_rendered(pair)]
+    numbers = [number for number, pair in enumerate(pairs) if not _is_rendered(pair)]
     encoder = Encoder(tokenizer, prompt_format.system_prompt, prompt_format.chat_template_kwargs, field)
     dialogue = Dialogue(tokenizer, prompt_format.system_prompt, prompt_format.chat_template_kwargs, field)
     begun_and_ended = Ends(tokenizer)
-    for i, seen, _ in encoder.many([_asked(pairs[number][0]) for number in mine]):
-        if isinstance(seen, BadPictureError):
-            raise UserError(where(mine[i]), str(seen))
-        if not seen.ids:
-            raise UserError(where(mine[i]), "the prompt has no tokens")
-        begun_and_ended.count(seen.ids)
-        yield mine[i], Taught(seen.ids, *dialogue.demonstration(pairs[mine[i]][1]), media=seen.media)
+    for i, encoded, _ in encoder.many([_asked(pairs[number][0]) for number in numbers]):
+        if isinstance(encoded, BadPictureError):
+            raise UserError(where(numbers[i]), str(encoded))
+        if not encoded.ids:
+            raise UserError(where(numbers[i]), "the prompt has no tokens")
+        begun_and_ended.count(encoded.ids)
+        _, completion = pairs[numbers[i]]
+        response, mask = dialogue.demonstration(completion)
+        yield numbers[i], Taught(encoded.ids, response, mask, media=encoded.media)
     begun_and_ended.check(field)
 
 
 def _check_placeholders(tokenizer: PreTrainedTokenizerBase, row: Taught, where: str) -> None:
     """Refuse placeholders of pictures and videos: a completion has none, a prompt only those of its own pictures."""
-    if (image_processor := image_processor_of(tokenizer)) is None:
+    image_processor = image_processor_of(tokenizer)
+    if image_processor is None:
         return
-    own = () if not row.media else (image_processor.image, image_processor.mark)
+    placeholders = set(image_processor.unsaid)
+    of_pictures = {image_processor.image, image_processor.mark} if row.media else set()
     parts = (
-        ("completion", row.response, set(image_processor.unsaid)),
-        ("prompt", row.prompt, set(image_processor.unsaid).difference(own)),
+        ("completion", row.response, placeholders),
+        ("prompt", row.prompt, placeholders - of_pictures),
     )
-    for name, ids, wrong in parts:
-        if token := next((token for token in ids if token in wrong), None):
-            what = f"the {name} holds {tokenizer.convert_ids_to_tokens(token)}, which stands for a picture or a video"
-            raise UserError(where, what, fix="take it out of the text; a record's picture is in the column image")
+    for name, ids, refused in parts:
+        if token := next((token for token in ids if token in refused), None):
+            raise UserError(
+                where,
+                f"the {name} holds {tokenizer.convert_ids_to_tokens(token)}, which stands for a picture or a video",
+                fix="take it out of the text; a record's picture is in the column image",
+            )
 
 
 def _rendered(
@@ -164,14 +171,15 @@ def _rendered(
     if tokenizer.chat_template is None:
         fix = "write prompt and completion as texts"
         raise UserError(where, "messages need a chat template, and this tokenizer has none", fix=fix)
-    record, completion = _asked(pair[0]), pair[1]
+    record = _asked(pair[0])
+    completion = pair[1]
     assert not isinstance(completion, str)
-    said: list[Message] = [*record["prompt"], *completion]
-    if said[0]["role"] != "system":
-        said = [*leading(prompt_format.system_prompt), *said]
-    first = len(said) - len(completion)
+    messages: list[Message] = [*record["prompt"], *completion]
+    if messages[0]["role"] != "system":
+        messages = [*leading(prompt_format.system_prompt), *messages]
+    first = len(messages) - len(completion)
     kwargs = {**prompt_format.chat_template_kwargs, **tools_of(record)}
-    ids, mask = render_taught(tokenizer, said, first, ends, kwargs, where)
+    ids, mask = render_taught(tokenizer, messages, first, ends, kwargs, where)
     begin = mask.index(True)
     return Taught(ids[:begin], ids[begin:], mask[begin:])
 
@@ -181,9 +189,14 @@ def _say_dropped(count: int, kept: int, prompt_format: PromptFormat, field: str)
         f"data.max_prompt_tokens = {prompt_format.max_prompt_tokens} or "
         f"data.max_response_tokens = {prompt_format.max_response_tokens}"
     )
+    if not count:
+        raise UserError(field, "holds no demonstrations")
     if not kept:
-        what = f"no demonstration is left: all {count} are longer than {limits}" if count else "holds no demonstrations"
-        raise UserError(field, what, fix="raise these limits, or give shorter demonstrations" if count else None)
+        raise UserError(
+            field,
+            f"no demonstration is left: all {count} are longer than {limits}",
+            fix="raise these limits, or give shorter demonstrations",
+        )
     if kept < count:
         log.warning(
             "%s: dropped %d of %d demonstrations that are longer than %s (nothing is ever cut)",
@@ -231,7 +244,8 @@ def render_taught(
         raise UserError(where, str(error), fix=_BY_TURN) from None
     taught = [False] * len(ids)
     for run in runs:
-        for place in run if ends is None else _to_its_end(tokenizer, ids, run, ends, where):
+        places = run if ends is None else _to_its_end(tokenizer, ids, run, ends, where)
+        for place in places:
             taught[place] = True
     length = len(ids) - taught[::-1].index(True)
     return ids[:length], taught[:length]
@@ -251,9 +265,9 @@ class _Texts:
 
     def render(self, count: int, *, asks: bool = False) -> str:
         """Render the first ``count`` messages; ``asks`` adds the header of the next assistant turn."""
-        shown = list(self.messages[:count])
+        messages = list(self.messages[:count])
         options = {**self.template_kwargs, "add_generation_prompt": asks}
-        return render(self.tokenizer, shown, **options)
+        return render(self.tokenizer, messages, **options)
 
     def through(self, turn: int) -> str:
         """Render the conversation up to the end of a turn; refuse a template that changes it later."""
@@ -274,37 +288,42 @@ class _Texts:
 def _by_marks(texts: _Texts, turns: Sequence[int]) -> tuple[list[int], list[range]]:
     for turn in turns:
         texts.through(turn)
-    found = texts.tokenizer.apply_chat_template(
+    encoded = texts.tokenizer.apply_chat_template(
         list(texts.messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=True,
         **texts.template_kwargs,
     )  # fmt: skip
-    runs, place = [], 0
-    for own, run in itertools.groupby(found["assistant_masks"]):
+    runs = []
+    place = 0
+    for is_marked, run in itertools.groupby(encoded["assistant_masks"]):
         length = len(list(run))
-        runs += [range(place, place + length)] if own else []
+        if is_marked:
+            runs.append(range(place, place + length))
         place += length
-    every = sum(message["role"] == "assistant" for message in texts.messages)
-    if len(runs) != every:
-        raise _RewrittenError(f"the chat template marks {len(runs)} of {every} turns of the assistant as generated")
-    return list(found["input_ids"]), runs[every - len(turns) :]
+    turn_count = sum(message["role"] == "assistant" for message in texts.messages)
+    if len(runs) != turn_count:
+        raise _RewrittenError(
+            f"the chat template marks {len(runs)} of {turn_count} turns of the assistant as generated"
+        )
+    return list(encoded["input_ids"]), runs[turn_count - len(turns) :]
 
 
 def _by_prefixes(texts: _Texts, turns: Sequence[int]) -> tuple[list[int], list[range]]:
     """Encode the text between two turns by itself, as a rollout does: no token spans their border."""
     ids: list[int] = []
     runs: list[range] = []
-    at = 0
+    end = 0
     for turn in turns:
-        before, through = texts.render(turn, asks=True), texts.through(turn)
-        if not (through.startswith(before) and at <= len(before) < len(through)):
+        before = texts.render(turn, asks=True)
+        through = texts.through(turn)
+        if not (through.startswith(before) and end <= len(before) < len(through)):
             raise _RewrittenError(
                 f"the chat template does not begin message {turn + 1}, a turn of the assistant, as it asks for one"
             )
-        ids += texts.ids(through[at : len(before)])
-        said = texts.ids(through[len(before) :])
-        runs.append(range(len(ids), len(ids) + len(said)))
-        ids += said
-        at = len(through)
+        ids += texts.ids(through[end : len(before)])
+        turn_ids = texts.ids(through[len(before) :])
+        runs.append(range(len(ids), len(ids) + len(turn_ids)))
+        ids += turn_ids
+        end = len(through)
     return ids, runs
 
 
@@ -312,18 +331,18 @@ def _to_its_end(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], run: range, ends: Collection[int], where: str
 ) -> range:
     """Return a turn up to its end token, which may follow the marked part; a template may add a line feed after it."""
-    found = [place for place in run if ids[place] in ends]
-    if not found and run.stop < len(ids) and ids[run.stop] in ends:
-        found = [run.stop]
-    if not found:
+    end_places = [place for place in run if ids[place] in ends]
+    if not end_places and run.stop < len(ids) and ids[run.stop] in ends:
+        end_places = [run.stop]
+    if not end_places:
         names = ", ".join(tokenizer.convert_ids_to_tokens(sorted(ends)))
         raise UserError(
             where,
             f"the chat template does not end a turn of the assistant with a token that ends a response ({names})",
             fix="name the token that it writes in data.stop_token_ids",
         )
-    if len(found) > 1:
+    if len(end_places) > 1:
         raise UserError(
             where, "a turn of the assistant holds an end token in its middle", fix="take it out of the text"
         )
-    return range(run.start, found[-1] + 1)
+    return range(run.start, end_places[-1] + 1)

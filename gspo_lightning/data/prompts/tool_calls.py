@@ -25,7 +25,8 @@ _NEVER = "\x00"
 
 
 def _thinking(opening: str, closing: str) -> dict[str, str]:
-    first, last = re.escape(opening), re.escape(closing)
+    first = re.escape(opening)
+    last = re.escape(closing)
     pattern = rf"{first}|\A(?=(?:(?!{first})[\s\S])*{last})"
     return {"open_pattern": pattern, "close": closing, "content": "text"}
 
@@ -40,8 +41,8 @@ _LOOSE = {"allow_non_json": True}
 
 def _format(calls: Mapping[str, Any], **fields: Mapping[str, Any]) -> dict[str, Any]:
     call = {"repeats": True, "content": "json", "content_args": _LOOSE, "transform": {"function": "{content}"}}
-    shown = fields or {"thinking": _THINKING, "content": _CONTENT}
-    return {"start_anchor": _NEVER, "fields": {**shown, "tool_calls": {**call, **calls}}}
+    kinds = fields or {"thinking": _THINKING, "content": _CONTENT}
+    return {"start_anchor": _NEVER, "fields": {**kinds, "tool_calls": {**call, **calls}}}
 
 
 _FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -198,26 +199,32 @@ def parse_turn(
         opened: the template has opened a thought before the text.
     """
     name = _format_of(_template(tokenizer))
-    own = getattr(tokenizer, "response_template", None)
+    own_format = getattr(tokenizer, "response_template", None)
     plain = _of_family(_PLAIN, text)
-    spec = own or (_of_family(_FORMATS[name][1], text) if name and (tools or name in _CHANNELS) else plain)
-    said = _without_end(tokenizer, text, spec)
-    if opened and not (CLOSES.search(said) or OPENS.search(said)):
-        return Turn("", said.strip() or None)
-    if sum(said.count(mark) for mark in _MARKS) > _MOST_MARKS:
-        return Turn(said, malformed=1)
+    if own_format:
+        spec = own_format
+    elif name and (tools or name in _CHANNELS):
+        spec = _of_family(_FORMATS[name][1], text)
+    else:
+        spec = plain
+    turn_text = _without_end(tokenizer, text, spec)
+    if opened and not (CLOSES.search(turn_text) or OPENS.search(turn_text)):
+        return Turn("", turn_text.strip() or None)
+    if sum(turn_text.count(mark) for mark in _MARKS) > _MOST_MARKS:
+        return Turn(turn_text, malformed=1)
     try:
-        found = whole_values(parse_response(said, spec, prefix="", tools=[dict(tool) for tool in tools] or None))
+        parsed = whole_values(parse_response(turn_text, spec, prefix="", tools=[dict(tool) for tool in tools] or None))
     except (ValueError, LookupError, TypeError, RecursionError):
-        return Turn(said, malformed=1)
-    calls = [_call(c) for c in _flat(found.get("tool_calls"))] if tools else []
-    if broken := sum(call is None for call in calls):
-        thought = _parsed(said, plain) if name not in _CHANNELS else {}
-        return Turn(thought.get("content", said).strip(), thought.get("thinking"), malformed=broken)
-    content = found.get("content") or ""
-    thinking = found.get("thinking") or found.get("reasoning_content") or None
+        return Turn(turn_text, malformed=1)
+    calls = [_call(entry) for entry in _flat(parsed.get("tool_calls"))] if tools else []
+    malformed = sum(call is None for call in calls)
+    if malformed:
+        parts = _parsed(turn_text, plain) if name not in _CHANNELS else {}
+        return Turn(parts.get("content", turn_text).strip(), parts.get("thinking"), malformed=malformed)
+    content = parsed.get("content") or ""
+    thinking = parsed.get("thinking") or parsed.get("reasoning_content") or None
     if not (content or thinking or calls):
-        content = said
+        content = turn_text
     return Turn(content.strip(), thinking, tuple(call for call in calls if call is not None))
 
 
@@ -226,36 +233,42 @@ def knows_format(tokenizer: PreTrainedTokenizerBase) -> bool:
     return bool(getattr(tokenizer, "response_template", None) or _format_of(_template(tokenizer)))
 
 
-def _of_family(spec: dict[str, Any], said: str) -> dict[str, Any]:
+def _of_family(spec: dict[str, Any], text: str) -> dict[str, Any]:
     """Return a format with the marks of thoughts that a text has."""
-    found = next((one for marks, one in _FAMILIES.items() if any(mark in said for mark in marks)), _THINKING)
-    if found is _THINKING or spec["fields"]["thinking"] is not _THINKING:
+    in_text = (thinking for marks, thinking in _FAMILIES.items() if any(mark in text for mark in marks))
+    thinking = next(in_text, _THINKING)
+    if thinking is _THINKING or spec["fields"]["thinking"] is not _THINKING:
         return spec
-    return {**spec, "fields": {**spec["fields"], "thinking": found}}
+    return {**spec, "fields": {**spec["fields"], "thinking": thinking}}
 
 
 def _parsed(text: str, spec: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = parse_response(text, spec, prefix="")
-    return found
+    parsed: dict[str, Any] = parse_response(text, spec, prefix="")
+    return parsed
 
 
-def _call(found: Any) -> ToolCall | None:
-    call = found.get("function") if isinstance(found, dict) else None
+def _call(entry: Any) -> ToolCall | None:
+    call = entry.get("function") if isinstance(entry, dict) else None
     name = call.get("name", call.get("tool_name")) if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(name, str) or not name:
         return None
     arguments = call.get("arguments", call.get("parameters", {}))
-    made = call.get("id", call.get("tool_call_id", ""))
-    return ToolCall(name, arguments, made if isinstance(made, str) else "") if isinstance(arguments, dict) else None
+    call_id = call.get("id", call.get("tool_call_id", ""))
+    if not isinstance(arguments, dict):
+        return None
+    return ToolCall(name, arguments, call_id if isinstance(call_id, str) else "")
 
 
 def _flat(calls: Any) -> list[Any]:
     """Return calls one by one: some formats write a list of them."""
-    found: list[Any] = []
+    flat: list[Any] = []
     for call in calls or []:
-        inner = call.get("function") if isinstance(call, dict) else None
-        found += [{"function": one} for one in inner] if isinstance(inner, list) else [call]
-    return found
+        functions = call.get("function") if isinstance(call, dict) else None
+        if isinstance(functions, list):
+            flat += [{"function": function} for function in functions]
+        else:
+            flat.append(call)
+    return flat
 
 
 def _template(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -276,13 +289,12 @@ def _without_end(tokenizer: PreTrainedTokenizerBase, text: str, spec: Mapping[st
     What ends a turn is often no end token of the tokenizer: GLM writes ``<|user|>`` or ``<|observation|>``, Phi
     ``<|end|>``.
     """
-    ends = {tokenizer.eos_token, tokenizer.pad_token, "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>"} - {
-        None
-    }
+    ends = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>"}
+    ends |= {str(token) for token in (tokenizer.eos_token, tokenizer.pad_token) if token is not None}
     marks = str(spec).replace("\\", "")  # of patterns, too
     ends |= {token for token in _special(tokenizer) if token not in marks}
-    while end := next((e for e in ends if text.endswith(str(e))), None):
-        text = text.removesuffix(str(end))
+    while end := next((token for token in ends if text.endswith(token)), None):
+        text = text.removesuffix(end)
     return text
 
 

@@ -15,8 +15,10 @@ from gspo_lightning.core.randomness import uniforms
 
 WEIGHT = "weight"
 """Name of the column with weights: how often a prompt is drawn, relative to the others of its source."""
-LEAST, MOST = 1e-6, 1e6
-"""Smallest and largest weight of a prompt."""
+LEAST = 1e-6
+"""Smallest weight of a prompt."""
+MOST = 1e6
+"""Largest weight of a prompt."""
 _LOOKED_AT = 1000
 """Iterations searched for the largest quota."""
 
@@ -45,7 +47,8 @@ class WeightedTurns:
     def __init__(self, weights: NDArray[np.float64], base: int, counts: Callable[[int], int]) -> None:
         relative = weights / weights.max()
         self._rates = relative * (len(weights) / math.fsum(relative))
-        self._base, self._counts = base, counts
+        self._base = base
+        self._counts = counts
         self._taken: list[int] = []
         self._waiting: list[int] = []
         self._rewind()
@@ -60,8 +63,11 @@ class WeightedTurns:
         return self._taken
 
     def _rewind(self) -> None:
-        self._next, self._pass, self._read = 0, 0, 0
-        self._taken, self._waiting = [], []
+        self._next = 0
+        self._pass = 0
+        self._read = 0
+        self._taken = []
+        self._waiting = []
         self._due = self._due_in(0)
 
     def _take(self, count: int) -> list[int]:
@@ -69,19 +75,21 @@ class WeightedTurns:
         if not self._waiting and len({*ahead}) == count:  # the usual case
             self._read += count
             return ahead
-        found: dict[int, None] = {}
-        waiting, self._waiting = self._waiting, []
-        while len(found) < count:
+        taken: dict[int, None] = {}
+        waiting = self._waiting
+        self._waiting = []
+        while len(taken) < count:
             place = waiting.pop(0) if waiting else self._next_due()
-            if place in found:
+            if place in taken:
                 self._waiting.append(place)
-            found[place] = None
+            taken[place] = None
         self._waiting += waiting
-        return list(found)
+        return list(taken)
 
     def _next_due(self) -> int:
         while self._read == len(self._due):
-            self._pass, self._read = self._pass + 1, 0
+            self._pass += 1
+            self._read = 0
             self._due = self._due_in(self._pass)
         self._read += 1
         return int(self._due[self._read - 1])
@@ -91,16 +99,19 @@ class WeightedTurns:
         places = np.arange(len(self._rates))
         draw = np.maximum(np.floor(number * self._rates) - 1, 0).astype(np.int64)  # one more on each side: rounding
         last = np.floor((number + 1) * self._rates).astype(np.int64) + 1
-        found, times = [], []
-        while len(places):
-            chance = uniforms(self._base, torch.from_numpy(places), torch.from_numpy(draw)).numpy()
-            time = (draw + chance) / self._rates[places]
-            now = (time >= number) & (time < number + 1)
-            found.append(places[now])
-            times.append(time[now])
-            more = draw < last
-            places, draw, last = places[more], draw[more] + 1, last[more]
-        due = np.concatenate(found)
+        places_due = []
+        times = []
+        while len(places):  # the next draw of every prompt that has one left, all at once
+            offset = uniforms(self._base, torch.from_numpy(places), torch.from_numpy(draw)).numpy()
+            time = (draw + offset) / self._rates[places]
+            is_due = (time >= number) & (time < number + 1)
+            places_due.append(places[is_due])
+            times.append(time[is_due])
+            has_more = draw < last
+            places = places[has_more]
+            draw = draw[has_more] + 1
+            last = last[has_more]
+        due = np.concatenate(places_due)
         ordered: NDArray[np.int64] = due[np.lexsort((due, np.concatenate(times)))]
         return ordered
 
@@ -127,13 +138,13 @@ def largest_remainder(shares: Sequence[Fraction], total: int) -> list[int]:
     >>> largest_remainder([Fraction(16, 3), Fraction(8, 3)], 8)
     [5, 3]
     """
-    found = [max(0, share.numerator // share.denominator) for share in shares]
-    by_fraction = sorted(range(len(shares)), key=lambda i: found[i] - shares[i])
-    for turn in range(total - sum(found)):
-        found[by_fraction[turn % len(shares)]] += 1
-    for _ in range(sum(found) - total):  # shares below 0 were raised to 0
-        found[max((i for i in by_fraction if found[i]), key=lambda i: found[i] - shares[i])] -= 1
-    return found
+    counts = [max(0, share.numerator // share.denominator) for share in shares]
+    by_fraction = sorted(range(len(shares)), key=lambda i: counts[i] - shares[i])
+    for turn in range(total - sum(counts)):
+        counts[by_fraction[turn % len(shares)]] += 1
+    for _ in range(sum(counts) - total):  # shares below 0 were raised to 0
+        counts[max((i for i in by_fraction if counts[i]), key=lambda i: counts[i] - shares[i])] -= 1
+    return counts
 
 
 class Quota:
@@ -142,7 +153,9 @@ class Quota:
     __slots__ = ("count", "number", "offset")
 
     def __init__(self, count: int, number: int, offset: int) -> None:
-        self.count, self.number, self.offset = count, number, offset
+        self.count = count
+        self.number = number
+        self.offset = offset
 
 
 class Quotas:
@@ -164,7 +177,8 @@ class Quotas:
     def __init__(self, weights: Sequence[float], per_iteration: int, sizes: Sequence[int]) -> None:
         exact = [Fraction(str(weight)) for weight in weights]
         self._shares = [per_iteration * weight / sum(exact) for weight in exact]
-        self._total, self._sizes = per_iteration, sizes
+        self._total = per_iteration
+        self._sizes = sizes
         self._rewind()
 
     def of(self, iteration: int) -> list[Quota]:
@@ -184,9 +198,11 @@ class Quotas:
         period = lcm(*(share.denominator for share in self._shares))
         if period > _LOOKED_AT:
             return [ceil(share) + 1 for share in self._shares]
-        counts = list(zip(*([q.count for q in self.of(i)] for i in range(period)), strict=True))
+        largest = [0] * len(self._shares)
+        for iteration in range(period):
+            largest = [max(count, quota.count) for count, quota in zip(largest, self.of(iteration), strict=True)]
         self._rewind()
-        return [max(column) for column in counts]
+        return largest
 
     def _rewind(self) -> None:
         self._next = 0
@@ -197,10 +213,13 @@ class Quotas:
         owed = [due + share for due, share in zip(self._owed, self._shares, strict=True)]
         counts = largest_remainder(owed, self._total)
         self._owed = [due - count for due, count in zip(owed, counts, strict=True)]
-        after = []
-        for count, before, size in zip(counts, self._quotas, self._sizes, strict=True):
-            number, offset = before.number, before.offset + before.count
-            if offset + count > size:
-                number, offset = number + 1, 0
-            after.append(Quota(count, number, offset))
-        self._quotas, self._next = after, self._next + 1
+        quotas = []
+        for count, previous, size in zip(counts, self._quotas, self._sizes, strict=True):
+            number = previous.number
+            offset = previous.offset + previous.count
+            if offset + count > size:  # the rest of this pass is skipped
+                number += 1
+                offset = 0
+            quotas.append(Quota(count, number, offset))
+        self._quotas = quotas
+        self._next += 1

@@ -81,8 +81,8 @@ def first_of(order: tuple[NDArray[np.generic], ...], free: NDArray[np.bool_], co
     """
     places = np.flatnonzero(free)
     ranked = np.lexsort(tuple(key[places] for key in reversed(order)))
-    found: NDArray[np.int64] = places[ranked[:count]]
-    return found
+    chosen: NDArray[np.int64] = places[ranked[:count]]
+    return chosen
 
 
 class Uniform(Curriculum):

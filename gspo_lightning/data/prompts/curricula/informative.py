@@ -35,15 +35,20 @@ class Informative(Curriculum):
         for name, value, least in (("prior", prior, 1e-9), ("evidence", evidence, 1e-9), ("sharpness", sharpness, 0.0)):
             if not (math.isfinite(value) and value >= least):
                 raise UserError(f"Informative.{name}", f"is {value}; it must be {'above 0' if least else '0 or above'}")
-        self.decay, self.prior, self.evidence, self.sharpness = decay, prior, evidence, sharpness
+        self.decay = decay
+        self.prior = prior
+        self.evidence = evidence
+        self.sharpness = sharpness
 
     @override
     def begin(self, seen: Seen) -> None:
         super().begin(seen)
-        known = seen.difficulty[~np.isnan(seen.difficulty)]
-        low, high = (known.min(), known.max()) if len(known) else (0.0, 0.0)
-        guess = 1 - (seen.difficulty - low) / (high - low) if not equal(low, high) else np.full(len(seen), 0.5)
-        self._mean = np.clip(np.where(np.isnan(guess), 0.5, guess), 0.1, 0.9)
+        difficulties = seen.difficulty[~np.isnan(seen.difficulty)]
+        pass_rate = np.full(len(seen), 0.5)
+        if len(difficulties) and not equal(difficulties.min(), difficulties.max()):
+            low = difficulties.min()
+            pass_rate = 1 - (seen.difficulty - low) / (difficulties.max() - low)
+        self._mean = np.clip(np.where(np.isnan(pass_rate), 0.5, pass_rate), 0.1, 0.9)
         self.per_prompt = {name: np.zeros(len(seen)) for name in ("right", "wrong", "since")}
 
     def expected(self, seen: Seen) -> NDArray[np.float64]:
@@ -51,18 +56,21 @@ class Informative(Curriculum):
         kept = self.decay ** (seen.iteration - self.per_prompt["since"])
         a = self.prior * self._mean + kept * self.per_prompt["right"]
         b = self.prior * (1 - self._mean) + kept * self.per_prompt["wrong"]
-        found: NDArray[np.float64] = a * b / ((a + b) * (a + b + 1))
-        return found
+        variance: NDArray[np.float64] = a * b / ((a + b) * (a + b + 1))
+        return variance
 
     @override
     def choose(self, seen: Seen, free: NDArray[np.bool_], count: int, draws: NDArray[np.float64]) -> NDArray[np.int64]:
+        # the largest of log weight + Gumbel noise are a draw without replacement, in proportion to the weights
         gumbel = -np.log(-np.log(np.clip(draws, 1e-12, 1 - 1e-12)))
-        return first_of((-(self.sharpness * np.log(self.expected(seen)) + gumbel),), free, count)
+        keys = self.sharpness * np.log(self.expected(seen)) + gumbel
+        return first_of((-keys,), free, count)
 
     @override
     def learn(self, seen: Seen, places: NDArray[np.int64], rates: NDArray[np.float64]) -> None:
-        known = ~np.isnan(rates)
-        places, rates = places[known], rates[known]
+        has_rate = ~np.isnan(rates)
+        places = places[has_rate]
+        rates = rates[has_rate]
         faded = self.decay ** (seen.iteration - self.per_prompt["since"][places])
         for name, share in (("right", rates), ("wrong", 1 - rates)):
             self.per_prompt[name][places] = faded * self.per_prompt[name][places] + self.evidence * share

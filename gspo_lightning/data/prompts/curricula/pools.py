@@ -13,7 +13,9 @@ from gspo_lightning.core.tolerance import at_least, equal
 from gspo_lightning.data.prompts.curricula.curriculum import Curriculum, Seen, first_of
 from gspo_lightning.data.prompts.weighted import largest_remainder
 
-EASY, MEDIUM, HARD = "easy", "medium", "hard"
+EASY = "easy"
+MEDIUM = "medium"
+HARD = "hard"
 _NEXT = {EASY: (MEDIUM, HARD), MEDIUM: (HARD, EASY), HARD: (MEDIUM, EASY)}
 """Pools that lend prompts to a pool that is too small, in this order."""
 
@@ -40,7 +42,8 @@ class DifficultyPools(Curriculum):
             raise UserError(
                 "DifficultyPools.hard", f"is {hard} and easy is {easy}; they must satisfy 0 <= hard < easy <= 1"
             )
-        self.easy, self.hard = easy, hard
+        self.easy = easy
+        self.hard = hard
         self.quotas = {EASY: 1, MEDIUM: 6, HARD: 1} if quotas is None else dict(quotas)
         unknown = [name for name in self.quotas if name not in _NEXT]
         if unknown or not self.quotas or min(self.quotas.values()) < 0 or not any(self.quotas.values()):
@@ -50,10 +53,12 @@ class DifficultyPools(Curriculum):
     @override
     def begin(self, seen: Seen) -> None:
         super().begin(seen)
-        known = seen.difficulty[~np.isnan(seen.difficulty)]
-        low, high = (known.min(), known.max()) if len(known) else (0.0, 0.0)
-        guess = (seen.difficulty - low) / (high - low) if not equal(low, high) else np.full(len(seen), 0.5)
-        self._guess = np.where(np.isnan(guess), 0.5, guess)
+        difficulties = seen.difficulty[~np.isnan(seen.difficulty)]
+        difficulty = np.full(len(seen), 0.5)
+        if len(difficulties) and not equal(difficulties.min(), difficulties.max()):
+            low = difficulties.min()
+            difficulty = (seen.difficulty - low) / (difficulties.max() - low)
+        self._guess = np.where(np.isnan(difficulty), 0.5, difficulty)
 
     def pool(self, seen: Seen) -> dict[str, NDArray[np.bool_]]:
         """Return pool -> mask [n] of the prompts in it now."""
@@ -66,18 +71,20 @@ class DifficultyPools(Curriculum):
     def choose(self, seen: Seen, free: NDArray[np.bool_], count: int, draws: NDArray[np.float64]) -> NDArray[np.int64]:
         weights = {name: Fraction(str(self.quotas.get(name, 0))) for name in _NEXT}
         shares = [count * weight / sum(weights.values()) for weight in weights.values()]
-        wanted = dict(zip(_NEXT, largest_remainder(shares, count), strict=True))
-        pools, left = self.pool(seen), free.copy()
-        found: list[NDArray[np.int64]] = []
+        quotas = dict(zip(_NEXT, largest_remainder(shares, count), strict=True))
+        pools = self.pool(seen)
+        remaining = free.copy()
+        chosen: list[NDArray[np.int64]] = []
 
         def take(name: str, number: int) -> int:
-            places = first_of((seen.asked, draws), left & pools[name], number)
-            left[places] = False
-            found.append(places)
+            """Take prompts of a pool; return how many it lacks."""
+            places = first_of((seen.asked, draws), remaining & pools[name], number)
+            remaining[places] = False
+            chosen.append(places)
             return number - len(places)
 
-        short = {name: take(name, number) for name, number in wanted.items()}
-        for name, number in short.items():
+        missing = {name: take(name, number) for name, number in quotas.items()}
+        for name, number in missing.items():
             for other in _NEXT[name]:
                 number = take(other, number)
-        return np.concatenate(found)
+        return np.concatenate(chosen)

@@ -40,34 +40,41 @@ class TargetRate(Curriculum):
                 raise UserError(f"TargetRate.{name}", f"is {value}; it must be above 0")
         if not width >= 1:
             raise UserError("TargetRate.width", f"is {width}; it must be 1 or above")
-        self.rate, self.sensitivity, self.step, self.start, self.width = rate, sensitivity, step, start, width
+        self.rate = rate
+        self.sensitivity = sensitivity
+        self.step = step
+        self.start = start
+        self.width = width
 
     @override
     def begin(self, seen: Seen) -> None:
         super().begin(seen)
-        known = seen.difficulty[~np.isnan(seen.difficulty)]
-        if not len(known):
+        difficulties = seen.difficulty[~np.isnan(seen.difficulty)]
+        if not len(difficulties):
             raise UserError(
                 "data.curriculum",
                 f"TargetRate needs the column 'difficulty', which none of {len(seen)} prompts has",
                 fix="map one (columns: {difficulty: level}), or use Informative, which finds out by itself",
             )
-        self._low, self._range = float(known.min()), float(known.max() - known.min())
+        self._low = float(difficulties.min())
+        self._range = float(difficulties.max() - difficulties.min())
         self.values = {"difficulty": self._low + self.start * self._range}
 
     @override
     def choose(self, seen: Seen, free: NDArray[np.bool_], count: int, draws: NDArray[np.float64]) -> NDArray[np.int64]:
-        away = np.abs(seen.difficulty - self.values["difficulty"])
-        away = np.where(equal(seen.difficulty, self.values["difficulty"]), 0.0, away)
-        away = np.where(np.isnan(away), np.inf, away)
+        target = self.values["difficulty"]
+        distance = np.abs(seen.difficulty - target)
+        distance = np.where(equal(seen.difficulty, target), 0.0, distance)
+        distance = np.where(np.isnan(distance), np.inf, distance)
         near = np.zeros(len(seen), dtype=bool)
-        near[first_of((away, seen.asked, draws), free, max(count, round(self.width * count)))] = True
-        return first_of((np.isinf(away), seen.asked, away, draws), near, count)
+        near[first_of((distance, seen.asked, draws), free, max(count, round(self.width * count)))] = True
+        return first_of((np.isinf(distance), seen.asked, distance, draws), near, count)
 
     @override
     def learn(self, seen: Seen, places: NDArray[np.int64], rates: NDArray[np.float64]) -> None:
-        known = rates[~np.isnan(rates)]
-        if len(known):
-            move = self.step * self._range * math.tanh(self.sensitivity * (float(known.mean()) - self.rate))
-            there = self.values["difficulty"] + move
-            self.values["difficulty"] = min(max(there, self._low), self._low + self._range)
+        measured_rates = rates[~np.isnan(rates)]
+        if len(measured_rates):
+            excess = float(measured_rates.mean()) - self.rate
+            move = self.step * self._range * math.tanh(self.sensitivity * excess)
+            moved = self.values["difficulty"] + move
+            self.values["difficulty"] = min(max(moved, self._low), self._low + self._range)

@@ -33,8 +33,8 @@ def join_texts(record: Record) -> Record:
     prompt = record.get("prompt")
     if not isinstance(prompt, list) or not any(_is_texts(message.get("content")) for message in prompt):
         return record
-    said = [{**m, "content": _text(m)} if _is_texts(m.get("content")) else m for m in prompt]
-    return {**record, "prompt": said}
+    messages = [{**m, "content": _text(m)} if _is_texts(m.get("content")) else m for m in prompt]
+    return {**record, "prompt": messages}
 
 
 def _is_texts(content: Any) -> bool:
@@ -55,38 +55,42 @@ def parts_of(record: Record) -> list[dict[str, Any]]:
     given = _given(record)
     marks = sum(_text(m).count(MARK) for m in messages)
     if given and marks and marks != len(given):
-        what = f"the prompt has {marks} marks {MARK}, but the record has {len(given)} pictures"
-        raise UserError("data", what, fix="write one mark for each picture, or none")
-    rest, found = list(given), []
+        problem = f"the prompt has {marks} marks {MARK}, but the record has {len(given)} pictures"
+        raise UserError("data", problem, fix="write one mark for each picture, or none")
+    left = list(given)
+    converted = []
     first_user = next((i for i, m in enumerate(messages) if m["role"] == "user"), 0)
     for number, message in enumerate(messages):
         parts: list[Part] = []
-        if rest and not marks and number == first_user:
-            parts, rest = [{"type": "image", "image": value} for value in rest], []
+        if left and not marks and number == first_user:
+            parts = [{"type": "image", "image": value} for value in left]
+            left = []
         content = message["content"]
-        for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
-            parts += _split(part, rest) if given and marks else [_known(part)]
-        found.append({**message, "content": parts})
-    return found
+        content_parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        for part in content_parts:
+            parts += _split(part, left) if given and marks else [_known(part)]
+        converted.append({**message, "content": parts})
+    return converted
 
 
 def shown_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
     """Return messages with parts as people and rewards read them: texts, with a mark for each picture."""
-    return tuple(
-        {**m, "content": "".join(MARK if p["type"] == "image" else str(p["text"]) for p in m["content"])}
-        for m in messages
-    )
+    readable = []
+    for message in messages:
+        texts = [MARK if part["type"] == "image" else str(part["text"]) for part in message["content"]]
+        readable.append({**message, "content": "".join(texts)})
+    return tuple(readable)
 
 
 def _given(record: Record) -> list[Any]:
     """Return the pictures of the columns; ``image`` may hold one or a list, as ``images`` may."""
-    found: list[Any] = []
+    pictures: list[Any] = []
     for name in COLUMNS:
         value = record.get(name)
         if value is None or _is_empty(value):
             continue
-        found += value if isinstance(value, list | tuple) else [value]
-    return found
+        pictures += value if isinstance(value, list | tuple) else [value]
+    return pictures
 
 
 def _is_empty(value: Any) -> bool:

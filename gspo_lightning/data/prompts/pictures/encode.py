@@ -60,25 +60,30 @@ class SeeingEncoder:
             messages = parts_of(record)
         except UserError as error:
             raise UserError(self.field, f"{where}: {error.problem}", fix=error.fix) from None
-        texts = [str(p["text"]) for m in messages for p in m["content"] if p["type"] == "text"]
+        parts = [part for message in messages for part in message["content"]]
+        texts = [str(part["text"]) for part in parts if part["type"] == "text"]
         check_said(self.tokenizer, image_processor, texts, self.field, where)
-        files = [self._file(p, image_processor, where) for m in messages for p in m["content"] if p["type"] == "image"]
+        files = [self._file(part, image_processor, where) for part in parts if part["type"] == "image"]
         mark = str(self.tokenizer.convert_ids_to_tokens(image_processor.mark))
         first, *rest = self._rendered(record, messages, image_processor, where).split(mark)
         ids: list[int] = []
         if len(rest) == len(files):
-            text = first + "".join(shown.text + after for (_, shown), after in zip(files, rest, strict=True))
+            text = first
+            for (_, placeholder), following in zip(files, rest, strict=True):
+                text += placeholder.text + following
             ids = self.tokenizer(text, add_special_tokens=self._plain)["input_ids"]
-        tiles = [shown.text.count(self.tokenizer.convert_ids_to_tokens(image_processor.image)) for _, shown in files]
+        image_token = self.tokenizer.convert_ids_to_tokens(image_processor.image)
+        tiles = [placeholder.text.count(image_token) for _, placeholder in files]
         others = set(image_processor.unsaid) - {image_processor.image, image_processor.mark}
         if len(rest) != len(files) or ids.count(image_processor.image) != sum(tiles) or others & set(ids):
-            what = f"{where}: the chat template writes {len(rest)} placeholders for {len(files)} pictures"
-            raise UserError(self.field, what, fix="use the chat template that belongs to the model")
-        found, media = _widened(ids, files, tiles, image_processor.image)
+            problem = f"{where}: the chat template writes {len(rest)} placeholders for {len(files)} pictures"
+            raise UserError(self.field, problem, fix="use the chat template that belongs to the model")
+        widened_ids, media = _widened(ids, files, tiles, image_processor.image)
         prompt = record["prompt"]
-        shown = shown_messages(messages)
-        text = prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in shown)
-        return Seen(text, found, media, () if isinstance(prompt, str) else shown)
+        if isinstance(prompt, str):
+            return Seen(prompt, widened_ids, media, ())
+        readable = shown_messages(messages)
+        return Seen("\n".join(message["content"] for message in readable), widened_ids, media, readable)
 
     @property
     def _plain(self) -> bool:
@@ -89,13 +94,13 @@ class SeeingEncoder:
         try:
             data = picture_file(part["image"], urls=self.how.urls)
             size = picture_size(data)
-            shown = image_processor.shown(*size, self.tokenizer)
+            placeholder = image_processor.shown(*size, self.tokenizer)
         except ValueError as error:
             bad = error if isinstance(error, BadPictureError) else f"of {size[0]} x {size[1]} pixels is too long"
             raise BadPictureError(f"{where}: a picture {bad}") from error
         self.counted["pictures"] += 1
         self.counted["scaled"] += image_processor.shrinks(*size)
-        return data, shown
+        return data, placeholder
 
     def _rendered(
         self, record: Record, messages: Sequence[Mapping[str, Any]], image_processor: ImageProcessorAdapter, where: str
@@ -104,38 +109,42 @@ class SeeingEncoder:
         if self._plain:
             if len(messages) > 1 or self.system_prompt is not None:
                 raise UserError(self.field, "chat messages need a chat template, and this tokenizer has none")
-            around = self.tokenizer.convert_ids_to_tokens(list(image_processor.around))
+            around = "".join(self.tokenizer.convert_ids_to_tokens(list(image_processor.around)))
             parts = messages[0]["content"]
-            return "".join("".join(around) if p["type"] == "image" else str(p["text"]) for p in parts)
-        before = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in leading(self.system_prompt)]
-        said = [*before, *({**m, "content": [_bare(p) for p in m["content"]]} for m in messages)]
+            return "".join(around if part["type"] == "image" else str(part["text"]) for part in parts)
+        conversation: list[Message] = []
+        for message in leading(self.system_prompt):
+            conversation.append({**message, "content": [{"type": "text", "text": message["content"]}]})
+        for message in messages:
+            conversation.append({**message, "content": [_bare(part) for part in message["content"]]})
         try:
             options = {"add_generation_prompt": True, **self.template_kwargs, **tools_of(record)}
-            return render(self.tokenizer, said, **options)
+            return render(self.tokenizer, conversation, **options)
         except TemplateError as error:
-            what = f"{where}: the chat template refuses the prompt: {first_line(error)[:200]}"
-            raise UserError(self.field, what, fix="write messages as the model's template wants them") from error
+            problem = f"{where}: the chat template refuses the prompt: {first_line(error)[:200]}"
+            raise UserError(self.field, problem, fix="write messages as the model's template wants them") from error
 
 
 def _widened(
     ids: Sequence[int], files: Sequence[tuple[bytes, Shown]], tiles: Sequence[int], placeholder: int
 ) -> tuple[list[int], Media]:
     """Repeat every placeholder once for each token of its tile."""
-    found: list[int] = []
+    widened: list[int] = []
     starts: list[list[int]] = [[] for _ in files]
     owners = iter([number for number, count in enumerate(tiles) for _ in range(count)])
     for token in ids:
         if token != placeholder:
-            found.append(token)
+            widened.append(token)
             continue
-        shown = files[owner := next(owners)][1]
-        starts[owner].append(len(found))
-        found += [token] * (shown.rows * shown.columns)
-    media = tuple(
-        Picture(data, hashlib.sha256(data).hexdigest(), first, shown.rows, shown.columns, tuple(more))
-        for (data, shown), (first, *more) in zip(files, starts, strict=True)
-    )
-    return found, media
+        owner = next(owners)
+        _, tile = files[owner]
+        starts[owner].append(len(widened))
+        widened += [token] * (tile.rows * tile.columns)
+    media = []
+    for (data, tile), (first, *more) in zip(files, starts, strict=True):
+        digest = hashlib.sha256(data).hexdigest()
+        media.append(Picture(data, digest, first, tile.rows, tile.columns, tuple(more)))
+    return widened, tuple(media)
 
 
 def check_said(
@@ -152,8 +161,8 @@ def check_said(
     """
     for token in tokenizer.convert_ids_to_tokens(list(image_processor.unsaid)):
         if any(token in text for text in texts):
-            what = f"{where}: a text holds {token}, which stands for a picture or a video"
-            raise UserError(field, what, fix="take it out of the text; pictures come in the column image or images")
+            problem = f"{where}: a text holds {token}, which stands for a picture or a video"
+            raise UserError(field, problem, fix="take it out of the text; pictures come in the column image or images")
 
 
 def _bare(part: Part) -> Part:

@@ -26,8 +26,10 @@ MOST_PIXELS = 50_000_000
 MOST_BYTES = 64 << 20
 """Largest size of a file in bytes."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-_TIMEOUT_S, _DEADLINE_S = 20.0, 120.0
-"""Timeouts in seconds: without a byte, and for a whole file."""
+_TIMEOUT_S = 20.0
+"""Seconds without a byte after which a download fails."""
+_DEADLINE_S = 120.0
+"""Seconds within which a whole file must come."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ def picture_file(value: Any, *, urls: bool = False) -> bytes:
         BadPictureError: there is no file, it is too large, or it may not be downloaded.
     """
     if isinstance(value, Mapping):  # datasets' Image has bytes or a path, OpenAI's format a URL
-        value = next((v for k in ("bytes", "path", "url") if (v := value.get(k)) is not None), None)
+        values = (value.get(name) for name in ("bytes", "path", "url"))
+        value = next((part for part in values if part is not None), None)
     if isinstance(value, str):
         return _named(value, urls)
     if isinstance(value, bytes | bytearray | memoryview):
@@ -137,7 +140,8 @@ def _downloaded(address: str, allowed: bool) -> bytes:
         raise BadPictureError("is an address, and data.pictures.urls does not allow downloads")
     try:
         with urlopen(address, timeout=_TIMEOUT_S) as answer:
-            data, until = bytearray(), time.monotonic() + _DEADLINE_S
+            data = bytearray()
+            until = time.monotonic() + _DEADLINE_S
             while len(data) <= MOST_BYTES and (piece := answer.read1(1 << 16)):
                 data += piece
                 if time.monotonic() > until:

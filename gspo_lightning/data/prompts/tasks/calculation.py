@@ -49,7 +49,11 @@ class CalculatorTask(PromptSet):
             raise UserError("CalculatorTask.size", f"is {size}; {operands} operands allow 1 to {available} in {split}")
         if not 0 <= tool_share <= 1:
             raise UserError("CalculatorTask.tool_share", f"is {tool_share}; it must lie in [0, 1]")
-        self.split, self.size, self.operands, self.seed, self.tool_share = split, size, operands, seed, tool_share
+        self.split = split
+        self.size = size
+        self.operands = operands
+        self.seed = seed
+        self.tool_share = tool_share
 
     def records(self) -> Sequence[Record]:
         """Return records with ``prompt`` and ``answer``."""
@@ -59,7 +63,8 @@ class CalculatorTask(PromptSet):
         """Return (prompt, completion) pairs: most answer at once, a share ``tool_share`` asks the calculator."""
         pairs: list[tuple[str, Completion]] = []
         for i, record in enumerate(self.records()):
-            prompt, answer = str(record["prompt"]), str(record["answer"])
+            prompt = str(record["prompt"])
+            answer = str(record["answer"])
             asks = stream(self.seed, 1, i) % 1_000_000 < self.tool_share * 1_000_000
             talk = [
                 {"role": "assistant", "content": f"?{prompt[:-1]}"},
@@ -70,9 +75,9 @@ class CalculatorTask(PromptSet):
         return pairs
 
     def _expressions(self) -> Iterator[str]:
-        seen: set[str] = set()
+        drawn: set[str] = set()
         counter = 0
-        while len(seen) < self.size:
+        while len(drawn) < self.size:
             draw = stream(self.seed, 0, counter)
             counter += 1
             text = str(10 + draw % 90)
@@ -80,6 +85,6 @@ class CalculatorTask(PromptSet):
             for _ in range(self.operands - 1):
                 text += "+-*"[draw % 3] + str(10 + draw // 3 % 90)
                 draw //= 270
-            if text not in seen and stable_hash(text) % 10 in _SHARES[self.split]:
-                seen.add(text)
+            if text not in drawn and stable_hash(text) % 10 in _SHARES[self.split]:
+                drawn.add(text)
                 yield text

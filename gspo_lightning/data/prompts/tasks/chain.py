@@ -52,14 +52,19 @@ class ChainTask(PromptSet):
             raise UserError("ChainTask.size", f"is {size}; {operands} operands allow 1 to {available // 2} in {split}")
         if not 0 <= step_share <= 1:
             raise UserError("ChainTask.step_share", f"is {step_share}; it must lie in [0, 1]")
-        self.split, self.size, self.operands, self.seed, self.step_share = split, size, operands, seed, step_share
+        self.split = split
+        self.size = size
+        self.operands = operands
+        self.seed = seed
+        self.step_share = step_share
 
     def records(self) -> Sequence[Record]:
         """Return records with ``prompt``, ``answer`` and ``steps``."""
-        return [
-            {"prompt": prompt, "answer": answer, "steps": steps}
-            for prompt, (steps, answer) in ((p, _solve(p)) for p in self._prompts())
-        ]
+        records = []
+        for prompt in self._prompts():
+            steps, answer = _solve(prompt)
+            records.append({"prompt": prompt, "answer": answer, "steps": steps})
+        return records
 
     def demonstrations(self) -> Sequence[tuple[str, str]]:
         """Return (prompt, completion) pairs: most answer at once, a share ``step_share`` writes the steps."""
@@ -70,16 +75,16 @@ class ChainTask(PromptSet):
         return pairs
 
     def _prompts(self) -> Iterator[str]:
-        seen: set[str] = set()
+        drawn: set[str] = set()
         counter = 0
-        while len(seen) < self.size:
+        while len(drawn) < self.size:
             draw = stream(self.seed, 0, counter)
             for more in range(1, -(-self.operands // _ONE_DRAW)):
                 draw |= stream(self.seed, 0, counter, more) << 64 * more
             counter += 1
             prompt = _expression(draw, self.operands)
-            if prompt not in seen and stable_hash(prompt) % 10 in _SHARES[self.split]:
-                seen.add(prompt)
+            if prompt not in drawn and stable_hash(prompt) % 10 in _SHARES[self.split]:
+                drawn.add(prompt)
                 yield prompt
 
 
@@ -98,9 +103,11 @@ def _solve(prompt: str) -> tuple[str, str]:
     >>> _solve("7+5*3-4:")
     ('7+5=2;2*3=6;6-4=2;', '2')
     """
-    value, steps = int(prompt[0]), ""
+    value = int(prompt[0])
+    steps = ""
     for i in range(1, len(prompt) - 1, 2):
-        operator, digit = prompt[i], int(prompt[i + 1])
+        operator = prompt[i]
+        digit = int(prompt[i + 1])
         result = (value + digit if operator == "+" else value - digit if operator == "-" else value * digit) % 10
         steps += f"{value}{operator}{digit}={result};"
         value = result

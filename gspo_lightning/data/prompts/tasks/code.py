@@ -16,7 +16,9 @@ from gspo_lightning.data.prompts.prompt_set import PromptSet, Record
 
 Split = Literal["cold_start", "train", "held_out"]
 _SHARES: dict[Split, range] = {"cold_start": range(0, 4), "train": range(4, 9), "held_out": range(9, 10)}
-_OUTER, _INNER, _LEAVES = "-*", "+-*", "xy123456789"
+_OUTER = "-*"
+_INNER = "+-*"
+_LEAVES = "xy123456789"
 _PREFIX = "f = lambda x, y: "
 _AVAILABLE = len(_OUTER) * len(_INNER) ** 2 * len(_LEAVES) ** 4
 
@@ -51,7 +53,11 @@ class CodeTask(PromptSet):
             raise UserError("CodeTask.tests", f"is {tests}; it must be at least 1")
         if not 0 <= bracket_share <= 1:
             raise UserError("CodeTask.bracket_share", f"is {bracket_share}; it must lie in [0, 1]")
-        self.split, self.size, self.tests, self.seed, self.bracket_share = split, size, tests, seed, bracket_share
+        self.split = split
+        self.size = size
+        self.tests = tests
+        self.seed = seed
+        self.bracket_share = bracket_share
 
     def records(self) -> Sequence[Record]:
         """Return records with ``prompt`` and an ``answer`` for :class:`CodeExecutor`."""
@@ -68,18 +74,19 @@ class CodeTask(PromptSet):
         tests = []
         for number in range(self.tests):
             draw = stream(stable_hash(prompt), 2, number)
-            x, y = 2 + draw % 8, 2 + draw // 8 % 8
+            x = 2 + draw % 8
+            y = 2 + draw // 8 % 8
             tests.append({"input": [x, y], "output": _value(prompt, x, y)})
         return {"type": "call", "entry_point": "f", "prefix": _PREFIX, "tests": tests}
 
     def _prompts(self) -> Iterator[str]:
-        seen: set[str] = set()
+        drawn: set[str] = set()
         counter = 0
-        while len(seen) < self.size:
+        while len(drawn) < self.size:
             prompt = _expression(stream(self.seed, 0, counter))
             counter += 1
-            if prompt not in seen and stable_hash(prompt) % 10 in _SHARES[self.split]:
-                seen.add(prompt)
+            if prompt not in drawn and stable_hash(prompt) % 10 in _SHARES[self.split]:
+                drawn.add(prompt)
                 yield prompt
 
 
@@ -98,7 +105,8 @@ def _infix(prompt: str, *, brackets: bool) -> str:
     ('(x*3)-(y+2)', 'x*3-y+2')
     """
     outer, first, a, b, second, c, d = tuple(prompt[:7])
-    left, right = a + first + b, c + second + d
+    left = a + first + b
+    right = c + second + d
     return f"({left}){outer}({right})" if brackets else f"{left}{outer}{right}"
 
 

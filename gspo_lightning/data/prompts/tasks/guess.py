@@ -50,8 +50,11 @@ class GuessTask(PromptSet):
                 raise UserError(f"GuessTask.{name}", f"is {value}; it must be at least 1")
         if not 0 <= halving_share <= 1:
             raise UserError("GuessTask.halving_share", f"is {halving_share}; it must lie in [0, 1]")
-        self.split, self.numbers, self.step = split, numbers, step
-        self.guesses, self.halving_share = guesses, halving_share
+        self.split = split
+        self.numbers = numbers
+        self.step = step
+        self.guesses = guesses
+        self.halving_share = halving_share
 
     def records(self) -> Sequence[Record]:
         """Return records with ``prompt`` and ``answer``."""
@@ -72,7 +75,8 @@ class GuessTask(PromptSet):
         ]
 
     def _play(self, prompt: str, secret: int, halve: bool) -> list[Message]:
-        low, high = int(prompt[:2]), int(prompt[3:5])
+        low = int(prompt[:2])
+        high = int(prompt[3:5])
         messages: list[Message] = []
         for _ in range(self.guesses):
             guess = (low + high) // 2 if halve else low

@@ -62,8 +62,13 @@ class LogicTask(PromptSet):
             raise UserError("LogicTask.style", "zebra grids have no compact notation", fix="use style: text")
         if not 0 <= step_share <= 1:
             raise UserError("LogicTask.step_share", f"is {step_share}; it must lie in [0, 1]")
-        self.family, self.split, self.size, self.difficulty = family, split, size, difficulty
-        self.seed, self.style, self.step_share = seed, style, step_share
+        self.family = family
+        self.split = split
+        self.size = size
+        self.difficulty = difficulty
+        self.seed = seed
+        self.style = style
+        self.step_share = step_share
 
     def records(self) -> Sequence[Record]:
         """Return records with ``prompt``, ``answer`` and ``family``."""
@@ -88,20 +93,21 @@ class LogicTask(PromptSet):
 
     @cached_property
     def _puzzles(self) -> list[Puzzle]:
-        found: dict[str, Puzzle] = {}
+        puzzles: dict[str, Puzzle] = {}
         counter = idle = 0
-        while len(found) < self.size:
+        while len(puzzles) < self.size:
             puzzle = FAMILIES[self.family].generate(random.Random(stream(self.seed, counter)), self.difficulty)
-            counter, idle = counter + 1, idle + 1
-            if puzzle is None or stable_hash(puzzle.key) % 10 not in _SHARES[self.split] or puzzle.text in found:
+            counter += 1
+            idle += 1
+            if puzzle is None or stable_hash(puzzle.key) % 10 not in _SHARES[self.split] or puzzle.text in puzzles:
                 if idle == _PATIENCE:
                     raise UserError(
                         "LogicTask.size",
-                        f"is {self.size}, but only {len(found)} puzzles of {self.family} with difficulty "
+                        f"is {self.size}, but only {len(puzzles)} puzzles of {self.family} with difficulty "
                         f"{self.difficulty} were found for {self.split}",
                         fix="lower the size or raise the difficulty",
                     )
                 continue
-            found[puzzle.text] = puzzle
+            puzzles[puzzle.text] = puzzle
             idle = 0
-        return list(found.values())
+        return list(puzzles.values())

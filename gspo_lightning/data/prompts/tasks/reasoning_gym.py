@@ -71,8 +71,12 @@ class ReasoningGym(PromptSet):
                 raise UserError(
                     "ReasoningGym.configs", f"{family!r} is not among families", fix="add it, or take it out"
                 )
-        self.families, self.split, self.size, self.seed = list(families), split, size, seed
-        self.configs, self.folder = dict(configs or {}), folder
+        self.families = list(families)
+        self.split = split
+        self.size = size
+        self.seed = seed
+        self.configs = dict(configs or {})
+        self.folder = folder
 
     def records(self) -> Sequence[Record]:
         """Return records with ``prompt``, ``answer``, ``family``, ``entry`` and, if there are settings, ``config``."""
@@ -120,7 +124,7 @@ def _generated(request: dict[str, Any]) -> str:
         InfrastructureError: the process failed.
     """
     command, variables = module_command("gspo_lightning.rewards.gym.generate")
-    found = subprocess.run(
+    process = subprocess.run(
         command,
         input=json.dumps(request),
         capture_output=True,
@@ -128,9 +132,11 @@ def _generated(request: dict[str, Any]) -> str:
         check=False,
         env={**variables, "PYTHONHASHSEED": "0"},
     )
-    last = found.stderr.strip().splitlines()[-1] if found.stderr.strip() else ""
-    if found.returncode == _REFUSED:
-        raise UserError("ReasoningGym", last, fix="change families, configs or size")
-    if found.returncode != 0:
-        raise InfrastructureError(f"items of reasoning-gym could not be made (exit code {found.returncode}): {last}")
-    return found.stdout
+    message = process.stderr.strip().splitlines()[-1] if process.stderr.strip() else ""
+    if process.returncode == _REFUSED:
+        raise UserError("ReasoningGym", message, fix="change families, configs or size")
+    if process.returncode != 0:
+        raise InfrastructureError(
+            f"items of reasoning-gym could not be made (exit code {process.returncode}): {message}"
+        )
+    return process.stdout

@@ -17,7 +17,8 @@ from gspo_lightning.data.prompts.prompt_set import Demonstration, PromptSet, Rec
 
 Split = Literal["cold_start", "train", "held_out"]
 _SHARES: dict[Split, range] = {"cold_start": range(0, 4), "train": range(4, 9), "held_out": range(9, 10)}
-_CELLS, _SIDE = 4, 8
+_CELLS = 4
+_SIDE = 8
 _COLOURS = ((255, 255, 255), (220, 30, 30), (30, 160, 60), (40, 60, 220))
 """White for empty cells; red squares are counted."""
 
@@ -53,31 +54,30 @@ class SquaresTask(PromptSet):
             raise UserError("SquaresTask.size", f"is {size}; it must be at least 2")
         if not 0 <= wrong < 1:
             raise UserError("SquaresTask.wrong", f"is {wrong}; it must lie in [0, 1)")
-        self.split, self.size, self.most, self.seed, self.shuffled, self.wrong = (
-            split,
-            size,
-            most,
-            seed,
-            shuffled,
-            wrong,
-        )
+        self.split = split
+        self.size = size
+        self.most = most
+        self.seed = seed
+        self.shuffled = shuffled
+        self.wrong = wrong
 
     def records(self) -> Sequence[Record]:
         """Return records with ``prompt``, ``image`` (a PNG file) and ``answer``."""
         boards = self._boards()
-        shown = boards
+        pictured = boards
         if self.shuffled:
-            shown = [boards[int(i)] for i in permutation(stream(self.seed, 2), len(boards))]
+            pictured = [boards[int(i)] for i in permutation(stream(self.seed, 2), len(boards))]
         return [
-            {"prompt": "?", "image": _png(seen), "answer": str(board.count(1))}
-            for board, seen in zip(boards, shown, strict=True)
+            {"prompt": "?", "image": _png(picture), "answer": str(board.count(1))}
+            for board, picture in zip(boards, pictured, strict=True)
         ]
 
     def demonstrations(self) -> Sequence[Demonstration]:
         """Return records with their answers; a share ``wrong`` of the answers is off."""
         pairs: list[Demonstration] = []
         for i, record in enumerate(self.records()):
-            draw, answer = stream(self.seed, 1, i), int(record["answer"])
+            draw = stream(self.seed, 1, i)
+            answer = int(record["answer"])
             if draw % 1_000_000 < self.wrong * 1_000_000:
                 answer = (answer + 1 + draw // 1_000_000 % self.most) % (self.most + 1)
             pairs.append(({k: record[k] for k in ("prompt", "image")}, f"#{answer}"))
@@ -85,19 +85,20 @@ class SquaresTask(PromptSet):
 
     def _boards(self) -> list[tuple[int, ...]]:
         """Return the cell colours of all boards, each board once."""
-        found: dict[tuple[int, ...], None] = {}
+        boards: dict[tuple[int, ...], None] = {}
         counter = 0
-        while len(found) < self.size:
-            board = _board(stream(self.seed, 0, counter), len(found) % (self.most + 1))
+        while len(boards) < self.size:
+            board = _board(stream(self.seed, 0, counter), len(boards) % (self.most + 1))
             counter += 1
             if stable_hash(str(board)) % 10 in _SHARES[self.split]:
-                found[board] = None
-        return list(found)
+                boards[board] = None
+        return list(boards)
 
 
 def _board(draw: int, red: int) -> tuple[int, ...]:
     """Return a board with ``red`` red cells, up to four of other colours, the rest white."""
-    places, cells = list(range(_CELLS * _CELLS)), [0] * (_CELLS * _CELLS)
+    places = list(range(_CELLS * _CELLS))
+    cells = [0] * (_CELLS * _CELLS)
     others = stream(draw, 0) % 5
     for number in range(red + others):
         place = places.pop(stream(draw, 1, number) % len(places))

@@ -34,7 +34,9 @@ class VerifiersTasks(PromptSet):
     def __init__(
         self, environment: dict[str, Any], select: dict[str, Any] | None = None, python: str | None = None
     ) -> None:
-        self.environment, self.select, self.python = environment, select or {}, python
+        self.environment = environment
+        self.select = select or {}
+        self.python = python
 
     def records(self) -> Sequence[Record]:
         """Return a record per task, in the order of the selection."""

@@ -118,28 +118,34 @@ class WordProblems(PromptSet):
             raise UserError("WordProblems.size", f"is {size}; it must lie in 1 to {_MOST}")
         if not 5 <= largest <= 100:
             raise UserError("WordProblems.largest", f"is {largest}; it must lie in 5 to 100")
-        self.split, self.size, self.seed, self.largest, self.instruction = split, size, seed, largest, instruction
+        self.split = split
+        self.size = size
+        self.seed = seed
+        self.largest = largest
+        self.instruction = instruction
 
     def records(self) -> Sequence[Record]:
         """Return records with ``prompt``, ``answer`` and ``story``, the number of the story; the stories take turns."""
         stories = _STORIES[self.split]
-        found: dict[str, Record] = {}
+        records: dict[str, Record] = {}
         counter = 0
-        while len(found) < self.size:
-            number = len(found) % len(stories)
+        while len(records) < self.size:
+            number = len(records) % len(stories)
             text, answer = _problem(stories[number], stream(self.seed, 0, counter), self.largest)
             counter += 1
-            if text not in found:
+            if text not in records:
                 prompt = f"{text}{self.instruction}"
-                found[text] = {"prompt": prompt, "answer": str(answer), "story": f"{self.split}_{number}"}
-        return list(found.values())
+                records[text] = {"prompt": prompt, "answer": str(answer), "story": f"{self.split}_{number}"}
+        return list(records.values())
 
 
 def _problem(story: _Story, draw: int, largest: int) -> tuple[str, int]:
     """Return the text of a problem and its answer."""
     name = _NAMES[stream(draw, 0) % len(_NAMES)]
     others = [other for other in _NAMES if other != name]
-    a, b, c = 2 + stream(draw, 1) % (largest - 1), 2 + stream(draw, 2) % 8, 2 + stream(draw, 3) % 8
+    a = 2 + stream(draw, 1) % (largest - 1)
+    b = 2 + stream(draw, 2) % 8
+    c = 2 + stream(draw, 3) % 8
     text = story.text.format(
         name=name,
         other=others[stream(draw, 4) % len(others)],
