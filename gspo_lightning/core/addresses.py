@@ -39,7 +39,8 @@ def check_address(
         parts = urlsplit(url)
         host = parts.hostname
     except ValueError:
-        parts, host = urlsplit(""), None
+        parts = urlsplit("")
+        host = None
     if sockets and url.startswith(UNIX) and parts.path:
         return
     if parts.scheme not in ("http", "https") or not host:

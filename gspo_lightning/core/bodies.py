@@ -70,8 +70,8 @@ class Body:
         if _deeper(self.data, DEEPEST):
             raise BodyError(f"the reply is nested more than {DEEPEST} levels deep, or its brackets do not match")
         try:
-            found = json.loads(self.text)
-            return whole_values(found) if b"\\u" in self.data else found
+            values = json.loads(self.text)
+            return whole_values(values) if b"\\u" in self.data else values
         except ValueError as error:
             raise BodyError(f"it gave no JSON: {self.text[:100]!r}") from error
 
@@ -88,15 +88,20 @@ def reply_limit(request: Mapping[str, Any] | None, per_token: int = PER_DETAILED
     >>> reply_limit({"prompt": [1, 2], "max_tokens": 8, "n": 4, "logprobs": 0}) - BASE == 40 * PER_DETAILED_TOKEN
     True
     """
-    asked = dict(request or {})
-    if isinstance(more := asked.get("sampling_params"), Mapping):
-        asked |= more
-    prompt = asked.get("prompt") or asked.get("token_ids")
-    longest, count = asked.get("max_tokens"), asked.get("n")
-    tokens = (longest if isinstance(longest, int) else 0) + (len(prompt) if isinstance(prompt, list) else 0)
-    detailed = "logprobs" in asked or "return_token_ids" in asked
-    each = per_token if detailed else PER_TOKEN
-    return BASE + max(0, tokens * each * (count if isinstance(count, int) else 1))
+    fields = dict(request or {})
+    sampling_params = fields.get("sampling_params")
+    if isinstance(sampling_params, Mapping):
+        fields |= sampling_params
+    # a request may be anything: a client wrote it
+    prompt = fields.get("prompt") or fields.get("token_ids")
+    prompt_tokens = len(prompt) if isinstance(prompt, list) else 0
+    max_tokens = fields.get("max_tokens")
+    response_tokens = max_tokens if isinstance(max_tokens, int) else 0
+    n = fields.get("n")
+    responses = n if isinstance(n, int) else 1
+    detailed = "logprobs" in fields or "return_token_ids" in fields
+    bytes_per_token = per_token if detailed else PER_TOKEN
+    return BASE + max(0, (response_tokens + prompt_tokens) * bytes_per_token * responses)
 
 
 async def read_body(reply: aiohttp.ClientResponse, limit: int) -> Body:
@@ -125,15 +130,18 @@ async def read_body(reply: aiohttp.ClientResponse, limit: int) -> Body:
 
 async def _read(reply: aiohttp.ClientResponse, most: int) -> tuple[bytes, int]:
     """Return the unpacked data and the number of bytes read for it; stop when either is more than ``most``."""
-    stream, pieces, size, sent = _Stream(reply.headers.get("Content-Encoding", "")), list[bytes](), 0, 0
+    stream = _Stream(reply.headers.get("Content-Encoding", ""))
+    unpacked: list[bytes] = []
+    size = 0
+    sent = 0
     async for piece in reply.content.iter_chunked(_PIECE):
         sent += len(piece)
-        pieces.append(stream.unpack(piece, most + 1 - size))
-        size += len(pieces[-1])
+        unpacked.append(stream.unpack(piece, most + 1 - size))
+        size += len(unpacked[-1])
         if max(sent, size) > most:
             reply.close()
             break
-    return b"".join(pieces), sent
+    return b"".join(unpacked), sent
 
 
 class _Stream:
@@ -158,8 +166,7 @@ class _Stream:
         if self._name in ("", "identity"):
             return piece
         if self._zlib is None:
-            bare = self._name == "deflate" and piece[0] & 0xF != 8
-            self._zlib = zlib.decompressobj(31 if self._name == "gzip" else -15 if bare else 15)
+            self._zlib = zlib.decompressobj(self._window_bits(piece))
         try:
             unpacked = bytes(self._zlib.decompress(piece, most))
         except zlib.error as error:
@@ -167,6 +174,13 @@ class _Stream:
         if self._zlib.unused_data:
             raise BodyError(f"the reply goes on after the end of its {self._name}")
         return unpacked
+
+    def _window_bits(self, beginning: bytes) -> int:
+        """Return zlib's code of the format: 31 for gzip, 15 for deflate with zlib's header, -15 without."""
+        if self._name == "gzip":
+            return 31
+        has_header = beginning[0] & 0xF == 8  # zlib's header begins with its only method of compression
+        return 15 if has_header else -15
 
 
 def _is_utf8(charset: str) -> bool:
@@ -182,10 +196,10 @@ def _deeper(data: bytes, levels: int) -> bool:
     >>> _deeper(b'[{"a": "]["}]', 1), _deeper(b'[{"a": "]["}]', 2)
     (True, False)
     """
-    left = _STRING.sub(b"", data).translate(_BRACKETS, b"").translate(None, _NO_BRACKETS)
-    for _ in range(levels):
-        fewer = left.replace(b"[]", b"")
-        if len(fewer) == len(left):
+    brackets = _STRING.sub(b"", data).translate(_BRACKETS, b"").translate(None, _NO_BRACKETS)
+    for _ in range(levels):  # each pass removes the innermost pairs
+        fewer = brackets.replace(b"[]", b"")
+        if len(fewer) == len(brackets):
             break
-        left = fewer
-    return bool(left)
+        brackets = fewer
+    return bool(brackets)

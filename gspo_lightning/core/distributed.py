@@ -34,7 +34,7 @@ def leaves_no_group(*, of_many: bool = True) -> Iterator[None]:
     Args:
         of_many: also end a group of several processes, if the others do nothing after the block.
     """
-    known = dist.is_available() and dist.is_initialized()
+    had_group = dist.is_available() and dist.is_initialized()
     variables = {name: os.environ.get(name) for name in _OF_RANKS}
     failed = True
     try:
@@ -42,7 +42,7 @@ def leaves_no_group(*, of_many: bool = True) -> Iterator[None]:
         failed = False
     finally:
         world = rank_and_world()[1]
-        if not known and (world == 1 or (of_many and not failed)):
+        if not had_group and (world == 1 or (of_many and not failed)):
             if dist.is_available() and dist.is_initialized():
                 dist.destroy_process_group()
             for name, value in variables.items():
@@ -110,9 +110,9 @@ def largest(value: int, device: torch.device) -> int:
     """Return the largest of the ranks' values."""
     if rank_and_world()[1] == 1:
         return value
-    found = torch.tensor(value, device=device)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX, group=_group.get())
-    return int(found)
+    maximum = torch.tensor(value, device=device)
+    dist.all_reduce(maximum, op=dist.ReduceOp.MAX, group=_group.get())
+    return int(maximum)
 
 
 def all_gather_objects(value: Any) -> list[Any]:
@@ -130,9 +130,9 @@ def from_first_rank(make: Callable[[], T]) -> T:
     rank, world = rank_and_world()
     if world == 1:
         return make()
-    found: list[Any] = [make() if rank == 0 else None]
-    dist.broadcast_object_list(found, src=0, group=_group.get())
-    value: T = found[0]
+    broadcast: list[Any] = [make() if rank == 0 else None]
+    dist.broadcast_object_list(broadcast, src=0, group=_group.get())
+    value: T = broadcast[0]
     return value
 
 
@@ -148,7 +148,7 @@ def gather_objects(value: Any) -> list[Any]:
 
 def all_gathered(words: Iterable[str]) -> list[str]:
     """Return the words of all ranks, one rank after another; for a few words."""
-    return [word for found in all_gather_objects(list(words)) for word in found]
+    return [word for rank_words in all_gather_objects(list(words)) for word in rank_words]
 
 
 def all_names(names: Iterable[str]) -> list[str]:
@@ -167,9 +167,9 @@ def fail_together() -> Iterator[None]:
             raise
         failure = error
     if rank_and_world()[1] > 1:
-        for found in all_gather_objects(failure):
-            if found is not None:
-                raise failure or found
+        for rank_failure in all_gather_objects(failure):
+            if rank_failure is not None:
+                raise failure or rank_failure
 
 
 def gather_rows(values: Tensor) -> Tensor:

@@ -34,8 +34,12 @@ _INSTALLED = tuple(f"{path}/" for path in {*map(sysconfig.get_path, _LIBRARIES),
 _PACKAGES = ("site-packages", "dist-packages")
 """Folders of installed packages anywhere: PYTHONPATH may name those of another environment."""
 _CHARACTERS = 300
-_NEAR, _NEAR_BEGINNING, _BEGINNING = 0.7, 0.5, 4
-"""Least likeness (0 to 1) of a name that a message suggests: of any, and of one with the same first characters."""
+_NEAR = 0.7
+"""Least likeness (0 to 1) of a name that a message suggests."""
+_NEAR_BEGINNING = 0.5
+"""The same of a name with the same first characters."""
+_BEGINNING = 4
+"""Number of those characters."""
 
 
 class GSPOError(Exception):
@@ -56,7 +60,9 @@ class UserError(GSPOError, ValueError):
     """
 
     def __init__(self, field: str, problem: str, *, fix: str | None = None) -> None:
-        self.field, self.problem, self.fix = field, problem, fix
+        self.field = field
+        self.problem = problem
+        self.fix = fix
         super().__init__(f"{field}: {problem}" + (f"\n  fix: {fix}" if fix else ""))
 
     def __reduce__(self) -> tuple[object, ...]:  # keyword-only ``fix`` would be lost by the default reduction
@@ -115,8 +121,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     'did you mean GSPO? known: GRPO, GSPO'
     """
     names = sorted(known)
-    found = nearest(name, names)
-    hint = f"did you mean {found}? " if found is not None else ""
+    suggestion = nearest(name, names)
+    hint = f"did you mean {suggestion}? " if suggestion is not None else ""
     return f"{hint}known: {', '.join(names) if names else '(none)'}"
 
 
@@ -134,12 +140,13 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return best if best is not None and likeness[best] >= _NEAR else None
 
 
-def _likeness(typed: str, known: str) -> float:
+def _likeness(typed: str, name: str) -> float:
     ending = PurePath(typed).suffix
-    if ending and known.endswith(ending):
-        typed, known = typed.removesuffix(ending), known.removesuffix(ending)
-    likeness = difflib.SequenceMatcher(None, known, typed).ratio()
-    same_beginning = len(typed) >= _BEGINNING and typed[:_BEGINNING] == known[:_BEGINNING]
+    if ending and name.endswith(ending):
+        typed = typed.removesuffix(ending)
+        name = name.removesuffix(ending)
+    likeness = difflib.SequenceMatcher(None, name, typed).ratio()
+    same_beginning = len(typed) >= _BEGINNING and typed[:_BEGINNING] == name[:_BEGINNING]
     return max(likeness, _NEAR) if same_beginning and likeness >= _NEAR_BEGINNING else likeness
 
 
@@ -228,7 +235,11 @@ def located(function: Any, name: str) -> str:
 
 def place_of(error: BaseException) -> Place | None:
     """Return the place in a plug-in where an exception arose; None if it arose in this package, or in no plug-in."""
-    return next((place for one in chain(error) if (place := _innermost(one)) is not None), None)
+    for cause in chain(error):
+        place = _innermost(cause)
+        if place is not None:
+            return place
+    return None
 
 
 def mistake_of_plugin(error: BaseException) -> PluginError | None:
@@ -236,24 +247,26 @@ def mistake_of_plugin(error: BaseException) -> PluginError | None:
 
     The first and the last line give file, line, class and method, and the expectation.
     """
-    for one in chain(error):
-        place = _innermost(one)
-        if place is not None:
-            text = first_line(one)[:_CHARACTERS]
-            said = type(one).__name__ + (f": {text}" if text != type(one).__name__ else "")
-            expected = f"; expected: {place.expected}" if place.expected else ""
-            found = PluginError(f"{place}", f"raised {said}", fix=f"correct {place}{expected}")
-            frames = [f for f in traceback.extract_tb(one.__traceback__) if _is_plugin(f.filename)]
-            found.frames = "".join(traceback.format_list(frames)) + said
-            return found
+    for cause in chain(error):
+        place = _innermost(cause)
+        if place is None:
+            continue
+        kind = type(cause).__name__
+        message = first_line(cause)[:_CHARACTERS]
+        summary = kind if message == kind else f"{kind}: {message}"
+        expected = f"; expected: {place.expected}" if place.expected else ""
+        mistake = PluginError(f"{place}", f"raised {summary}", fix=f"correct {place}{expected}")
+        frames = [frame for frame in traceback.extract_tb(cause.__traceback__) if _is_plugin(frame.filename)]
+        mistake.frames = "".join(traceback.format_list(frames)) + summary
+        return mistake
     return None
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an exception and its causes, the oldest last."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    visited: set[int] = set()  # causes may form a circle
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
 
@@ -267,8 +280,9 @@ def _innermost(error: BaseException) -> Place | None:
         if file.startswith(_OWN):
             return None
         if _is_plugin(file):
-            methods = [f for f, _ in frames[: i + 1] if _is_plugin(f.f_code.co_filename)]
-            expected = next((text for f in methods if (text := _contract(f))), "")
+            plugin_frames = [outer for outer, _ in frames[: i + 1] if _is_plugin(outer.f_code.co_filename)]
+            contracts = map(_contract, plugin_frames)
+            expected = next(filter(None, contracts), "")
             return Place(file, line, frame.f_code.co_qualname.replace("<locals>.", ""), expected)
     return None
 
@@ -282,16 +296,14 @@ def frames_of(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
 
 def _contract(frame: FrameType) -> str:
     """Return ``Base.method: first sentence`` of the method that a frame overrides in this package or in Lightning."""
-    name, owner = frame.f_code.co_name, frame.f_locals.get("self")
-    for cls in reversed(type(owner).__mro__ if owner is not None else ()):  # the base class says what it is for
-        if (
-            cls.__module__.partition(".")[0] in ("gspo_lightning", "lightning")
-            and name in cls.__dict__
-            and name != "__init__"
-        ):
-            method = cls.__dict__[name]
-            said = (inspect.getdoc(method) or "").partition("\n")[0]
-            return f"{cls.__name__}.{name}{': ' if said else ''}{said}"
+    name = frame.f_code.co_name
+    owner = frame.f_locals.get("self")
+    if owner is None or name == "__init__":
+        return ""
+    for cls in reversed(type(owner).__mro__):  # the base class explains the method
+        if cls.__module__.partition(".")[0] in ("gspo_lightning", "lightning") and name in cls.__dict__:
+            sentence = (inspect.getdoc(cls.__dict__[name]) or "").partition("\n")[0]
+            return f"{cls.__name__}.{name}: {sentence}" if sentence else f"{cls.__name__}.{name}"
     return ""
 
 

@@ -95,14 +95,15 @@ class _Record(logging.LogRecord):
 @contextlib.contextmanager
 def escaped_logs() -> Iterator[None]:
     """Make control characters visible in log lines and warnings of all packages."""
-    factory, line = logging.getLogRecordFactory(), warnings.formatwarning
+    record_factory = logging.getLogRecordFactory()
+    format_warning = warnings.formatwarning
     logging.setLogRecordFactory(_Record)
-    warnings.formatwarning = lambda *args, **options: visible(line(*args, **options))
+    warnings.formatwarning = lambda *args, **options: visible(format_warning(*args, **options))
     try:
         yield
     finally:
-        logging.setLogRecordFactory(factory)
-        warnings.formatwarning = line
+        logging.setLogRecordFactory(record_factory)
+        warnings.formatwarning = format_warning
 
 
 # Markdown --------------------------------------------------------------------------------------------------------
@@ -114,8 +115,9 @@ def cell(text: object) -> str:
     >>> print(cell("<b>|*a_b* _c_\nd"))
     &lt;b&gt;\|\*a_b\* \_c\_ d
     """
-    shown = _MARKDOWN.sub(r"\\\g<0>", visible(text).replace("\n", " ").replace("\t", " "))
-    return re.sub(r"&(?=[#\w])", "&amp;", shown).replace("<", "&lt;").replace(">", "&gt;")
+    line = visible(text).replace("\n", " ").replace("\t", " ")
+    escaped = _MARKDOWN.sub(r"\\\g<0>", line)
+    return re.sub(r"&(?=[#\w])", "&amp;", escaped).replace("<", "&lt;").replace(">", "&gt;")
 
 
 def code(text: object, limit: int | None = None, *, table: bool = True) -> str:
@@ -145,6 +147,7 @@ def fenced(text: object, language: str = "") -> str:
     ```
     ````
     """
-    shown = visible(text)
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", shown)), default=0))
-    return f"{fence}{language}\n{shown}\n{fence}"
+    content = visible(text)
+    longest_run = max(map(len, re.findall("`+", content)), default=0)
+    fence = "`" * max(3, 1 + longest_run)
+    return f"{fence}{language}\n{content}\n{fence}"

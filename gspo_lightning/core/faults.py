@@ -34,17 +34,22 @@ _OF_RANKS = {"DistNetworkError", "DistStoreError"}
 
 def os_errors(error: BaseException) -> Iterator[OSError]:
     """Yield the errors of the operating system among an exception's causes."""
-    for one in chain(error):
-        if isinstance(one, OSError) and one.errno is not None:
-            yield one
-        elif (found := _OF_RUST.search(str(one))) is not None:
-            yield OSError(int(found.group(2)), found.group(1).strip())
+    for cause in chain(error):
+        if isinstance(cause, OSError) and cause.errno is not None:
+            yield cause
+            continue
+        of_rust = _OF_RUST.search(str(cause))
+        if of_rust is not None:
+            message, number = of_rust.groups()
+            yield OSError(int(number), message.strip())
 
 
 def has_lost_a_rank(error: BaseException) -> bool:
     """True if the exception says that another process of the run no longer answers."""
-    known = [one for one in chain(error) if isinstance(one, RuntimeError)]
-    return any(type(one).__name__ in _OF_RANKS or _PEER.search(str(one)) for one in known)
+    for cause in chain(error):
+        if isinstance(cause, RuntimeError) and (type(cause).__name__ in _OF_RANKS or _PEER.search(str(cause))):
+            return True
+    return False
 
 
 def fault_around(error: BaseException) -> GSPOError | None:
@@ -62,31 +67,34 @@ def fault_around(error: BaseException) -> GSPOError | None:
             f"  fix: give smaller files or settings (gspo plan counts them), or a larger machine or device, and repeat "
             f"the command; a training goes on with --ckpt_path last"
         )
-    for found in os_errors(error):
-        file = os.fsdecode(found.filename) if isinstance(found.filename, str | bytes) else ""
-        if found.errno in DISK:
+    for os_error in os_errors(error):
+        file = os.fsdecode(os_error.filename) if isinstance(os_error.filename, str | bytes) else ""
+        if os_error.errno in DISK:
             return InfrastructureError(
-                f"writing failed: {found.strerror}{f': {file}' if file else ''}; checkpoints that were finished "
+                f"writing failed: {os_error.strerror}{f': {file}' if file else ''}; checkpoints that were finished "
                 f"are whole.\n  fix: make room (or the folder writable) and repeat the command; a training goes on "
                 f"with --ckpt_path last"
             )
-        if found.errno in (errno.ENOENT, errno.ESTALE) and file and (gone := missing_folder(Path(file))) is not None:
-            return folder_gone(gone)
-        if found.errno in _ACCESS and file and found in (error, error.__cause__):  # not an error that was handled
-            why = f"cannot be used: {found.strerror}"
-            return UserError(file, why, fix="give another path, or make this one writable")
+        if os_error.errno in (errno.ENOENT, errno.ESTALE) and file:
+            folder = missing_folder(Path(file))
+            if folder is not None:
+                return folder_gone(folder)
+        was_handled = os_error not in (error, error.__cause__)
+        if os_error.errno in _ACCESS and file and not was_handled:
+            return UserError(
+                file, f"cannot be used: {os_error.strerror}", fix="give another path, or make this one writable"
+            )
     return None
 
 
 def _lacks_memory(error: BaseException) -> bool:
     """True for Python's out-of-memory error, or torch's, which is not imported here."""
+    if isinstance(error, MemoryError):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
     text = str(error)
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError)
-        and (
-            type(error).__name__ == "OutOfMemoryError" or "not enough memory" in text or "can't allocate memory" in text
-        )
-    )
+    return type(error).__name__ == "OutOfMemoryError" or "not enough memory" in text or "can't allocate memory" in text
 
 
 def folder_gone(folder: Path) -> InfrastructureError:
@@ -114,9 +122,10 @@ def written(what: str, folder: Path) -> Iterator[None]:
         yield
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)  # a partial folder would take up disk space
-        if not isinstance(error, Exception) or (found := next(os_errors(error), None)) is None:
+        os_error = next(os_errors(error), None) if isinstance(error, Exception) else None
+        if os_error is None:
             raise
         raise InfrastructureError(
-            f"{what} cannot be written: {found.strerror}; nothing of it is left.\n"
+            f"{what} cannot be written: {os_error.strerror}; nothing of it is left.\n"
             f"  fix: make room (or the folder writable) and repeat the command"
         ) from error

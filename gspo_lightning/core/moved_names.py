@@ -46,7 +46,8 @@ def current(path: str) -> str:
 def say_moved(path: str) -> None:
     """Log once for each old module that it has moved; nothing for a name that has not."""
     old = ".".join(path.split(".")[:2])
-    if (new := current(old)) != old:
+    new = current(old)
+    if new != old:
         from gspo_lightning.core.errors import say_renamed  # errors are not needed to find a module
 
         say_renamed(old, new)

@@ -103,11 +103,12 @@ def outlives_its_reader(commands: Collection[str]) -> Callable[[_Main], _Main]:
 @contextlib.contextmanager
 def _forgiving_streams(*, ends: bool) -> Iterator[None]:
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = forgiving(sys.stdout, ends=ends), forgiving(sys.stderr)
+    streams = forgiving(sys.stdout, ends=ends), forgiving(sys.stderr)
+    sys.stdout, sys.stderr = streams
     try:
         yield
     finally:
-        now = sys.stdout, sys.stderr
+        now = sys.stdout, sys.stderr  # what ran inside may have put others in their place
         sys.stdout, sys.stderr = before
         for stream in (*now, *before):
             _flush(stream)

@@ -85,8 +85,8 @@ def whole_number(value: Any, name: str = "the number") -> int:
     """
     whole = type(value) is int or (type(value) is float and value.is_integer())
     if not whole or not -(2**63) <= value < 2**63:
-        shown = f"an integer of {value.bit_length()} bits" if type(value) is int else repr(value)[:60]
-        raise ValueError(f"{name} is {shown}, not a whole number of at most 64 bits")
+        described = f"an integer of {value.bit_length()} bits" if type(value) is int else repr(value)[:60]
+        raise ValueError(f"{name} is {described}, not a whole number of at most 64 bits")
     return int(value)
 
 
@@ -98,7 +98,8 @@ def compose_yaml(text: str) -> yaml.Node | None:
     """
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-        if root is not None and (size := _expanded(root, {}, 1)) > len(text) + _ALIASED:
+        size = 0 if root is None else _expanded(root, {}, 1)
+        if size > len(text) + _ALIASED:
             raise _unusable(f"its aliases (*name) stand for {size:,} characters", root)
     except RecursionError:
         raise _unusable("it is nested too deeply") from None
@@ -118,12 +119,8 @@ def load_yaml(text: str) -> Any:
         return None if root is None else loader.construct_document(root)
     except yaml.YAMLError:
         raise
-    except (
-        ValueError,
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-    ) as error:  # an impossible date, a number of 60,000 digits
+    except (ValueError, ArithmeticError, AttributeError, LookupError) as error:
+        # an impossible date, a number of 60,000 digits
         raise _unusable(f"a value cannot be read: {first_line(error)}") from error
     finally:
         loader.dispose()
@@ -134,18 +131,28 @@ def read_table(file: Path) -> Any:
     return yaml.load(file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
-def _expanded(node: yaml.Node, known: dict[int, int], depth: int) -> int:
-    """Count the characters and nodes of a node with all its aliases expanded."""
-    if known.get(id(node), 1) == 0:
+def _expanded(node: yaml.Node, sizes: dict[int, int], depth: int) -> int:
+    """Count the characters and nodes of a node with all its aliases expanded.
+
+    Args:
+        node: an alias is the very node that it stands for.
+        sizes: counts by the ``id`` of nodes, so each node is counted once; 0 while it is being counted.
+        depth: levels down to the node, from 1.
+    """
+    if sizes.get(id(node)) == 0:
         raise _unusable("an alias (*name) stands within what it stands for", node)
     if depth > _DEEPEST:
         raise _unusable("it is nested too deeply", node)
-    if id(node) not in known:
-        known[id(node)] = 0
-        inner = [one for pair in node.value for one in pair] if isinstance(node, yaml.MappingNode) else node.value
-        parts = len(inner) if isinstance(inner, str) else sum(_expanded(one, known, depth + 1) for one in inner)
-        known[id(node)] = 1 + parts
-    return known[id(node)]
+    if id(node) not in sizes:
+        sizes[id(node)] = 0
+        if isinstance(node.value, str):
+            size = len(node.value)
+        elif isinstance(node, yaml.MappingNode):
+            size = sum(_expanded(child, sizes, depth + 1) for pair in node.value for child in pair)
+        else:
+            size = sum(_expanded(child, sizes, depth + 1) for child in node.value)
+        sizes[id(node)] = 1 + size
+    return sizes[id(node)]
 
 
 def _unusable(problem: str, node: yaml.Node | None = None) -> yaml.MarkedYAMLError:

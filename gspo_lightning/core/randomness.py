@@ -155,7 +155,9 @@ class Shuffle(Sequence[int]):
         if size < 1:
             raise ValueError(f"nothing to shuffle: size is {size}")
         bits = (size - 1).bit_length()
-        self._size, self._halves = size, (bits // 2, bits - bits // 2)
+        self._size = size
+        self._halves = (bits // 2, bits - bits // 2)
+        """Bits of the right half and of the left one."""
         self._keys = [_mix_int((base ^ turn) & _MASK) for turn in range(self.ROUNDS)]
 
     def __len__(self) -> int:
@@ -179,7 +181,8 @@ class Shuffle(Sequence[int]):
         low, high = self._halves
         while True:
             for key in self._keys:  # (left, right) -> (right, left ^ f(right)): the halves change places and widths
-                left, right = number >> low, number & ((1 << low) - 1)
+                left = number >> low
+                right = number & ((1 << low) - 1)
                 number = (right << high) | (left ^ (_mix_int(key ^ right) & ((1 << high) - 1)))
                 low, high = high, low
             if number < self._size:  # an even number of rounds: low and high are what they were

@@ -58,8 +58,8 @@ def base_class(kind: str) -> type[Any]:
     module = importlib.import_module(path)
     for public in getattr(module, "__all__", ()):
         getattr(module, public)  # a package may import its members only when they are asked for
-    found: type[Any] = getattr(module, name)
-    return found
+    base: type[Any] = getattr(module, name)
+    return base
 
 
 def components(kind: str) -> dict[str, type[Any]]:
@@ -68,9 +68,9 @@ def components(kind: str) -> dict[str, type[Any]]:
     Raises:
         UserError: two different classes have one name.
     """
-    found: dict[str, type[Any]] = {}
+    classes: dict[str, type[Any]] = {}
     for cls in _concrete(base_class(kind)):
-        other = found.get(cls.__name__)
+        other = classes.get(cls.__name__)
         if other is not None and _origin(other) != _origin(cls):
             raise UserError(
                 f"{kind}.{cls.__name__}",
@@ -78,8 +78,8 @@ def components(kind: str) -> dict[str, type[Any]]:
                 fix="rename one of the two classes",
             )
         if other is None or not _is_current(other):  # the same module and qualname redefined (a notebook cell) replaces
-            found[cls.__name__] = cls
-    return dict(sorted(found.items()))
+            classes[cls.__name__] = cls
+    return dict(sorted(classes.items()))
 
 
 def defined(kind: str) -> list[str]:
@@ -106,15 +106,15 @@ def component(kind: str, name: str) -> type[Any]:
     Raises:
         UserError: nothing of that name; the message gives the nearest registered one.
     """
-    known = components(kind)
+    registered = components(kind)
     say_moved(name)
     name = current(name)
-    for cls in known.values():
-        module, _, attribute = name.rpartition(".")
-        exported = getattr(sys.modules.get(module), attribute, None)  # a package may export what a file of it defines
+    module, _, attribute = name.rpartition(".")
+    exported = getattr(sys.modules.get(module), attribute, None)  # a package may export what a file of it defines
+    for cls in registered.values():
         if name in (cls.__name__, f"{cls.__module__}.{cls.__qualname__}") or exported is cls:
             return cls
-    raise UserError(kind, f"{name!r} is not registered; {did_you_mean(name, known)}")
+    raise UserError(kind, f"{name!r} is not registered; {did_you_mean(name, registered)}")
 
 
 def import_plugins(paths: Iterable[str | Path], root: Path | None = None) -> list[str]:
@@ -247,9 +247,11 @@ def _import_file(file: Path, root: Path) -> str:
         digest = hashlib.sha256(bytes(file)).hexdigest()[:8]
         return _load(f"gspo_plugin_{re.sub(r'[^0-9A-Za-z]', '_', file.stem)}_{digest}", file)
     name = ".".join(parts)
-    found = _ordinary_import(name)
-    if found is not None and found != file and name in sys.modules:
-        raise UserError("plugins", f"{file} would be imported as {name}, but that is {found}", fix="rename the file")
+    installed = _ordinary_import(name)
+    if installed is not None and installed != file and name in sys.modules:
+        raise UserError(
+            "plugins", f"{file} would be imported as {name}, but that is {installed}", fix="rename the file"
+        )
     return _load(name, file)  # also where an installed package has its name: this file was asked for
 
 
@@ -288,16 +290,13 @@ def _broken(what: str, error: BaseException) -> UserError:
 
 def subclasses(base: type[Any]) -> Iterator[type[Any]]:
     """Yield subclasses of any depth, the nearest first, each once."""
-    seen: set[type[Any]] = set()
-    stack: list[type[Any]] = list(base.__subclasses__())
-    ordered: list[type[Any]] = []
-    while stack:
-        cls = stack.pop(0)
-        if cls in seen:
-            continue
-        seen.add(cls)
-        ordered.append(cls)
-        stack.extend(cls.__subclasses__())
+    queue: list[type[Any]] = list(base.__subclasses__())
+    ordered: dict[type[Any], None] = {}
+    while queue:
+        cls = queue.pop(0)
+        if cls not in ordered:
+            ordered[cls] = None
+            queue.extend(cls.__subclasses__())
     yield from ordered
 
 

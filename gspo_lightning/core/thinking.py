@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from gspo_lightning.core.types import Rollout
 
-OPENING, CLOSING = "<think>", "</think>"
+OPENING = "<think>"
+CLOSING = "</think>"
 MARKS = (
     (OPENING, CLOSING),  # DeepSeek, Qwen, GLM, MiniMax, OLMo and most others
     ("[THINK]", "[/THINK]"),  # Magistral
@@ -47,8 +48,8 @@ def split_thinking(text: str) -> tuple[str, str, str]:
     >>> split_thinking("[THINK]41?[/THINK]42")
     ('[THINK]41?', '[/THINK]', '42')
     """
-    closing = [match[0] for match in CLOSES.finditer(text)][-1:]
-    return text.rpartition(closing[0]) if closing else ("", "", text)
+    closing = [match[0] for match in CLOSES.finditer(text)]
+    return text.rpartition(closing[-1]) if closing else ("", "", text)
 
 
 def after_thinking(text: str, unfinished: bool = False) -> str | None:
@@ -103,9 +104,11 @@ def _dropped(tokenizer: PreTrainedTokenizerBase) -> tuple[frozenset[int], bool, 
     special = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     marks = {mark for pair in MARKS for mark in pair}
     kept = {i for i, content in special.items() if content.strip() in marks}
-    if channels := set(_CHANNELS) <= set(special.values()):
+    has_channels = set(_CHANNELS) <= set(special.values())
+    if has_channels:
         kept |= {i for i, content in special.items() if content in _CHANNELS}
-    return frozenset((*special, *tokenizer.all_special_ids)) - kept, bool(kept), channels
+    dropped = frozenset((*special, *tokenizer.all_special_ids)) - kept
+    return dropped, bool(kept), has_channels
 
 
 def unfinished_thought(tokenizer: PreTrainedTokenizerBase, rollout: Rollout) -> bool:

@@ -84,8 +84,8 @@ class Prompt:
 
     def token_budget(self, limit: int) -> int:
         """Return the token budget of a response: ``limit``, or less if the column ``max_response_tokens`` says so."""
-        own = self.columns.get("max_response_tokens")
-        return limit if own is None else min(limit, int(own))
+        prompt_limit = self.columns.get("max_response_tokens")
+        return limit if prompt_limit is None else min(limit, int(prompt_limit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,11 +290,11 @@ class MicroBatch:
         if self.host is not None and len(self.host[0]) != rows:
             raise ValueError(f"host has {len(self.host[0])} rows, response_mask {rows}: it belongs to other rows")
         for name in ("media", "group_index"):
-            if (own := getattr(self, name)) is not None and len(own) != rows:
-                raise ValueError(f"{name} has {len(own)} rows, response_mask {rows}")
+            if (values := getattr(self, name)) is not None and len(values) != rows:
+                raise ValueError(f"{name} has {len(values)} rows, response_mask {rows}")
         for name in ("old_logprobs", "behaviour_logprobs", "ref_logprobs", "teacher_logprobs"):
-            if (value := getattr(self, name)) is not None and tuple(value.shape) != (rows, width):
-                raise ValueError(f"{name} must have shape {(rows, width)}, got {tuple(value.shape)}")
+            if (logprobs := getattr(self, name)) is not None and tuple(logprobs.shape) != (rows, width):
+                raise ValueError(f"{name} must have shape {(rows, width)}, got {tuple(logprobs.shape)}")
 
     @property
     def num_tokens(self) -> int:

@@ -51,8 +51,9 @@ def check_variables(variables: Mapping[str, str], field: str) -> dict[str, str]:
     for name, value in variables.items():
         if not isinstance(value, str):
             raise UserError(f"{field}.{name}", f"is {value!r}, but must be text", fix="put it in quotes")
-        secret = _SECRET & {word.upper() for word in re.split(r"[_\-.]", name)} and not _PLAIN.fullmatch(value)
-        if not _NAMED.fullmatch(value) and (secret or _KEYS.fullmatch(value)):
+        words = {word.upper() for word in re.split(r"[_\-.]", name)}
+        is_secret = bool(_SECRET & words) and not _PLAIN.fullmatch(value)
+        if not _NAMED.fullmatch(value) and (is_secret or _KEYS.fullmatch(value)):
             raise UserError(
                 f"{field}.{name}",
                 "is a secret, and a run saves its config",
@@ -95,8 +96,9 @@ def _holds_secret(name: str, value: str) -> bool:
     option, equals, rest = value.partition("=")
     if equals and option.startswith("-"):
         return _holds_secret(option, rest)
-    named = re.sub(r"[-_]", "", name).lower() in _NAMES and not _PLAIN.fullmatch(value) and not _NAMED.fullmatch(value)
-    return named or bool(_IN_TEXT.search(value) or _PASSWORD.search(value))
+    if re.sub(r"[-_]", "", name).lower() in _NAMES and not _PLAIN.fullmatch(value) and not _NAMED.fullmatch(value):
+        return True
+    return bool(_IN_TEXT.search(value) or _PASSWORD.search(value))
 
 
 def read_variables(variables: Mapping[str, str], field: str) -> dict[str, str]:
@@ -105,14 +107,20 @@ def read_variables(variables: Mapping[str, str], field: str) -> dict[str, str]:
     Raises:
         UserError: a variable that is named is not set.
     """
-    found = dict(variables)
+    values = dict(variables)
     for name, value in variables.items():
-        if (named := _NAMED.fullmatch(value)) is not None:
-            if named[1] not in os.environ:
-                fix = f"export {named[1]}=... before the command"
-                raise UserError(f"{field}.{name}", f"names the variable {named[1]}, which is not set", fix=fix)
-            found[name] = os.environ[named[1]]
-    return found
+        reference = _NAMED.fullmatch(value)
+        if reference is None:
+            continue
+        variable = reference[1]
+        if variable not in os.environ:
+            raise UserError(
+                f"{field}.{name}",
+                f"names the variable {variable}, which is not set",
+                fix=f"export {variable}=... before the command",
+            )
+        values[name] = os.environ[variable]
+    return values
 
 
 def without_secrets(text: str, variables: Mapping[str, str]) -> str:
@@ -123,6 +131,8 @@ def without_secrets(text: str, variables: Mapping[str, str]) -> str:
         variables: of the setting, as :func:`check_variables` returns them.
     """
     for value in variables.values():
-        if (named := _NAMED.fullmatch(value)) is not None and len(secret := os.environ.get(named[1], "")) >= _LEAST:
+        reference = _NAMED.fullmatch(value)
+        secret = os.environ.get(reference[1], "") if reference is not None else ""
+        if len(secret) >= _LEAST:
             text = text.replace(secret, value)
     return text

@@ -82,8 +82,9 @@ class Health:
     @property
     def words(self) -> str:
         """The whole text, numbers first."""
+        bands = [f"{_CASES[case]}: {band.words}" if case else band.words for case, band in self.bands.items()]
         ranges = [
-            "; ".join(f"{_CASES[case]}: {band.words}" if case else band.words for case, band in self.bands.items()),
+            "; ".join(bands),
             "times the clip range" if self.in_clip_ranges else "",
             f"and {self.of_start.words} times its start while the reward does not rise" if self.of_start else "",
         ]
@@ -93,12 +94,13 @@ class Health:
 
     def band(self, clip: Clip) -> Band | None:
         """Return the range for a run, in the unit of the metric; None if there is none, or its scale is unknown."""
-        found = self.bands.get("") or self.bands.get(clip.case)
-        if found is None or not self.in_clip_ranges:
-            return found
+        band = self.bands.get("") or self.bands.get(clip.case)
+        if band is None or not self.in_clip_ranges:
+            return band
         if clip.width is None:
             return None
-        above, below = (None if end is None else end * clip.width for end in (found.above, found.below))
+        above = None if band.above is None else band.above * clip.width
+        below = None if band.below is None else band.below * clip.width
         return Band(above, below)
 
 
@@ -138,7 +140,9 @@ def read_health(written: str | Mapping[str, Any]) -> Health:
     if isinstance(written, str):
         return Health(written)
     fields = dict(written)
-    why, clip, later = fields.pop("why", ""), fields.pop("in_clip_ranges", False), fields.pop("later", False)
+    reason = fields.pop("why", "")
+    in_clip_ranges = fields.pop("in_clip_ranges", False)
+    later = fields.pop("later", False)
     of_start = Band(**fields.pop("of_start")) if "of_start" in fields else None
     bands: dict[Case, Band] = {}
     for case in ("tight", "wide"):
@@ -146,7 +150,7 @@ def read_health(written: str | Mapping[str, Any]) -> Health:
             bands[case] = Band(**fields.pop(case))
     if fields:
         bands[""] = Band(**fields)
-    return Health(why, bands, of_start, clip, later)
+    return Health(reason, bands, of_start, in_clip_ranges, later)
 
 
 def read_rule(written: Mapping[str, Any]) -> AlarmRule:

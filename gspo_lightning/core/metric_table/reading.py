@@ -94,7 +94,8 @@ class EffectiveSize:
 
     def read(self, sums: Sums) -> float:
         """Return (sum w)^2 / (n sum w^2); 0 if there are no weights."""
-        (weights, count), squares = sums[self.first], sums[self.name][0]
+        weights, count = sums[self.first]
+        squares, _ = sums[self.name]
         return weights**2 / (count * squares) if count and squares else 0.0
 
 

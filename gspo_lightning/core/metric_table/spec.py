@@ -81,13 +81,14 @@ METRICS: tuple[MetricSpec, ...] = tuple(spec for heading in HEADINGS for spec in
 
 def _rules() -> dict[str, AlarmRule]:
     """Join what the definitions of several metrics say of one signature."""
-    found: dict[str, AlarmRule] = {}
+    rules: dict[str, AlarmRule] = {}
     for spec in METRICS:
         for name, rule in spec.alarms.items():
-            before = found.get(name, AlarmRule(None, None, {}))
-            hits, window = (before.hits, before.window) if rule.hits is None else (rule.hits, rule.window)
-            found[name] = AlarmRule(hits, window, {**before.thresholds, **rule.thresholds})
-    return found
+            joined = rules.get(name, AlarmRule(None, None, {}))
+            with_looks = joined if rule.hits is None else rule
+            thresholds = {**joined.thresholds, **rule.thresholds}
+            rules[name] = AlarmRule(with_looks.hits, with_looks.window, thresholds)
+    return rules
 
 
 RULES = _rules()
