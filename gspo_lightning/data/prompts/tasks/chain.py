@@ -108,7 +108,13 @@ def _solve(prompt: str) -> tuple[str, str]:
     for i in range(1, len(prompt) - 1, 2):
         operator = prompt[i]
         digit = int(prompt[i + 1])
-        result = (value + digit if operator == "+" else value - digit if operator == "-" else value * digit) % 10
+        if operator == "+":
+            result = value + digit
+        elif operator == "-":
+            result = value - digit
+        else:
+            result = value * digit
+        result %= 10
         steps += f"{value}{operator}{digit}={result};"
         value = result
     return steps, str(value)

@@ -122,4 +122,6 @@ def _value(prompt: str, x: int, y: int) -> int:
 
 
 def _apply(operator: str, left: int, right: int) -> int:
-    return left + right if operator == "+" else left - right if operator == "-" else left * right
+    if operator == "+":
+        return left + right
+    return left - right if operator == "-" else left * right
