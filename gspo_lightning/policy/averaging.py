@@ -15,8 +15,10 @@ from torch.optim.swa_utils import AveragedModel
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.policy.policy import Policy
 
-CURRENT, COUNT = "current_model_state", "averaging_state"
-"""Keys of checkpoints, as in Lightning's: the current weights, and the number of averaged ones."""
+CURRENT = "current_model_state"
+"""Key of the current weights in a checkpoint, as in Lightning's."""
+COUNT = "averaging_state"
+"""Key of the number of averaged weights in a checkpoint, as in Lightning's."""
 
 
 class Average:
@@ -30,9 +32,10 @@ class Average:
 
     def __init__(self, policy: Policy, device: torch.device | int | None = None, **how: Any) -> None:
         named = [(name, p) for name, p in policy.named_parameters(remove_duplicate=False) if p.requires_grad]
-        self._live = nn.ParameterList({id(p): p for _, p in named}.values())
-        places = {id(p): i for i, p in enumerate(self._live)}
-        self._places = {name: places[id(p)] for name, p in named}  # tied weights have several names
+        distinct = {id(parameter): parameter for _, parameter in named}
+        place_of = {identity: place for place, identity in enumerate(distinct)}
+        self._live = nn.ParameterList(distinct.values())
+        self._places = {name: place_of[id(parameter)] for name, parameter in named}  # tied weights have several names
         self._model = AveragedModel(self._live, device=device or policy.device, use_buffers=False, **how)
 
     @torch.no_grad()
@@ -42,8 +45,11 @@ class Average:
 
     def policy(self, live: Policy) -> Policy:
         """Return a policy with the averaged weights, in eval mode; shares their memory if they are on its device."""
-        weights = {id(p): self._at(i).to(live.device) for i, p in enumerate(self._live)}
-        return live.frozen_copy({key: nn.Parameter(w, requires_grad=False) for key, w in weights.items()}).eval()
+        memo: dict[int, Any] = {}  # of copy.deepcopy: the copy takes these instead of the current weights
+        for place, parameter in enumerate(self._live):
+            averaged = self._at(place).to(live.device)
+            memo[id(parameter)] = nn.Parameter(averaged, requires_grad=False)
+        return live.frozen_copy(memo).eval()
 
     def put_into(self, checkpoint: dict[str, Any]) -> None:
         """Put the average under ``state_dict``, and the weights that training resumes from beside it."""

@@ -63,6 +63,7 @@ class Decoding:
         with LENDING:
             if self.kept is None or self.kept.busy:
                 return False
-            kept, self.kept = self.kept, None
+            kept = self.kept
+            self.kept = None
         kept.release()
         return True

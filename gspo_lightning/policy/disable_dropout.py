@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -56,7 +57,9 @@ class _Rate:
     """Rate of dropout or jitter, wherever the model keeps it."""
 
     def __init__(self, holder: Any, name: str, value: float) -> None:
-        self.holder, self.name, self.value = holder, name, value
+        self.holder = holder
+        self.name = name
+        self.value = value
 
     def set(self, value: float) -> None:
         setattr(self.holder, self.name, value)
@@ -82,9 +85,10 @@ def disable_dropout(model: PreTrainedModel) -> DisabledDropout:
             if not _moves(model.train(), ids, expected):
                 return DisabledDropout(False, _changed(rates, model.config))
             hold(model)
-            random = _moves(model, ids, _log_probabilities(model, ids))
-            gap, limit = _gap(_log_probabilities(model, ids), expected), FLOOR.get(expected.dtype, 1e-5)
-            if not random:  # deterministic, but computed differently than in eval mode
+            still_random = _moves(model, ids, _log_probabilities(model, ids))
+            gap = _gap(_log_probabilities(model, ids), expected)
+            limit = FLOOR.get(expected.dtype, 1e-5)
+            if not still_random:  # deterministic, but computed differently than in eval mode
                 with nudged(model.eval()):
                     limit += OPERATIONS * _gap(_log_probabilities(model, ids), expected)
         except UserError:
@@ -115,14 +119,17 @@ def hold(model: nn.Module) -> None:
 
 def _rates(model: PreTrainedModel) -> list[_Rate]:
     """Return all nonzero rates. Families keep them in dropout modules, attributes or their config."""
-    found: dict[tuple[int, str], _Rate] = {}
+    rates: dict[tuple[int, str], _Rate] = {}
     for module in model.modules():
         for holder in (module, getattr(module, "config", None)):
-            for name, value in list(vars(holder).items()) if holder is not None else ():
-                drops = isinstance(module, nn.modules.dropout._DropoutNd) and holder is module and name == "p"
-                if (drops or "drop" in name or "jitter" in name) and isinstance(value, float) and value:
-                    found[id(holder), name] = _Rate(holder, name, value)
-    return list(found.values())
+            if holder is None:
+                continue
+            is_dropout = isinstance(holder, nn.modules.dropout._DropoutNd)
+            for name, value in list(vars(holder).items()):
+                is_rate = (is_dropout and name == "p") or "drop" in name or "jitter" in name
+                if is_rate and isinstance(value, float) and value:
+                    rates[id(holder), name] = _Rate(holder, name, value)
+    return list(rates.values())
 
 
 def _still(model: PreTrainedModel, rates: Sequence[_Rate], ids: Tensor) -> None:
@@ -130,40 +137,40 @@ def _still(model: PreTrainedModel, rates: Sequence[_Rate], ids: Tensor) -> None:
     if not rates:
         return
     model.eval()
-    if not _heard(model, rates, ids):
+    if not _act_in_evaluation(model, rates, ids):  # the usual case, tried at once
         _set(rates, 0.0)
         return
-    names = defaultdict(list)
+    by_name = defaultdict(list)
     for rate in rates:
-        names[rate.name].append(rate)
-    for name, group in names.items():
-        if _heard(model, group, ids):
+        by_name[rate.name].append(rate)
+    for name, group in by_name.items():
+        if _act_in_evaluation(model, group, ids):
             log.info("%s.%s = %g is left alone: the model uses it in evaluation, too", type(model).__name__, name,
                      group[0].value)  # fmt: skip
         else:
             _set(group, 0.0)
 
 
-def _heard(model: PreTrainedModel, rates: Sequence[_Rate], ids: Tensor) -> bool:
+def _act_in_evaluation(model: PreTrainedModel, rates: Sequence[_Rate], ids: Tensor) -> bool:
     """True if the rates move logits in eval mode; restores them."""
-    found = []
+    logprobs = []
     try:
         for value in (0.0, LOUD):
             _set(rates, value)
-            found.append(_log_probabilities(model, ids))
+            logprobs.append(_log_probabilities(model, ids))
     except Exception:  # the model rejects the value, so it is not a rate of noise
         return True
     finally:
         for rate in rates:
             rate.set(rate.value)
-    return not torch.equal(*found)
+    return not torch.equal(*logprobs)
 
 
 def _moves(model: PreTrainedModel, ids: Tensor, expected: Tensor) -> bool:
     """True if a forward pass draws random numbers (a few tokens need not show it) or gives other logits."""
-    before = _random_state(ids.device)
-    found = _log_probabilities(model, ids)
-    return not torch.equal(before, _random_state(ids.device)) or not torch.equal(found, expected)
+    state = _random_state(ids.device)
+    logprobs = _log_probabilities(model, ids)
+    return not torch.equal(state, _random_state(ids.device)) or not torch.equal(logprobs, expected)
 
 
 def _log_probabilities(model: PreTrainedModel, ids: Tensor) -> Tensor:
@@ -177,26 +184,28 @@ def _log_probabilities(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 def _states(model: PreTrainedModel, ids: Tensor) -> Tensor:
     """Return the last layer's states [S, D]; appends the end token that some classifiers look for."""
-    end = model.config.get_text_config().eos_token_id
-    ends = end if isinstance(end, list) else [] if end is None else [end]
-    found: list[Tensor] = []
-    handle = model.base_model.register_forward_hook(lambda module, inputs, output: found.append(output[0]))
-    ids = torch.cat([ids, ids.new_tensor([ends[:1]])], dim=1) if ends else ids
+    end_ids = model.config.get_text_config().eos_token_id
+    end_id = end_ids[0] if isinstance(end_ids, list) and end_ids else end_ids
+    if isinstance(end_id, int):
+        ids = torch.cat([ids, ids.new_tensor([[end_id]])], dim=1)
+    outputs: list[Tensor] = []
+    handle = model.base_model.register_forward_hook(lambda module, inputs, output: outputs.append(output[0]))
     try:
         model(input_ids=ids, attention_mask=torch.ones_like(ids))
     finally:
         handle.remove()
-    return found[0][0]
+    return outputs[0][0]
 
 
-def _gap(ours: Tensor, theirs: Tensor) -> float:
-    gap = float((ours - theirs).abs().mean())
-    return gap if gap == gap else float("inf")
+def _gap(logprobs: Tensor, expected: Tensor) -> float:
+    gap = float((logprobs - expected).abs().mean())
+    return math.inf if math.isnan(gap) else gap
 
 
 def _changed(rates: Sequence[_Rate], config: PretrainedConfig) -> dict[str, float]:
-    mine = [rate for rate in rates if rate.holder is config]
-    return {rate.name: rate.value for rate in mine if getattr(config, rate.name) != rate.value}
+    return {
+        rate.name: rate.value for rate in rates if rate.holder is config and getattr(config, rate.name) != rate.value
+    }
 
 
 def _set(rates: Sequence[_Rate], value: float) -> None:

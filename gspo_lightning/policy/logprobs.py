@@ -32,8 +32,10 @@ CHUNK_LOGITS = {True: 32 << 20, False: 1 << 30}
 Every chunk reads and writes the gradient of the head's weight, which on a GPU costs more beside its arithmetic
 (estimated, not measured).
 """
-LONG, STEP = 1 << 15, 256
-"""Elements from which PyTorch's threads share a sum, and the length of the sums that it is made of instead."""
+LONG = 1 << 15
+"""Elements from which PyTorch's threads share a sum."""
+STEP = 256
+"""Length of the sums that such a sum is made of instead."""
 
 
 def head_chunk(count: int, vocabulary: int, *, cpu: bool) -> int:
@@ -42,8 +44,9 @@ def head_chunk(count: int, vocabulary: int, *, cpu: bool) -> int:
     >>> head_chunk(300, 151_936, cpu=True), head_chunk(9_000, 151_936, cpu=True), head_chunk(9_000, 151_936, cpu=False)
     (300, 55, 1766)
     """
-    row, rows = 4 * vocabulary, max(1, count)
-    return rows if rows * row <= KEPT_LOGITS else max(16, CHUNK_LOGITS[cpu] // row)
+    row_bytes = 4 * vocabulary
+    rows = max(1, count)
+    return rows if rows * row_bytes <= KEPT_LOGITS else max(16, CHUNK_LOGITS[cpu] // row_bytes)
 
 
 def logprobs_from_logits(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -101,20 +104,23 @@ class _HeadLogProbs(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int, dtype: torch.dtype,
         form: type, unsaid: Tensor | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        found = _measured(hidden.to(dtype))
+        chosen, entropy, log_z = _measured(hidden.to(dtype))
         with torch.autocast(hidden.device.type, enabled=False):
-            narrow, factor = hidden.to(dtype), weight.to(dtype)
+            narrow = hidden.to(dtype)
+            factor = weight.to(dtype)
             buffer = narrow.new_empty(chunk, len(weight))
             for rows in _slices(hidden, chunk):
                 logits = product(form, narrow[rows], factor, buffer)
                 if unsaid is not None:
                     logits.index_fill_(-1, unsaid, UNSAID)
                 measure, _ = _functions(logits)
-                measure(logits, targets[rows], temperature, *(x[rows] for x in found))
+                measure(logits, targets[rows], temperature, chosen[rows], entropy[rows], log_z[rows])
                 del logits
-        chosen, entropy, log_z = found
         ctx.save_for_backward(hidden, weight, targets, log_z, entropy, unsaid)
-        ctx.temperature, ctx.chunk, ctx.dtype, ctx.form = temperature, chunk, dtype, form
+        ctx.temperature = temperature
+        ctx.chunk = chunk
+        ctx.dtype = dtype
+        ctx.form = form
         ctx.set_materialize_grads(False)
         return chosen, entropy
 
@@ -128,16 +134,21 @@ class _HeadLogProbs(torch.autograd.Function):
         wide = torch.promote_types(weight.dtype, torch.float32)
         d_weight = torch.zeros_like(weight, dtype=wide) if ctx.needs_input_grad[1] else None
         with torch.autocast(hidden.device.type, enabled=False):
-            narrow, factor = hidden.to(ctx.dtype), weight.to(ctx.dtype)
+            narrow = hidden.to(ctx.dtype)
+            factor = weight.to(ctx.dtype)
             buffer = narrow.new_empty(ctx.chunk, len(weight))
             for rows in _slices(hidden, ctx.chunk):
                 part = narrow[rows]
                 logits = product(ctx.form, part, factor, buffer)
                 if unsaid is not None:
                     logits.index_fill_(-1, unsaid, UNSAID)
-                wanted = (x if x is None else x[rows] for x in (d_chosen, d_entropy))
+                d_chosen_rows = None if d_chosen is None else d_chosen[rows]
+                d_entropy_rows = None if d_entropy is None else d_entropy[rows]
                 _, differentiate = _functions(logits)
-                differentiate(logits, logits, targets[rows], ctx.temperature, log_z[rows], entropy[rows], *wanted)
+                differentiate(  # in place: logits become their gradient
+                    logits, logits, targets[rows], ctx.temperature, log_z[rows], entropy[rows], d_chosen_rows,
+                    d_entropy_rows,
+                )  # fmt: skip
                 if d_hidden is not None:
                     d_hidden[rows] = logits @ factor
                 if d_weight is not None and d_weight.dtype == logits.dtype:
@@ -162,15 +173,15 @@ def _measure(
     for rows in _blocks(logits):
         part = logits[rows].to(log_z.dtype)
         top = part.amax(-1, keepdim=True)
-        below = torch.sub(part, top).div_(temperature)
-        wanted = below.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1)
-        weights = torch.exp(below)
+        relative = torch.sub(part, top).div_(temperature)  # x, at most 0
+        target_logits = relative.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1)
+        weights = torch.exp(relative)
         total = _row_sums(weights)
-        shift = total.log()
-        chosen[rows] = wanted - shift
+        relative_log_z = total.log()
+        chosen[rows] = target_logits - relative_log_z
         # H = log Z - sum p x, with x relative to the largest: nothing cancels
-        entropy[rows] = shift - weights.mul_(below).sum(-1).div_(total)
-        log_z[rows] = top.squeeze(-1).div_(temperature).add_(shift)
+        entropy[rows] = relative_log_z - weights.mul_(relative).sum(-1).div_(total)
+        log_z[rows] = top.squeeze(-1).div_(temperature).add_(relative_log_z)
 
 
 def _differentiate(
@@ -185,16 +196,16 @@ def _differentiate(
 ) -> None:
     """Write the gradient of [M, V] ``logits`` into ``gradient``, which may be ``logits``, by its definition."""
     for rows in _blocks(logits):
-        logp = logits[rows].to(log_z.dtype).div(temperature).sub_(log_z[rows].unsqueeze(-1))
-        part = torch.exp(logp)
+        log_p = logits[rows].to(log_z.dtype).div(temperature).sub_(log_z[rows].unsqueeze(-1))
+        part = torch.exp(log_p)  # p, then the gradient
         if d_entropy is None:
             scale = None
         else:  # dH / dx = -p (log p + H)
-            scale = logp.add_(entropy[rows].unsqueeze(-1)).mul_(d_entropy[rows].unsqueeze(-1))
-        if d_chosen is not None:
-            own = d_chosen[rows].unsqueeze(-1)
-            part = part.mul_(-own if scale is None else scale.add_(own).neg_())
-            part.scatter_add_(-1, targets[rows].unsqueeze(-1), own)
+            scale = log_p.add_(entropy[rows].unsqueeze(-1)).mul_(d_entropy[rows].unsqueeze(-1))
+        if d_chosen is not None:  # d log p(target) / dx = (x is the target) - p
+            d_target = d_chosen[rows].unsqueeze(-1)
+            part = part.mul_(-d_target if scale is None else scale.add_(d_target).neg_())
+            part.scatter_add_(-1, targets[rows].unsqueeze(-1), d_target)
         elif scale is not None:
             part = part.mul_(scale.neg_())
         else:
@@ -216,18 +227,22 @@ def _row_sums(x: Tensor) -> Tensor:
     """Sum rows [m, V] to [m]; long ones in two steps, as threads would otherwise cut them by the number of rows."""
     if x.shape[-1] < LONG:
         return x.sum(-1)
-    return nn.functional.pad(x, (0, -x.shape[-1] % STEP)).unflatten(-1, (-1, STEP)).sum(-1).sum(-1)
+    padded = nn.functional.pad(x, (0, -x.shape[-1] % STEP))
+    return padded.unflatten(-1, (-1, STEP)).sum(-1).sum(-1)
 
 
 def _blocks(logits: Tensor) -> list[slice]:
     """Return slices of rows that fit into a buffer of :data:`BUFFER` elements."""
-    return _slices(logits, max(1, BUFFER[logits.device.type == "cpu"] // max(1, logits.shape[-1])))
+    elements = BUFFER[logits.device.type == "cpu"]
+    return _slices(logits, max(1, elements // max(1, logits.shape[-1])))
 
 
 def _slices(x: Tensor, size: int) -> list[slice]:
     """Return slices of ``size`` rows; for fake tensors, which have only shapes, just the first."""
-    rows = range(0, len(x), size)
-    return [slice(first, first + size) for first in (rows[:1] if isinstance(x, FakeTensor) else rows)]
+    starts = range(0, len(x), size)
+    if isinstance(x, FakeTensor):
+        starts = starts[:1]
+    return [slice(start, start + size) for start in starts]
 
 
 def token_logprobs(
@@ -264,26 +279,27 @@ def token_logprobs(
         raise ValueError(f"{len(hidden)} hidden states and {len(targets)} targets: one each is needed")
 
     dtype = _dtype(hidden)
-    linear, unsaid = (head.linear, head.index) if isinstance(head, SuppressingHead) else (head, None)
+    linear = head.linear if isinstance(head, SuppressingHead) else head
+    unsaid = head.index if isinstance(head, SuppressingHead) else None
     if torch.is_grad_enabled() and hidden.shape[0] > chunk and _is_product(linear, hidden, dtype):
-        rest = targets, temperature, chunk, dtype, type(linear), unsaid
-        first, second = _HeadLogProbs.apply(hidden, linear.weight, *rest)  # type: ignore
-        return first, second
+        options = targets, temperature, chunk, dtype, type(linear), unsaid
+        logprobs, entropy = _HeadLogProbs.apply(hidden, linear.weight, *options)  # type: ignore
+        return logprobs, entropy
 
-    def run(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        return logprobs_from_logits(head(part), wanted, temperature)
+    def run(part: Tensor, part_targets: Tensor) -> tuple[Tensor, Tensor]:
+        return logprobs_from_logits(head(part), part_targets, temperature)
 
-    chosen: list[Tensor] = []
-    entropies: list[Tensor] = []
+    all_logprobs: list[Tensor] = []
+    all_entropies: list[Tensor] = []
     # Without rows, one empty chunk still runs, so every parameter of the head gets a gradient.
-    for part, wanted in zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True):
+    for part, part_targets in zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True):
         if torch.is_grad_enabled() and hidden.shape[0] > chunk:
-            found = checkpoint(run, part, wanted, use_reentrant=False, preserve_rng_state=False)
+            logprobs, entropy = checkpoint(run, part, part_targets, use_reentrant=False, preserve_rng_state=False)
         else:
-            found = run(part, wanted)
-        chosen.append(found[0])
-        entropies.append(found[1])
-    return torch.cat(chosen), torch.cat(entropies)
+            logprobs, entropy = run(part, part_targets)
+        all_logprobs.append(logprobs)
+        all_entropies.append(entropy)
+    return torch.cat(all_logprobs), torch.cat(all_entropies)
 
 
 def _dtype(hidden: Tensor) -> torch.dtype:
@@ -295,10 +311,10 @@ def _dtype(hidden: Tensor) -> torch.dtype:
 
 def _is_product(head: Callable[[Tensor], Tensor], hidden: Tensor, dtype: torch.dtype) -> bool:
     """True if the head is only a product with a weight, in ``dtype``, without hooks."""
-    known = (nn.Parameter, Tensor, FakeTensor)  # Tensor: under FSDP
-    if not isinstance(head, PLAIN_LINEAR) or type(head) not in PLAIN_LINEAR or type(head.weight) not in known:
+    plain_weights = (nn.Parameter, Tensor, FakeTensor)  # Tensor: under FSDP
+    if not isinstance(head, PLAIN_LINEAR) or type(head) not in PLAIN_LINEAR or type(head.weight) not in plain_weights:
         return False
-    watched = head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or "forward" in vars(head)
+    has_hooks = head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or "forward" in vars(head)
     casts = dtype != hidden.dtype or torch.is_autocast_enabled(hidden.device.type)
     fits = head.weight.dtype == hidden.dtype or (casts and head.weight.dtype != torch.float64)
-    return getattr(head, "bias", None) is None and not watched and fits
+    return getattr(head, "bias", None) is None and not has_hooks and fits

@@ -9,10 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.pictures import Media
@@ -29,7 +26,7 @@ from gspo_lightning.policy.logprobs import head_chunk, token_logprobs
 from gspo_lightning.policy.older_readers import add_older_names
 from gspo_lightning.policy.parallel.context_parallel import ContextGroup
 from gspo_lightning.policy.routing import Routing, TokenPlaces, gather_routes, routed
-from gspo_lightning.policy.states import Distribution, States, vocabulary_kl
+from gspo_lightning.policy.states import Distribution, States, scattered, vocabulary_kl
 from gspo_lightning.policy.unsaid import SuppressingHead, padding_of, placeholders_of, suppressed
 from gspo_lightning.policy.vision.families import FAMILIES, SAID, reads_pictures
 from gspo_lightning.policy.vision.image_processor import image_processor_of
@@ -142,10 +139,10 @@ class Policy(nn.Module):
     def finish_logits(self, logits: Tensor) -> Tensor:
         """Apply the scaling and soft-capping of :meth:`head` to products with the head's weights."""
         config = self.model.config.get_text_config()
-        if (scale := getattr(config, "logit_scale", None)) is not None:  # Cohere
-            logits = logits * scale
-        if (scale := getattr(config, "logits_scaling", None)) is not None:  # Granite
-            logits = logits / scale
+        if (factor := getattr(config, "logit_scale", None)) is not None:  # Cohere
+            logits = logits * factor
+        if (divisor := getattr(config, "logits_scaling", None)) is not None:  # Granite
+            logits = logits / divisor
         if (cap := getattr(config, "final_logit_softcapping", None)) is not None:  # Gemma 2, 3
             logits = torch.tanh(logits / cap) * cap
         return self.sayable(logits)
@@ -175,14 +172,15 @@ class Policy(nn.Module):
             ``against`` also the KL(this policy || the other) over the vocabulary at each token, [N, T], nats.
         """
         states = self.states(batch)
-        found: tuple[Tensor, ...] = self._token_logprobs(states.hidden, states.targets, temperature)
+        per_token: tuple[Tensor, ...] = self._token_logprobs(states.hidden, states.targets, temperature)
         if self.context is not None:
-            found = states.collect(torch.stack(found, dim=1)).unbind(1)
+            per_token = states.collect(torch.stack(per_token, dim=1)).unbind(1)
         if against is not None:
-            theirs = against.hidden[states.order().argsort()]
+            other_hidden = against.hidden[states.order().argsort()]  # from the order of rows and steps to this layout
             heads = self._head(), against.head
-            found += (vocabulary_kl(heads, (states.hidden, theirs), temperature, self._chunk(len(theirs))),)
-        return tuple(_scatter(batch, states.rows, states.steps, *found))
+            chunk = self._chunk(len(other_hidden))
+            per_token += (vocabulary_kl(heads, (states.hidden, other_hidden), temperature, chunk),)
+        return tuple(scattered(states, values, batch.response_mask.shape) for values in per_token)
 
     @torch.no_grad()
     def distribution(self, batch: MicroBatch) -> Distribution:
@@ -207,15 +205,14 @@ class Policy(nn.Module):
             plan = PagedPlan(layout.segments, layout.crossings, layout.longest, layout.prefix)
         else:
             plan = attention_plan(layout.segments, layout.crossings, layout.longest, device, blocks, layout.prefix)
-        ids, positions = layout.token_ids.unsqueeze(0), layout.positions.unsqueeze(0)
+        ids = layout.token_ids.unsqueeze(0)
+        positions = layout.positions.unsqueeze(0)
         inputs: dict[str, Any] = {"input_ids": ids, "position_ids": positions}
-        if (vision_inputs := self._vision_inputs(batch)) is not None:
-            where = layout.sources, layout.positions
-            seen, table = (
-                vision_inputs.places[where].unsqueeze(0),
-                vision_inputs.positions[:, where[0], where[1]].unsqueeze(1),
-            )
-            inputs = vision_inputs.inputs(self.model.get_input_embeddings(), ids, seen, table)
+        vision_inputs = self._vision_inputs(batch)
+        if vision_inputs is not None:  # its tables are those of padded rows: take the packed tokens' entries
+            picture_places = vision_inputs.places[layout.sources, layout.positions].unsqueeze(0)
+            position_ids = vision_inputs.positions[:, layout.sources, layout.positions].unsqueeze(1)
+            inputs = vision_inputs.inputs(self.model.get_input_embeddings(), ids, picture_places, position_ids)
         with (
             with_plan(self.backbone, plan) as options,
             routed(places, self._prescribed(batch, places)),
@@ -225,28 +222,32 @@ class Policy(nn.Module):
 
     def _padded(self, batch: MicroBatch) -> States:
         """Compute states of padded rows side by side; the reference for the packed path, and the fallback."""
-        prompt, response = batch.prompt_lengths, batch.response_lengths
+        prompt = batch.prompt_lengths
+        response = batch.response_lengths
         width = batch.input_ids.shape[1] - 1  # the last token of a row predicts nothing: it is never forwarded
         positions = torch.arange(width, device=prompt.device).expand(batch.input_ids.shape[0], -1)
         mask = positions < (batch.lengths - 1).unsqueeze(1)
         steps = torch.arange(batch.response_mask.shape[1], device=prompt.device)
         rows, offsets = torch.nonzero(steps.unsqueeze(0) < response.unsqueeze(1), as_tuple=True)
-        before = prompt[rows] + offsets - 1  # the position that predicts response token ``offset``
-        every = torch.arange(batch.input_ids.shape[0] * width, device=prompt.device)
-        places = TokenPlaces(every // width, every % width, rows * width + before, rows, offsets)
+        predicts = prompt[rows] + offsets - 1  # the position that predicts response token ``offset``
+        all_places = torch.arange(batch.input_ids.shape[0] * width, device=prompt.device)
+        places = TokenPlaces(all_places // width, all_places % width, rows * width + predicts, rows, offsets)
         ids = batch.input_ids[:, :-1]
         inputs: dict[str, Any] = {"input_ids": ids, "position_ids": positions.masked_fill(~mask, 0)}
-        seen: Any = mask.long()
-        if (vision_inputs := self._vision_inputs(batch)) is not None:
-            embed, where = self.model.get_input_embeddings(), vision_inputs.places[:, :-1]
-            inputs = vision_inputs.inputs(embed, ids, where, vision_inputs.positions[..., :-1].masked_fill(~mask, 0))
-            seen = vision_inputs.attention(self.backbone.config, inputs, seen, where)
+        attention_mask: Any = mask.long()
+        vision_inputs = self._vision_inputs(batch)
+        if vision_inputs is not None:
+            picture_places = vision_inputs.places[:, :-1]
+            position_ids = vision_inputs.positions[..., :-1].masked_fill(~mask, 0)
+            inputs = vision_inputs.inputs(self.model.get_input_embeddings(), ids, picture_places, position_ids)
+            attention_mask = vision_inputs.attention(self.backbone.config, inputs, attention_mask, picture_places)
         if self.batch_invariant:
             hidden = self._side_by_side(ids, inputs["position_ids"])
-            return States(hidden[rows, before], batch.input_ids[rows, before + 1], rows, offsets)
-        with routed(places, self._prescribed(batch, places)):
-            hidden = self.backbone(**inputs, attention_mask=seen, use_cache=False).last_hidden_state
-        return States(hidden[rows, before], batch.input_ids[rows, before + 1], rows, offsets)
+        else:
+            with routed(places, self._prescribed(batch, places)):
+                out = self.backbone(**inputs, attention_mask=attention_mask, use_cache=False)
+            hidden = out.last_hidden_state
+        return States(hidden[rows, predicts], batch.input_ids[rows, predicts + 1], rows, offsets)
 
     def _side_by_side(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Return states [N, S, D] of padded rows, attended by pages."""
@@ -277,9 +278,11 @@ class Policy(nn.Module):
             UserError: this model reads text only.
         """
         if self.image_processor is None:
-            what = f"{type(self.model).__name__} reads text only, and a prompt holds a picture"
-            fix = f"use prompts without pictures, or a model that reads them: {SAID}"
-            raise UserError("model.name_or_path", what, fix=fix)
+            raise UserError(
+                "model.name_or_path",
+                f"{type(self.model).__name__} reads text only, and a prompt holds a picture",
+                fix=f"use prompts without pictures, or a model that reads them: {SAID}",
+            )
         return VisionInputs.at(self.model.base_model, self.image_processor, rows, width, offsets)
 
     def _prescribed(self, batch: MicroBatch, places: TokenPlaces) -> list[Tensor] | None:
@@ -329,9 +332,11 @@ class Policy(nn.Module):
         shared = {id(p): p for p in self.model.parameters() if not p.requires_grad}
         model = copy.deepcopy(self.model, shared | (memo or {}))
         twin = Policy(model, self.tokenizer, self.disabled_dropout, self.unsaid)
-        twin.decoding, twin.weights_on = self.decoding, self.weights_on
+        twin.decoding = self.decoding
+        twin.weights_on = self.weights_on
         twin.batch_invariant = self.batch_invariant
-        twin.packed, twin.padded_because = self.packed, self.padded_because
+        twin.packed = self.packed
+        twin.padded_because = self.padded_because
         twin.routing = self.routing  # the hooks of its routers were copied with the model
         return twin.requires_grad_(False)
 
@@ -388,13 +393,7 @@ class Policy(nn.Module):
 
 def _cast(state: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
     """Cast floating-point tensors to a dtype; tied tensors stay tied."""
-    known: dict[int, Tensor] = {}
+    cast: dict[int, Tensor] = {}  # by the memory of the original, which tied tensors share
     for tensor in state.values():
-        known.setdefault(tensor.data_ptr(), tensor.to(dtype) if tensor.is_floating_point() else tensor)
-    return {name: known[tensor.data_ptr()] for name, tensor in state.items()}
-
-
-def _scatter(batch: MicroBatch, rows: Tensor, steps: Tensor, *values: Tensor) -> list[Tensor]:
-    """Put values of response tokens at their places in [N, T]; 0 elsewhere."""
-    empty = torch.zeros(batch.response_mask.shape, dtype=values[0].dtype, device=values[0].device)
-    return [empty.index_put((rows, steps), v) for v in values]
+        cast.setdefault(tensor.data_ptr(), tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    return {name: cast[tensor.data_ptr()] for name, tensor in state.items()}

@@ -32,7 +32,14 @@ class States:
 
     def order(self) -> Tensor:
         """Return the permutation [M] that sorts tokens by row and step, whatever their layout."""
-        return (self.rows * (int(self.steps.max()) + 1 if len(self.steps) else 1) + self.steps).argsort()
+        width = int(self.steps.max()) + 1 if len(self.steps) else 1
+        return (self.rows * width + self.steps).argsort()
+
+
+def scattered(states: States, values: Tensor, shape: torch.Size) -> Tensor:
+    """Return values [M] of response tokens at their places in [N, T] = ``shape``; 0 elsewhere."""
+    empty = torch.zeros(shape, dtype=values.dtype, device=values.device)
+    return empty.index_put((states.rows, states.steps), values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +70,23 @@ def vocabulary_kl(heads: tuple[Head, Head], hidden: tuple[Tensor, Tensor], tempe
     0.1438
     """
 
-    def run(part: Tensor, other: Tensor) -> Tensor:
+    head_p, head_q = heads
+    hidden_p, hidden_q = hidden
+
+    def run(part_p: Tensor, part_q: Tensor) -> Tensor:
         with torch.no_grad():
-            log_q = _log_softmax(heads[1](other), temperature)
-        log_p = _log_softmax(heads[0](part), temperature)
+            log_q = _log_softmax(head_q(part_q), temperature)
+        log_p = _log_softmax(head_p(part_p), temperature)
         return (log_p.exp() * (log_p - log_q)).sum(-1)
 
-    found: list[Tensor] = []
+    kl: list[Tensor] = []
     # without tokens, one empty chunk still runs, so every parameter of the head gets a gradient
-    for part, other in zip(torch.split(hidden[0], chunk), torch.split(hidden[1], chunk), strict=True):
+    for part_p, part_q in zip(torch.split(hidden_p, chunk), torch.split(hidden_q, chunk), strict=True):
         if torch.is_grad_enabled():
-            found.append(checkpoint(run, part, other, use_reentrant=False, preserve_rng_state=False))
+            kl.append(checkpoint(run, part_p, part_q, use_reentrant=False, preserve_rng_state=False))
         else:
-            found.append(run(part, other))
-    return torch.cat(found)
+            kl.append(run(part_p, part_q))
+    return torch.cat(kl)
 
 
 def _log_softmax(logits: Tensor, temperature: float) -> Tensor:

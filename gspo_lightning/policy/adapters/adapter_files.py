@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 MARK = ".lora_"
 """Substring of the names of adapter weights."""
 FIELD = "model.lora.start_from"
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _PLAIN = {
     "use_dora": False, "bias": "none", "modules_to_save": None, "trainable_token_indices": None, "lora_bias": False,
@@ -89,12 +90,19 @@ def adapter_config(folder: Path) -> LoraConfig:
     if config is None:
         raise UserError(FIELD, f"{folder} holds {kind} adapters, but only LoRA is trained", fix=MERGE)
     for name, plain in _PLAIN.items():
-        if (value := getattr(config, name, plain)) != plain and value:
+        value = getattr(config, name, plain)
+        if value and value != plain:
             raise UserError(FIELD, f"{folder} has {name}: {value}, which is no plain LoRA", fix=MERGE)
     if config.init_lora_weights not in _KEEPS_BASE:
-        what = f"{folder} has init_lora_weights: {config.init_lora_weights}, which has changed the frozen weights, too"
-        raise UserError(FIELD, what, fix="convert it with PEFT (path_initial_model_for_weight_conversion), or merge it")
-    config.lora_dropout, config.inference_mode, config.init_lora_weights = 0.0, False, True
+        problem = (
+            f"{folder} has init_lora_weights: {config.init_lora_weights}, which has changed the frozen weights, too"
+        )
+        raise UserError(
+            FIELD, problem, fix="convert it with PEFT (path_initial_model_for_weight_conversion), or merge it"
+        )
+    config.lora_dropout = 0.0
+    config.inference_mode = False
+    config.init_lora_weights = True
     return config
 
 
@@ -109,18 +117,22 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> None:
 
     problem = ""
     try:
-        found = set_peft_model_state_dict(model, load_file(folder / WEIGHTS))
+        report = set_peft_model_state_dict(model, load_file(folder / WEIGHTS))
     except Exception as error:  # other shapes, a damaged file
         problem = " ".join(str(error).split())
     else:
-        missing = [name for name in found.missing_keys if MARK in name]
-        if odd := sorted(found.unexpected_keys):
-            problem = f"it has {odd[0]}, which this model lacks"
+        missing = [name for name in report.missing_keys if MARK in name]
+        unexpected = sorted(report.unexpected_keys)
+        if unexpected:
+            problem = f"it has {unexpected[0]}, which this model lacks"
         elif missing:
             problem = f"it lacks {missing[0]}"
     if problem:
-        what = f"{folder} does not fit {type(model).__name__}: {problem}"
-        raise UserError(FIELD, what, fix="start from the model that the adapters were trained on (model.name_or_path)")
+        raise UserError(
+            FIELD,
+            f"{folder} does not fit {type(model).__name__}: {problem}",
+            fix="start from the model that the adapters were trained on (model.name_or_path)",
+        )
 
 
 def adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -153,8 +165,12 @@ def save_adapters(
     injected: Any = model
     (given,) = injected.peft_config.values()
     config = copy.copy(given)
-    config.task_type, config.inference_mode, config.exclude_modules = "CAUSAL_LM", True, None
-    config.target_modules, config.layers_to_transform, config.layers_pattern = _targets(model, layers), None, None
+    config.task_type = "CAUSAL_LM"
+    config.inference_mode = True
+    config.exclude_modules = None
+    config.target_modules = _targets(model, layers)
+    config.layers_to_transform = None
+    config.layers_pattern = None
     config.base_model_name_or_path, config.revision = base
     folder.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(str(folder))

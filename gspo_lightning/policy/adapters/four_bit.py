@@ -29,14 +29,17 @@ def quantise(model: PreTrainedModel) -> None:
     """
     from bitsandbytes.nn import Linear4bit, Params4bit
 
-    head, kept = model.get_output_embeddings(), {*vision_layers(model), *MixtureParts.of(model).routers}
+    head = model.get_output_embeddings()
+    kept = {*vision_layers(model), *MixtureParts.of(model).routers}
     for name, layer in list(model.named_modules()):
         if type(layer) not in PLAIN_LINEAR or layer is head or name in kept:
             continue
         weight = layer.weight
         packed = Linear4bit(1, 1, bias=False, compute_dtype=weight.dtype, quant_type="nf4")
         packed.support_avx512bf16_for_cpu = False  # it would repack the weight in sampling, to other values
-        packed.in_features, packed.out_features, packed.bias = layer.in_features, layer.out_features, layer.bias
+        packed.in_features = layer.in_features
+        packed.out_features = layer.out_features
+        packed.bias = layer.bias
         packed.weight = Params4bit(weight.data, requires_grad=False, quant_type="nf4", module=packed)
         _put(model, name, packed.to(weight.device))
 
@@ -51,7 +54,9 @@ def dequantise(model: nn.Module) -> None:
 
     for name, layer in packed:
         plain = nn.Linear(1, 1, bias=False, device=layer.weight.device)
-        plain.in_features, plain.out_features, plain.bias = layer.in_features, layer.out_features, layer.bias
+        plain.in_features = layer.in_features
+        plain.out_features = layer.out_features
+        plain.bias = layer.bias
         whole = dequantize_4bit(layer.weight.data, layer.weight.quant_state)
         plain.weight = nn.Parameter(whole.reshape(layer.out_features, layer.in_features), requires_grad=False)
         _put(model, name, plain)

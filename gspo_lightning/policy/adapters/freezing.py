@@ -53,20 +53,24 @@ def trains_vision(model: nn.Module) -> bool:
 
 
 def _chosen(model: nn.Module, patterns: Sequence[str] | None) -> dict[str, nn.Module]:
-    towers, modules = tower_of(model), dict(model.named_modules())
-    found = unread_of(model)  # gets no gradient, and other ranks would wait for it
-    for pattern in ([VISION] if towers else []) if patterns is None else patterns:
-        named = towers if pattern == VISION else {n: m for n, m in modules.items() if n and fnmatchcase(n, pattern)}
-        if not named:
-            what = f"{pattern!r} names no module of {type(model).__name__}"
-            if pattern == VISION:
-                what = f"names {VISION!r}, but {type(model).__name__} has no vision tower"
-            some = ", ".join([n for n in modules if n.count(".") <= 1 and n][:8])
-            raise UserError("model.freeze", what, fix=f"use names with * for anything; the model has {some} ...")
-        found |= named
-    return found
+    towers = tower_of(model)
+    modules = dict(model.named_modules())
+    chosen = unread_of(model)  # gets no gradient, and other ranks would wait for it
+    if patterns is None:
+        patterns = [VISION] if towers else []
+    for pattern in patterns:
+        if pattern == VISION:
+            matched = towers
+            problem = f"names {VISION!r}, but {type(model).__name__} has no vision tower"
+        else:
+            matched = {name: module for name, module in modules.items() if name and fnmatchcase(name, pattern)}
+            problem = f"{pattern!r} names no module of {type(model).__name__}"
+        if not matched:
+            examples = ", ".join([name for name in modules if name.count(".") <= 1 and name][:8])
+            raise UserError("model.freeze", problem, fix=f"use names with * for anything; the model has {examples} ...")
+        chosen |= matched
+    return chosen
 
 
 def _linear(path: str, module: nn.Module) -> list[str]:
-    inside = [(".".join(part for part in (path, name) if part), layer) for name, layer in module.named_modules()]
-    return [name for name, layer in inside if isinstance(layer, nn.Linear)]
+    return [name for name, layer in module.named_modules(prefix=path) if isinstance(layer, nn.Linear)]

@@ -84,12 +84,20 @@ class LoRA:
         Raises:
             UserError: rank, scale or layers are set to other values than its own.
         """
-        for name, own in (("r", config.r), ("alpha", config.lora_alpha), ("target_modules", config.target_modules)):
+        adapters = {"r": config.r, "alpha": config.lora_alpha, "target_modules": config.target_modules}
+        for name, value in adapters.items():
             given = getattr(self, name)
-            same = set(given) == set(own) if isinstance(given, list) and not isinstance(own, str) else given == own
+            if isinstance(given, list) and not isinstance(value, str):
+                same = set(given) == set(value)
+            else:
+                same = given == value
             if not same and given != getattr(LoRA, name):
-                what = f"is {given}, but that of {self.start_from} is {sorted(own) if isinstance(own, set) else own}"
-                raise UserError(f"model.lora.{name}", what, fix="leave it out: the adapters bring their own")
+                shown_value = sorted(value) if isinstance(value, set) else value
+                raise UserError(
+                    f"model.lora.{name}",
+                    f"is {given}, but that of {self.start_from} is {shown_value}",
+                    fix="leave it out: the adapters bring their own",
+                )
         return config
 
 
@@ -114,24 +122,28 @@ def add_adapters(model: PreTrainedModel, lora: LoRA, seed: int, frozen: Sequence
     outside = layers_left_out(model, frozen)
     if lora.base == "4bit":
         quantise(model)
-    config = (
-        LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=lora.target_modules, exclude_modules=outside or None)
-        if start is None
-        else lora.agreed(adapter_config(start))
-    )
-    if parts := MixtureParts.of(model):
+    if start is None:
+        config = LoraConfig(
+            r=lora.r, lora_alpha=lora.alpha, target_modules=lora.target_modules, exclude_modules=outside or None
+        )
+    else:
+        config = lora.agreed(adapter_config(start))
+    parts = MixtureParts.of(model)
+    if parts:
         _leave_experts_out(model, parts, config, lora)
     with initial_weights(seed):  # peft moves them to the layers that they adapt
         try:
             inject_adapter_in_model(config, model)
         except ValueError as error:
-            linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and n not in outside]
-            layers = sorted({n.split(".")[-1] for n in linear})
+            linear = [
+                name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name not in outside
+            ]
+            layers = sorted({name.split(".")[-1] for name in linear})
+            problem = f"{lora.target_modules!r} names no layer of {type(model).__name__}"
+            if outside:
+                problem += " that model.freeze leaves to train"
             raise UserError(
-                "model.lora.target_modules",
-                f"{lora.target_modules!r} names no layer of {type(model).__name__}"
-                + (" that model.freeze leaves to train" if outside else ""),
-                fix=f"use all-linear, or a list of: {', '.join(layers)}",
+                "model.lora.target_modules", problem, fix=f"use all-linear, or a list of: {', '.join(layers)}"
             ) from error
     _check_layers(model)
     for name, weight in model.named_parameters():
@@ -172,13 +184,17 @@ def _check_layers(model: PreTrainedModel) -> None:
     for name, layer in adapted_layers(model):
         base = layer.get_base_layer()
         if not layer.lora_A:
-            what, fix = f"{name} is a {type(base).__name__}, but only linear layers get adapters", "leave it out"
-        elif layer is head and base.weight is model.get_input_embeddings().weight:
-            what = f"{name} is tied to the embedding, which a merged export would change, too"
-            fix = "leave it out, or untie them (model.config_overrides: {tie_word_embeddings: false})"
-        else:
-            continue
-        raise UserError("model.lora.target_modules", what, fix=fix)
+            raise UserError(
+                "model.lora.target_modules",
+                f"{name} is a {type(base).__name__}, but only linear layers get adapters",
+                fix="leave it out",
+            )
+        if layer is head and base.weight is model.get_input_embeddings().weight:
+            raise UserError(
+                "model.lora.target_modules",
+                f"{name} is tied to the embedding, which a merged export would change, too",
+                fix="leave it out, or untie them (model.config_overrides: {tie_word_embeddings: false})",
+            )
 
 
 def has_adapters(model: nn.Module) -> bool:
@@ -237,10 +253,13 @@ def is_plain_linear(module: nn.Module) -> bool:
         return type(module) in PLAIN_LINEAR
     from peft.tuners.lora import Linear
 
-    plain: Any = module
-    special = plain.merged or plain.lora_variant or any(plain.lora_bias.values()) if type(module) is Linear else True
-    dropout = () if special else plain.lora_dropout.values()
-    return not special and type(plain.base_layer) in PLAIN_LINEAR and all(type(d) is nn.Identity for d in dropout)
+    if type(module) is not Linear:
+        return False
+    adapted: Any = module
+    if adapted.merged or adapted.lora_variant or any(adapted.lora_bias.values()):
+        return False
+    has_dropout = any(type(dropout) is not nn.Identity for dropout in adapted.lora_dropout.values())
+    return type(adapted.base_layer) in PLAIN_LINEAR and not has_dropout
 
 
 def merged_weight(module: Any) -> torch.Tensor:
@@ -276,15 +295,16 @@ def check_base(checkpoint: dict[str, Any], norm: float) -> None:
     Raises:
         UserError: the norms differ, or the checkpoint holds no adapters.
     """
-    before = checkpoint.get(BASE_NORM)
-    if before is None or abs(before - norm) > 1e-6 * max(before, norm):
-        raise UserError(
-            "model.name_or_path",
-            "holds other weights than those the adapters of this checkpoint were trained on"
-            if before is not None
-            else "trains adapters (model.lora), but this checkpoint holds all weights",
-            fix="resume with the model and the model.lora of the run that wrote it",
-        )
+    saved_norm = checkpoint.get(BASE_NORM)
+    if saved_norm is None:
+        problem = "trains adapters (model.lora), but this checkpoint holds all weights"
+    elif abs(saved_norm - norm) > 1e-6 * max(saved_norm, norm):
+        problem = "holds other weights than those the adapters of this checkpoint were trained on"
+    else:
+        return
+    raise UserError(
+        "model.name_or_path", problem, fix="resume with the model and the model.lora of the run that wrote it"
+    )
 
 
 def check_names(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -293,10 +313,11 @@ def check_names(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     Raises:
         UserError: the adapters in ``found`` are not those in ``wanted``.
     """
-    if odd := sorted(only_adapters(found).keys() ^ only_adapters(wanted).keys()):
+    differing = sorted(only_adapters(found).keys() ^ only_adapters(wanted).keys())
+    if differing:
         raise UserError(
             "model.lora.target_modules",
-            f"names other layers than this checkpoint has adapters for, such as {odd[0]}",
+            f"names other layers than this checkpoint has adapters for, such as {differing[0]}",
             fix="resume with the model.lora of the run that wrote it",
         )
 

@@ -26,9 +26,14 @@ class MixtureParts:
     @classmethod
     def of(cls, model: nn.Module) -> MixtureParts:
         """Find the parts by the shapes of their weights, also on the meta device; none in a dense model."""
-        counts = {name: count for name, module in model.named_modules() if (count := _experts_in(name, module))}
-        routers = [name for experts, count in counts.items() for name in _routers_beside(model, experts, count)]
-        return cls(tuple(counts), tuple(dict.fromkeys(routers)))
+        experts = []
+        routers: dict[str, None] = {}
+        for name, module in model.named_modules():
+            count = _experts_in(name, module)
+            if count:
+                experts.append(name)
+                routers |= dict.fromkeys(_routers_beside(model, name, count))
+        return cls(tuple(experts), tuple(routers))
 
     def __bool__(self) -> bool:
         """True if the model is a mixture."""
@@ -71,9 +76,14 @@ def linear_layers(model: nn.Module, parts: MixtureParts) -> list[str]:
     """
     whole: Any = model
     head = whole.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    layers = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head and not parts.hold(n)]
-    taken = {leaf for leaf in {_leaf(name) for name in layers} if asks_peft_for_experts(model, [leaf])}
-    return [name for name in layers if _leaf(name) not in taken]
+    layers = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head and not parts.hold(name)
+    ]
+    leaves = {_leaf(name) for name in layers}
+    taken_for_experts = {leaf for leaf in leaves if asks_peft_for_experts(model, [leaf])}
+    return [name for name in layers if _leaf(name) not in taken_for_experts]
 
 
 def matched_modules(model: nn.Module, pattern: str) -> list[str]:

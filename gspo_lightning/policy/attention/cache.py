@@ -49,7 +49,8 @@ class GroupCache:
 
     def __init__(self, device: torch.device, token_bytes: int = 0) -> None:
         self.longest = 0
-        self.device, self.token_bytes = device, token_bytes
+        self.device = device
+        self.token_bytes = token_bytes
         self.parts: list[_Part] = []
         self._entering: _Entering | None = None
         self._order: tuple[list[Tensor], Tensor] | None = None
@@ -82,16 +83,16 @@ class GroupCache:
             prefix: tokens that all prompts begin with; they come first, once.
         """
         self._settle()
-        own = [width - prefix for width in widths]
-        starts = list(itertools.accumulate(own[:-1], initial=prefix))
-        segments = [*([(0, prefix)] if prefix else []), *zip(starts, own, strict=True)]
+        lengths = [width - prefix for width in widths]
+        starts = list(itertools.accumulate(lengths[:-1], initial=prefix))
+        segments = [*([(0, prefix)] if prefix else []), *zip(starts, lengths, strict=True)]
         plan = attention_plan(segments, [], max(widths), self.device, blocks, prefix)
-        first = torch.tensor([0, *rows]).cumsum(0) + len(self)
+        first_rows = (torch.tensor([0, *rows]).cumsum(0) + len(self)).tolist()
         parts = []
-        for some in self._apart(widths):
-            padded = PaddedKVCache(self.device, [widths[i] for i in some], [rows[i] for i in some], prefix)
-            places = torch.cat([torch.arange(int(first[i]), int(first[i + 1])) for i in some])
-            parts.append((_Part(padded, places), [starts[i] for i in some]))
+        for prompts in self._apart(widths):
+            padded = PaddedKVCache(self.device, [widths[i] for i in prompts], [rows[i] for i in prompts], prefix)
+            places = torch.cat([torch.arange(first_rows[i], first_rows[i + 1]) for i in prompts])
+            parts.append((_Part(padded, places), [starts[i] for i in prompts]))
         self._entering = _Entering(plan, parts)
         self.longest = max(self.longest, *widths)
 
@@ -140,13 +141,13 @@ class GroupCache:
             self.parts[0].padded.keep(rows)
             self.parts[0].places = torch.arange(len(rows))
         else:
-            now = torch.full((len(self),), -1)
-            now[rows] = torch.arange(len(rows))
+            new_place = torch.full((len(self),), -1)  # of each row; -1 if it leaves
+            new_place[rows] = torch.arange(len(rows))
             for part in self.parts:
-                its = now[part.places]
-                stay = closed_up(its >= 0)
+                part_places = new_place[part.places]
+                stay = closed_up(part_places >= 0)
                 part.padded.keep(stay)
-                part.places = its[stay]
+                part.places = part_places[stay]
         self.parts = [part for part in self.parts if len(part.places)]
         self._together()
 
@@ -165,12 +166,12 @@ class GroupCache:
             return self._entering.plan.attend(layer, query, key, value, scaling)
         if self._order is None:
             return self.parts[0].padded.decode(layer, query, key, value, scaling)
-        places, back = self._order
-        found = []
-        for part, own in zip(self.parts, places, strict=True):
-            q, k, v = (x.index_select(0, own) for x in (query, key, value))
-            found.append(part.padded.decode(layer, q, k, v, scaling))
-        return torch.cat(found).index_select(0, back)
+        places, inverse = self._order
+        outs = []
+        for part, rows in zip(self.parts, places, strict=True):
+            q, k, v = (x.index_select(0, rows) for x in (query, key, value))
+            outs.append(part.padded.decode(layer, q, k, v, scaling))
+        return torch.cat(outs).index_select(0, inverse)
 
     # parts -------------------------------------------------------------------------------------------------------
 
@@ -179,7 +180,8 @@ class GroupCache:
 
     def _settle(self) -> None:
         """Turn prefilled prompts into ordinary parts."""
-        self.parts, self._entering = list(self._all()), None
+        self.parts = list(self._all())  # before they are forgotten as entering
+        self._entering = None
 
     def _too_much(self, padding: int, all_places: int) -> bool:
         """True if ``padding`` empty places out of ``all_places`` are too many."""
@@ -203,21 +205,22 @@ class GroupCache:
         self.parts.sort(key=lambda part: -part.padded.width)
         i = 0
         while i + 1 < len(self.parts):
-            one, two = self.parts[i], self.parts[i + 1]
-            if self._too_much(*one.padded.padding_with(two.padded)):
+            longer = self.parts[i]
+            shorter = self.parts[i + 1]
+            if self._too_much(*longer.padded.padding_with(shorter.padded)):
                 i += 1
                 continue
-            one.padded.absorb(two.padded)
-            one.places = torch.cat([one.places, two.places])
+            longer.padded.absorb(shorter.padded)
+            longer.places = torch.cat([longer.places, shorter.places])
             del self.parts[i + 1]
         self._order = None
-        every = torch.cat([torch.zeros(0, dtype=torch.int64), *(part.places for part in self.parts)])
-        if len(self.parts) == 1 and not torch.equal(every, torch.arange(len(every))):
-            self.parts[0].padded.keep(torch.argsort(every))
-            self.parts[0].places = torch.arange(len(every))
+        places = torch.cat([torch.zeros(0, dtype=torch.int64), *(part.places for part in self.parts)])
+        if len(self.parts) == 1 and not torch.equal(places, torch.arange(len(places))):
+            self.parts[0].padded.keep(torch.argsort(places))
+            self.parts[0].places = torch.arange(len(places))
         elif len(self.parts) > 1:
-            there = [part.places.to(self.device, non_blocking=True) for part in self.parts]
-            self._order = there, torch.argsort(every).to(self.device, non_blocking=True)
+            device_places = [part.places.to(self.device, non_blocking=True) for part in self.parts]
+            self._order = device_places, torch.argsort(places).to(self.device, non_blocking=True)
 
 
 def closed_up(alive: Tensor) -> Tensor:

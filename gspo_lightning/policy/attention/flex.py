@@ -65,18 +65,22 @@ class FlexPlan:
         self.longest = longest
         self.tokens = sum(length for _, length in segments)
         self.padding = max(-self.tokens % BLOCK, FEWEST * BLOCK - self.tokens)
-        own = torch.arange(self.tokens + self.padding)  # padding sees itself: a softmax over nothing would be NaN
+        segment_starts = torch.arange(
+            self.tokens + self.padding
+        )  # padding sees itself: a softmax over nothing would be NaN
         for start, length in segments:
-            own[start : start + length] = start
-        first, end = (torch.zeros(len(own), dtype=torch.int64) for _ in range(2))
+            segment_starts[start : start + length] = start
+        prompt_starts = torch.zeros(len(segment_starts), dtype=torch.int64)
+        prompt_ends = torch.zeros(len(segment_starts), dtype=torch.int64)
         for start, length, prompt, width in crossings:
-            first[start : start + length], end[start : start + length] = prompt, prompt + width
-        last = torch.arange(len(own))
+            prompt_starts[start : start + length] = prompt
+            prompt_ends[start : start + length] = prompt + width
+        last_seen = torch.arange(len(segment_starts))  # causal, but for blocks whose tokens see each other
         for start, length in blocks:
-            last[start : start + length] = start + length - 1
-        common = torch.zeros_like(own)
-        common[prefix:] = prefix
-        self.mask = _block_mask(own, last, first, end, common, device)
+            last_seen[start : start + length] = start + length - 1
+        prefix_ends = torch.zeros_like(segment_starts)
+        prefix_ends[prefix:] = prefix
+        self.mask = _block_mask(segment_starts, last_seen, prompt_starts, prompt_ends, prefix_ends, device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Attend with [M, H, d] over [M, K, d]; returns [M, H, d]."""
@@ -139,8 +143,8 @@ def compiled(**options: Any) -> Callable[..., Any]:
 
 def _with_options(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
     """Call FlexAttention with kernel options that are constants: numbers from outside would become symbols."""
-    chosen: Any = kernel_options(query.shape[-1], query.dtype)
-    return flex_attention(query, key, value, kernel_options=chosen, **options)
+    of_kernel: Any = kernel_options(query.shape[-1], query.dtype)
+    return flex_attention(query, key, value, kernel_options=of_kernel, **options)
 
 
 def _block_mask(
@@ -155,21 +159,27 @@ def _block_mask(
     their own segment, all in their prompt or all in the prefix, are listed apart: the kernel evaluates no mask there.
     """
     blocks = len(own) // BLOCK
-    own_block, other = torch.arange(blocks).unsqueeze(1), torch.arange(blocks)
-    lowest = own.view(blocks, BLOCK).amin(1, keepdim=True) // BLOCK
-    highest = last.view(blocks, BLOCK).amax(1, keepdim=True) // BLOCK
-    empty = end == 0
-    low = first.masked_fill(empty, len(own)).view(blocks, BLOCK).amin(1, keepdim=True) // BLOCK
-    high = (end - 1).view(blocks, BLOCK).amax(1, keepdim=True) // BLOCK
-    start, stop = other * BLOCK, other * BLOCK + BLOCK
-    shared = common.view(blocks, BLOCK)
-    listed = ((other >= lowest) & (other <= highest)) | ((other >= low) & (other <= high))
-    listed |= start < shared.amax(1, keepdim=True)
-    within = (own.view(blocks, BLOCK).amax(1, keepdim=True) <= start) & (other < own_block)
-    prompt = (first.view(blocks, BLOCK).amax(1, keepdim=True) <= start) & (
-        end.view(blocks, BLOCK).amin(1, keepdim=True) >= stop
-    )
-    full = within | prompt | (stop <= shared.amin(1, keepdim=True))
+    query_block = torch.arange(blocks).unsqueeze(1)
+    key_block = torch.arange(blocks)
+    key_start = key_block * BLOCK
+    key_stop = key_start + BLOCK
+
+    def least(values: Tensor) -> Tensor:
+        """Return the smallest value in each block of queries, [blocks, 1]."""
+        return values.view(blocks, BLOCK).amin(1, keepdim=True)
+
+    def most(values: Tensor) -> Tensor:
+        return values.view(blocks, BLOCK).amax(1, keepdim=True)
+
+    # blocks of keys that some token of a block of queries sees, in its segment, its prompt, or the prefix
+    in_segment = (key_block >= least(own) // BLOCK) & (key_block <= most(last) // BLOCK)
+    prompt_starts = first.masked_fill(end == 0, len(own))  # beyond all blocks for tokens without a prompt
+    in_prompt = (key_block >= least(prompt_starts) // BLOCK) & (key_block <= most(end - 1) // BLOCK)
+    listed = in_segment | in_prompt | (key_start < most(common))
+    # blocks of keys that all its tokens see whole
+    all_segment = (most(own) <= key_start) & (key_block < query_block)
+    all_prompt = (most(first) <= key_start) & (least(end) >= key_stop)
+    full = all_segment | all_prompt | (key_stop <= least(common))
 
     def numbered(chosen: Tensor) -> list[Tensor]:
         """Return the number of chosen blocks per row, and all blocks ordered with the chosen ones first."""

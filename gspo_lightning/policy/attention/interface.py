@@ -78,8 +78,9 @@ def _planned_attention(
     layer = getattr(module, "layer_idx", None)
     if layer is None:
         raise UnsupportedAttentionError(f"{type(module).__name__} does not know the number of its layer")
-    if (layers := _attended.get()) is not None:
-        layers.append(layer)
+    attended = _attended.get()
+    if attended is not None:
+        attended.append(layer)
     dtype = _common_dtype(query, key, value)
     q, k, v = (x.to(dtype).squeeze(0).transpose(0, 1) for x in (query, key, value))
     return plan.attend(layer, q, k, v, scale).unsqueeze(0), None
@@ -152,8 +153,9 @@ def windows(backbone: nn.Module) -> list[int]:
     Some layers have a window only by their kind in the config (SmolLM3): their mask is made elsewhere.
     """
     config = getattr(backbone, "config", None)
-    said: list[Any] = [m.sliding_window for m in backbone.modules() if hasattr(m, "sliding_window")]
-    found = said or [getattr(config, "sliding_window", None)]
+    sizes: list[Any] = [module.sliding_window for module in backbone.modules() if hasattr(module, "sliding_window")]
+    if not sizes:
+        sizes = [getattr(config, "sliding_window", None)]
     kinds = set(getattr(config, "layer_types", None) or ())
-    found += [getattr(config, name, None) for kind, name in _WINDOWS.items() if kind in kinds]
-    return sorted({w for w in found if isinstance(w, int) and w > 0})
+    sizes += [getattr(config, name, None) for kind, name in _WINDOWS.items() if kind in kinds]
+    return sorted({size for size in sizes if isinstance(size, int) and size > 0})

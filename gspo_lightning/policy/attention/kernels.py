@@ -10,8 +10,10 @@ from torch import Tensor
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-WASTE, SPARE = 1.2, 128
-"""Limits of a bucket, as a multiple of its real tokens plus a constant: a kernel call costs as much as that padding."""
+WASTE = 1.2
+"""Largest size of a bucket, as a multiple of its real tokens; :data:`SPARE` more are free."""
+SPARE = 128
+"""Tokens of padding that cost as much as another call of the kernel."""
 
 Span = tuple[int, int, int, int]
 """Start and length of queries, then start and length of the keys they see; in packed tokens."""
@@ -42,20 +44,29 @@ class Pass:
     def __init__(self, spans: Sequence[Span], *, causal: bool, blocks: Sequence[tuple[int, int]] = ()) -> None:
         self.causal = causal
         self.first = min(span[0] for span in spans)
-        inside = {span: [b for b in blocks if span[0] <= b[0] < span[0] + span[1]] for span in spans} if blocks else {}
-        parts = _similar([span for span in spans if not inside.get(span)])
+        blocks_in: dict[Span, list[tuple[int, int]]] = {}
+        if blocks:
+            for span in spans:
+                start, length = span[:2]
+                blocks_in[span] = [block for block in blocks if start <= block[0] < start + length]
+        parts = _similar([span for span in spans if not blocks_in.get(span)])
         self.buckets = [_bucket(part, causal) for part in parts]
-        for part in _similar([span for span in spans if inside.get(span)]):
+        for part in _similar([span for span in spans if blocks_in.get(span)]):
             parts.append(part)
-            self.buckets.append(_seeing_blocks(part, inside))
+            self.buckets.append(_seeing_blocks(part, blocks_in))
         tokens, places = _real(parts, 0)
         self.query_back = torch.empty_like(places)
         self.query_back[tokens - self.first] = places
-        self.keys, self.key_back = (tokens.sort().values, self.query_back) if causal else _real(parts, 2)
+        if causal:  # queries and keys are the same tokens
+            self.keys = tokens.sort().values
+            self.key_back = self.query_back
+        else:
+            self.keys, self.key_back = _real(parts, 2)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
         """Attend with the queries from ``first`` on: ``out`` [m, H, d] and log-sum-exp [m, H], float32 or wider."""
-        outs, sums = [], []
+        outs = []
+        sums = []
         for bucket in self.buckets:
             q, k, v = self._heads(bucket, query, key, value)
             out, lse = _flash(q, k, v, 0.0, self._causal(bucket), attn_mask=_as(bucket.mask, q), scale=scaling)
@@ -71,26 +82,29 @@ class Pass:
         Returns:
             gradients of the queries from ``first`` on, and of the keys and values of the tokens ``keys``.
         """
-        found: tuple[list[Tensor], list[Tensor], list[Tensor]] = [], [], []
+        d_queries: list[Tensor] = []
+        d_keys: list[Tensor] = []
+        d_values: list[Tensor] = []
         for bucket in self.buckets:
             q, k, v = self._heads(bucket, query, key, value)
-            g = _rows(gradient, bucket.queries, bucket.size)
-            if bucket.inside is not None:
-                g = g * bucket.inside.to(g.dtype)
-            o, s = (_rows(x, bucket.queries, bucket.size) for x in (out, lse.unsqueeze(-1)))
-            g, o, s = (self._folded(x, key.shape[1]) for x in (g, o, s))
+            d_out = _rows(gradient, bucket.queries, bucket.size)
+            if bucket.inside is not None:  # padded queries repeat a token, which counts once
+                d_out = d_out * bucket.inside.to(d_out.dtype)
+            bucket_out = _rows(out, bucket.queries, bucket.size)
+            bucket_lse = _rows(lse.unsqueeze(-1), bucket.queries, bucket.size)
+            d_out, bucket_out, bucket_lse = (self._folded(x, key.shape[1]) for x in (d_out, bucket_out, bucket_lse))
             mask = _as(bucket.mask, q)
             d_q, d_k, d_v = _flash_backward(
-                g, q, k, v, o, s.squeeze(-1), 0.0, self._causal(bucket), attn_mask=mask, scale=scaling
-            )
-            found[0].append(self._flat(d_q, query))
-            for parts, part in zip(found[1:], (d_k, d_v), strict=True):
-                parts.append(_grouped(part, key.shape[1]).transpose(1, 2).flatten(0, 1))
-        d_query, d_key, d_value = (_joined(parts) for parts in found)
+                d_out, q, k, v, bucket_out, bucket_lse.squeeze(-1), 0.0, self._causal(bucket), attn_mask=mask,
+                scale=scaling,
+            )  # fmt: skip
+            d_queries.append(self._flat(d_q, query))
+            d_keys.append(_grouped(d_k, key.shape[1]).transpose(1, 2).flatten(0, 1))
+            d_values.append(_grouped(d_v, key.shape[1]).transpose(1, 2).flatten(0, 1))
         return (
-            d_query.index_select(0, self.query_back),
-            d_key.index_select(0, self.key_back),
-            d_value.index_select(0, self.key_back),
+            _joined(d_queries).index_select(0, self.query_back),
+            _joined(d_keys).index_select(0, self.key_back),
+            _joined(d_values).index_select(0, self.key_back),
         )
 
     def _causal(self, bucket: _Bucket) -> bool:
@@ -99,9 +113,13 @@ class Pass:
 
     def _heads(self, bucket: _Bucket, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q = self._folded(_rows(query, bucket.queries, bucket.size), key.shape[1])
-        k, v = (_rows(x, bucket.keys, bucket.size).transpose(1, 2) for x in (key, value))
+        k = _rows(key, bucket.keys, bucket.size).transpose(1, 2)
+        v = _rows(value, bucket.keys, bucket.size).transpose(1, 2)
         repeats = q.shape[1] // k.shape[1]
-        return q, *(x if repeats == 1 else x.repeat_interleave(repeats, dim=1) for x in (k, v))  # type: ignore[return-value]
+        if repeats > 1:
+            k = k.repeat_interleave(repeats, dim=1)
+            v = v.repeat_interleave(repeats, dim=1)
+        return q, k, v
 
     def _folded(self, x: Tensor, heads: int) -> Tensor:
         """Reorder [B, L, H, d] to [B, H, L, d]; without a causal mask, stack the queries of heads that share a key."""
@@ -123,27 +141,34 @@ def _similar(spans: Sequence[Span]) -> list[list[Span]]:
     groups: list[list[Span]] = []
     real = longest = 0
     for span in sorted(spans, key=lambda s: (-s[1], -s[3])):
-        size = span[1] + span[3]
-        keys = max(longest, span[3])
-        if groups and (len(groups[-1]) + 1) * (groups[-1][0][1] + keys) <= WASTE * (real + size) + SPARE:
-            groups[-1].append(span)
-            real, longest = real + size, keys
-        else:
-            groups.append([span])
-            real, longest = size, span[3]
+        _, queries, _, keys = span
+        size = queries + keys
+        widest = max(longest, keys)
+        if groups:
+            padded = (len(groups[-1]) + 1) * (groups[-1][0][1] + widest)
+            if padded <= WASTE * (real + size) + SPARE:
+                groups[-1].append(span)
+                real += size
+                longest = widest
+                continue
+        groups.append([span])
+        real = size
+        longest = keys
     return groups
 
 
 def _bucket(spans: Sequence[Span], causal: bool) -> _Bucket:
-    first, count, begin, width = (torch.tensor(x).unsqueeze(1) for x in zip(*spans, strict=True))
-    steps, places = torch.arange(int(count.max())), torch.arange(int(width.max()))
-    inside, seen = steps < count, places < width
+    query_start, query_count, key_start, key_count = torch.tensor(spans).unsqueeze(-1).unbind(1)  # [B, 1] each
+    steps = torch.arange(int(query_count.max()))
+    places = torch.arange(int(key_count.max()))
+    inside = steps < query_count
+    visible = places < key_count
     mask = None
-    if not causal and not bool(seen.all()):
-        mask = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)[:, None, None]
+    if not causal and not bool(visible.all()):
+        mask = torch.zeros(visible.shape).masked_fill(~visible, -torch.inf)[:, None, None]
     return _Bucket(
-        queries=(first + torch.minimum(steps, count - 1)).flatten(),
-        keys=(begin + torch.minimum(places, width - 1)).flatten(),
+        queries=(query_start + torch.minimum(steps, query_count - 1)).flatten(),
+        keys=(key_start + torch.minimum(places, key_count - 1)).flatten(),
         size=len(spans),
         inside=None if bool(inside.all()) else inside[:, :, None, None],
         mask=mask,
@@ -152,20 +177,22 @@ def _bucket(spans: Sequence[Span], causal: bool) -> _Bucket:
 
 def _seeing_blocks(spans: Sequence[Span], blocks: Mapping[Span, Sequence[tuple[int, int]]]) -> _Bucket:
     """Batch causal spans in which the tokens of a block see each other, with an explicit mask."""
-    found = _bucket(spans, causal=True)
+    bucket = _bucket(spans, causal=True)
     longest = max(span[1] for span in spans)
-    seen = torch.ones(len(spans), longest, longest, dtype=torch.bool).tril()
+    visible = torch.ones(len(spans), longest, longest, dtype=torch.bool).tril()
     for i, span in enumerate(spans):
         for start, length in blocks[span]:
             inside = slice(start - span[0], start - span[0] + length)
-            seen[i, inside, inside] = True
-    found.mask = torch.zeros(seen.shape).masked_fill_(~seen, -torch.inf).unsqueeze(1)
-    return found
+            visible[i, inside, inside] = True
+    bucket.mask = torch.zeros(visible.shape).masked_fill_(~visible, -torch.inf).unsqueeze(1)
+    return bucket
 
 
 def _real(parts: Sequence[Sequence[Span]], field: int) -> tuple[Tensor, Tensor]:
     """Return the packed tokens of the queries (0) or keys (2) of all buckets in order, and each one's padded place."""
-    tokens, places, offset = [], [], 0
+    tokens = []
+    places = []
+    offset = 0
     for spans in parts:
         longest = max(span[field + 1] for span in spans)
         for i, span in enumerate(spans):

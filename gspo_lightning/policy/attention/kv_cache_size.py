@@ -35,7 +35,10 @@ class KVCacheSize:
 
     def row(self, tokens: int) -> int:
         """Return the bytes of a row of ``tokens`` tokens."""
-        return self.state + sum(size * (tokens if kept is None else min(tokens, kept)) for size, kept in self.layers)
+        total = self.state
+        for size, window in self.layers:
+            total += size * (tokens if window is None else min(tokens, window))
+        return total
 
 
 def kv_cache_size(config: PretrainedConfig, itemsize: int) -> KVCacheSize:
@@ -47,7 +50,8 @@ def kv_cache_size(config: PretrainedConfig, itemsize: int) -> KVCacheSize:
     """
     text = config.get_text_config(decoder=True)
     settings = list(getattr(text, "per_layer_config", ())) or [text] * _size(text, "num_hidden_layers")
-    layers, state = [], 0
+    layers = []
+    state = 0
     for kind, layer in zip(DynamicCache(config=config).layers, settings, strict=False):  # some share another layer's
         if isinstance(kind, DynamicLayer):
             window = int(kind.sliding_window) if isinstance(kind, DynamicSlidingWindowLayer) else None
@@ -63,7 +67,8 @@ def _numbers(config: Any) -> int:
     DeepSeek's attention keeps the latent from which both are computed.
     """
     of = functools.partial(_size, config)
-    if latent := of("kv_lora_rank"):
+    latent = of("kv_lora_rank")
+    if latent:
         return latent + of("qk_rope_head_dim")
     attending = of("num_attention_heads")
     size = of("attention_head_dim", "head_dim") or of("hidden_size") // max(1, attending)
@@ -72,20 +77,26 @@ def _numbers(config: Any) -> int:
 
 def _size(config: Any, *names: str) -> int:
     """Return the first of some fields that exists, for a list its largest number; 0 if none does."""
-    found = next((value for name in names if (value := getattr(config, name, None)) is not None), 0)
-    return int(max(found, default=0) if isinstance(found, list | tuple) else found)
+    values = (getattr(config, name, None) for name in names)
+    value = next((value for value in values if value is not None), 0)
+    return int(max(value, default=0) if isinstance(value, list | tuple) else value)
 
 
 def _state(config: Any) -> int:
     """Return the count of numbers in a layer's recurrent state, from its family's field names; 0 if none is known."""
     of = functools.partial(_size, config)
-    if values := of("linear_num_value_heads"):
-        keys = of("linear_num_key_heads") * of("linear_key_head_dim")
-        inner, key = values * of("linear_value_head_dim"), of("linear_key_head_dim")
-        return inner * key + (2 * keys + inner) * of("linear_conv_kernel_dim")
-    if kernel := of("conv_L_cache"):
+    value_heads = of("linear_num_value_heads")
+    if value_heads:  # gated DeltaNet: Qwen3-Next
+        key_size = of("linear_key_head_dim")
+        keys = of("linear_num_key_heads") * key_size
+        inner = value_heads * of("linear_value_head_dim")
+        return inner * key_size + (2 * keys + inner) * of("linear_conv_kernel_dim")
+    kernel = of("conv_L_cache")
+    if kernel:  # LFM2
         return of("hidden_size") * kernel
-    heads, size = of("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"), of("mamba_d_state", "ssm_state_size")
+    # Mamba and its kin
+    heads = of("mamba_n_heads", "mamba_num_heads", "n_mamba_heads")
+    size = of("mamba_d_state", "ssm_state_size")
     inner = heads * of("mamba_d_head", "mamba_head_dim", "mamba_headdim")
     inner = inner or of("hidden_size") * of("mamba_expand", "expand")
     groups = 2 * size * of("mamba_n_groups", "mamba_ngroups", "n_groups") if heads else 0

@@ -55,22 +55,24 @@ class PackedLayout:
         heads = order[first]  # for each prompt, the row it is read from
         prompt_of = first.long().cumsum(0) - 1  # for the rows in order
 
+        # the packed tokens: the prefix, the rest of each prompt, and all of a response but its last token
         prefix = prefix if len(heads) > 1 else 0
-        own = widths[heads] - prefix
-        prompt_tokens, prompt_steps, prompt_starts = _ragged(own)
+        prompt_lengths = widths[heads] - prefix
+        prompt_tokens, prompt_steps, prompt_starts = _ragged(prompt_lengths)
         prompt_starts = prompt_starts + prefix
         kept = counts[order] - 1
         inner_tokens, inner_steps, inner_starts = _ragged(kept)
-        size = prefix + int(own.sum())
+        size = prefix + int(prompt_lengths.sum())
         packed_rows = torch.cat([heads[:1].expand(prefix), heads[prompt_tokens], order[inner_tokens]])
         positions = torch.cat([torch.arange(prefix), prefix + prompt_steps, widths[order][inner_tokens] + inner_steps])
 
+        # the response tokens: the first is predicted by the last token of its prompt, others by the one before
         tokens, steps, _ = _ragged(counts[order])
-        before = size + inner_starts[tokens] + steps - 1
-        last = prompt_starts[prompt_of] + own[prompt_of] - 1
+        previous = size + inner_starts[tokens] + steps - 1
+        prompt_end = prompt_starts[prompt_of] + prompt_lengths[prompt_of] - 1
         rows = order[tokens]
         ids = batch.input_ids
-        predicts = torch.where(steps == 0, last[tokens], before)
+        predicts = torch.where(steps == 0, prompt_end[tokens], previous)
         planned = [packed_rows, positions, rows, steps, predicts, widths[rows] + steps]
         sources, places, rows_there, steps_there, predicts, columns = to_device(planned, ids.device)
         return cls(
@@ -83,10 +85,10 @@ class PackedLayout:
             steps=steps_there,
             segments=[
                 *([(0, prefix)] if prefix else []),
-                *zip(prompt_starts.tolist(), own.tolist(), strict=True),
+                *zip(prompt_starts.tolist(), prompt_lengths.tolist(), strict=True),
                 *((s, n) for s, n in zip((size + inner_starts).tolist(), kept.tolist(), strict=True) if n),
             ],
-            crossings=_crossings(prompt_of, kept, size, prompt_starts, own),
+            crossings=_crossings(prompt_of, kept, size, prompt_starts, prompt_lengths),
             longest=int((widths + counts).max()),
             pictures=blocks_of([batch.media[i] for i in heads.tolist()], prompt_starts.tolist()) if batch.media else [],
             prefix=prefix,
@@ -106,5 +108,5 @@ def _crossings(
 ) -> list[tuple[int, int, int, int]]:
     total = torch.zeros(len(starts), dtype=torch.int64).index_add_(0, prompt_of, kept)
     begins = size + total.cumsum(0) - total
-    columns = (x.tolist() for x in (begins, total, starts, widths))
-    return [(q, n, k, m) for q, n, k, m in zip(*columns, strict=True) if n]
+    columns = torch.stack([begins, total, starts, widths], dim=1).tolist()
+    return [(begin, length, start, width) for begin, length, start, width in columns if length]

@@ -59,7 +59,8 @@ class PaddedKVCache:
     """
 
     def __init__(self, device: torch.device, widths: Sequence[int], rows: Sequence[int], prefix: int = 0) -> None:
-        self.device, self._prefix = device, prefix
+        self.device = device
+        self._prefix = prefix
         self.layers: dict[int, _Layer] = {}
         self.widths = torch.tensor(widths, dtype=torch.int64)
         """[P] tokens of the prompts, on the host."""
@@ -88,12 +89,12 @@ class PaddedKVCache:
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values, including free and empty places."""
-        found = 0
+        total = 0
         for layer in self.layers.values():
-            found += layer.prompt_keys.nbytes + layer.prompt_values.nbytes
+            total += layer.prompt_keys.nbytes + layer.prompt_values.nbytes
             row = layer.keys[:1].nbytes + layer.values[:1].nbytes
-            found += row * layer.rows
-        return found
+            total += row * layer.rows
+        return total
 
     @property
     def _longest_prompt(self) -> int:
@@ -103,13 +104,18 @@ class PaddedKVCache:
     def _most_written(self) -> int:
         return self.steps - int(self.began.min())
 
+    @property
+    def _tokens_held(self) -> int:
+        return int(self.widths.sum()) + int((self.steps - self.began).sum())
+
     def padding_with(self, other: PaddedKVCache) -> tuple[int, int]:
         """Return the empty places if both caches were merged, and all places then, in tokens."""
-        both = (self, other)
-        prompts = sum(len(one.widths) for one in both) * max(one._longest_prompt for one in both)
-        places = prompts + sum(len(one) for one in both) * max(one._most_written for one in both)
-        held = sum(int(one.widths.sum()) + int((one.steps - one.began).sum()) for one in both)
-        return places - held, places
+        prompts = len(self.widths) + len(other.widths)
+        rows = len(self) + len(other)
+        longest_prompt = max(self._longest_prompt, other._longest_prompt)
+        most_written = max(self._most_written, other._most_written)
+        places = prompts * longest_prompt + rows * most_written
+        return places - self._tokens_held - other._tokens_held, places
 
     def fill(self, layer: int, key: Tensor, value: Tensor, starts: Sequence[int]) -> None:
         """Store keys and values [M, K, d] of packed prompts, which begin (after the prefix) at ``starts``."""
@@ -122,12 +128,13 @@ class PaddedKVCache:
         self.owner = torch.cat([self.owner, other.owner + len(self.widths)])
         self.began = torch.cat([self.began, other.began + (self.steps - other.steps)])
         self.widths = torch.cat([self.widths, other.widths])
-        for number, theirs in other.layers.items():
-            ours = self.layers[number]
-            ours.prompt_keys = _stack(ours.prompt_keys, theirs.prompt_keys)
-            ours.prompt_values = _stack(ours.prompt_values, theirs.prompt_values)
-            ours.keys, ours.values = _stack(ours.keys, theirs.keys), _stack(ours.values, theirs.values)
-            ours.rows = len(ours.keys)
+        for number, appended in other.layers.items():
+            layer = self.layers[number]
+            layer.prompt_keys = _stack(layer.prompt_keys, appended.prompt_keys)
+            layer.prompt_values = _stack(layer.prompt_values, appended.prompt_values)
+            layer.keys = _stack(layer.keys, appended.keys)
+            layer.values = _stack(layer.values, appended.values)
+            layer.rows = len(layer.keys)
         other.layers = {}
         self.regroup()
 
@@ -169,18 +176,22 @@ class PaddedKVCache:
 
         A row that keeps its place costs nothing, unless memory is freed.
         """
-        self.owner, self.began = self.owner[rows], self.began[rows]
+        self.owner = self.owner[rows]
+        self.began = self.began[rows]
         prompts, self.owner = torch.unique(self.owner, return_inverse=True)
         whole = len(prompts) == len(self.widths)
         self.widths = self.widths[prompts]
         width = int(self.widths.max()) if len(prompts) else 0
         places = (rows != torch.arange(len(rows))).nonzero().squeeze(1)
-        moved, source, prompts = self._there(places), self._there(rows[places]), self._there(prompts)
+        moved = self._there(places)
+        source = self._there(rows[places])
+        prompts = self._there(prompts)
         written = self.steps - int(self.began.min()) if len(rows) else 0
         for layer in self.layers.values():
             for cached in (layer.keys, layer.values):
                 cached.index_copy_(0, moved, cached.index_select(0, source))
-            layer.keys, layer.values = layer.keys[: len(rows)], layer.values[: len(rows)]
+            layer.keys = layer.keys[: len(rows)]
+            layer.values = layer.values[: len(rows)]
             self._give_back(layer, min(layer.keys.shape[2], capacity(written + 1)))
             if not whole:
                 layer.prompt_keys = layer.prompt_keys[:, :, :width].index_select(0, prompts)
@@ -200,24 +211,29 @@ class PaddedKVCache:
         rows, heads, size = key.shape
         self._append(held, key, value)
         own_keys, own_values = (x.flatten(0, 1)[:, : self._tokens] for x in (held.keys, held.values))
-        prompt_keys, prompt_values = held.prompt_keys.flatten(0, 1), held.prompt_values.flatten(0, 1)
+        prompt_keys = held.prompt_keys.flatten(0, 1)
+        prompt_values = held.prompt_values.flatten(0, 1)
         into, back = self._places_of(heads)
         q = (query if scaling == 1.0 else query * scaling).reshape(rows * heads, -1, size)
-        shared, width = q.shape[1], prompt_keys.shape[1]
+        shared = q.shape[1]
+        width = prompt_keys.shape[1]
 
         def group(x: Tensor) -> Tensor:
+            """Gather the vectors of rows by prompt: one product with a prompt's keys serves all its rows."""
             return x.index_select(0, into).view(len(prompt_keys), -1, x.shape[2])
 
         def ungroup(x: Tensor) -> Tensor:
             return x.view(-1, shared, x.shape[2]).index_select(0, back)
 
-        own = torch.bmm(q, own_keys.transpose(1, 2))
+        row_scores = torch.bmm(q, own_keys.transpose(1, 2))
         if self._own_mask is not None:
-            own = own.view(rows, -1, self._tokens).add_(self._own_mask.to(own.dtype)).view_as(own)
-        there = torch.bmm(group(q), prompt_keys.transpose(1, 2))
+            mask = self._own_mask.to(row_scores.dtype)
+            row_scores = row_scores.view(rows, -1, self._tokens).add_(mask).view_as(row_scores)
+        prompt_scores = torch.bmm(group(q), prompt_keys.transpose(1, 2))
         if self._prompt_mask is not None:
-            there = there.view(len(self.widths), -1, width).add_(self._prompt_mask.to(there.dtype)).view_as(there)
-        scores = torch.cat([ungroup(there), own], dim=-1)
+            mask = self._prompt_mask.to(prompt_scores.dtype)
+            prompt_scores = prompt_scores.view(len(self.widths), -1, width).add_(mask).view_as(prompt_scores)
+        scores = torch.cat([ungroup(prompt_scores), row_scores], dim=-1)
         weights = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
         out = ungroup(torch.bmm(group(weights[..., :width]), prompt_values))
         return out.add_(_weighted(weights[..., width:], own_values)).view(rows, -1, size)
@@ -226,21 +242,25 @@ class PaddedKVCache:
         if self._tokens > layer.keys.shape[2]:
             self._widen(layer, capacity(self._tokens))
         if self._own_mask is None:
-            layer.keys[:, :, self._tokens - 1], layer.values[:, :, self._tokens - 1] = key, value
+            layer.keys[:, :, self._tokens - 1] = key
+            layer.values[:, :, self._tokens - 1] = value
         else:
-            layer.keys[self._rows, :, self._written], layer.values[self._rows, :, self._written] = key, value
+            layer.keys[self._rows, :, self._written] = key
+            layer.values[self._rows, :, self._written] = value
 
     @staticmethod
     def _widen(layer: _Layer, tokens: int) -> None:
         """Give every row at least ``tokens`` places."""
         if tokens > layer.keys.shape[2]:
-            layer.keys, layer.values = _widened(layer.keys, tokens), _widened(layer.values, tokens)
+            layer.keys = _widened(layer.keys, tokens)
+            layer.values = _widened(layer.values, tokens)
             layer.rows = len(layer.keys)
 
     def regroup(self) -> None:
         """Recompute the [P, largest group] arrangement of rows; call it after they change."""
         self.changes = object()
-        self._own_mask, self._reserved = None, 0
+        self._own_mask = None
+        self._reserved = 0
         self._prompt_mask: Tensor | None = None
         self._places: dict[int, tuple[Tensor, Tensor]] = {}
         self._tokens = 0
@@ -273,9 +293,9 @@ class PaddedKVCache:
             rank = torch.minimum(torch.arange(self._largest), self._sizes.unsqueeze(1) - 1)
             head = torch.arange(heads)
             into = order[first.unsqueeze(1) + rank].unsqueeze(1) * heads + head.unsqueeze(1)
-            own = torch.empty_like(order)
-            own[order] = torch.arange(len(order)) - first[self.owner[order]]
-            back = (self.owner.unsqueeze(1) * heads + head) * self._largest + own.unsqueeze(1)
+            place_in_group = torch.empty_like(order)
+            place_in_group[order] = torch.arange(len(order)) - first[self.owner[order]]
+            back = (self.owner.unsqueeze(1) * heads + head) * self._largest + place_in_group.unsqueeze(1)
             self._places[heads] = self._there(into.flatten()), self._there(back.flatten())
         return self._places[heads]
 
@@ -285,8 +305,8 @@ class PaddedKVCache:
         out = packed.new_zeros(len(widths), packed.shape[1], max(widths), packed.shape[2])
         out[:, :, : self._prefix] = packed[: self._prefix].transpose(0, 1)
         for i, (start, width) in enumerate(zip(starts, widths, strict=True)):
-            own = packed[start : start + width - self._prefix]
-            out[i, :, self._prefix : width] = own.transpose(0, 1)
+            prompt = packed[start : start + width - self._prefix]
+            out[i, :, self._prefix : width] = prompt.transpose(0, 1)
         return out
 
 

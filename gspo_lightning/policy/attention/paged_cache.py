@@ -21,7 +21,8 @@ class PagedCache:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.longest = device, 0
+        self.device = device
+        self.longest = 0
         self.lengths = torch.zeros(0, dtype=torch.int64, device=device)
         """[R] tokens of each row."""
         self.table = torch.zeros(0, 1, dtype=torch.int64, device=device)
@@ -45,34 +46,39 @@ class PagedCache:
     ) -> None:
         """Prepare a prefill of new prompts, packed one after another; see :meth:`GroupCache.enter`."""
         assert not blocks, "pictures"
-        segments, start = ([(0, prefix)] if prefix else []), prefix
+        segments = [(0, prefix)] if prefix else []
+        start = prefix
         for width in widths:
             segments.append((start, width - prefix))
             start += width - prefix
         plan = PagedPlan(segments, [], max(widths), prefix)
         sequences = plan.sequences[1:] if prefix else plan.sequences
         index, table = pages_of(sequences)
-        partial = [len(s) // PAGE if len(s) % PAGE else None for s in sequences]
-        # each row gets its own copy of a page that its prompt does not fill
         owner = torch.arange(len(widths)).repeat_interleave(torch.tensor(rows))
         table = table[owner]
-        own = [(row, place) for row, p in enumerate(owner.tolist()) if (place := partial[p]) is not None]
-        used = {int(i): None for row in table.tolist() for i in row}
-        shared = [i for i in used if i not in {int(table[row, place]) for row, place in own}]
-        copies = [int(table[row, place]) for row, place in own]
+        # each row gets its own copy of a page that its prompt does not fill: (row, place of that page)
+        partial = []
+        for row, prompt in enumerate(owner.tolist()):
+            filled, rest = divmod(len(sequences[prompt]), PAGE)
+            if rest:
+                partial.append((row, filled))
+        copies = [int(table[row, place]) for row, place in partial]
+        used = dict.fromkeys(table.flatten().tolist())
+        shared = [i for i in used if i not in set(copies)]
         pages = torch.tensor(self._take(len(shared) + len(copies)))
-        places = torch.zeros(len(index), dtype=torch.int64)
-        places[torch.tensor(shared, dtype=torch.int64)] = pages[: len(shared)]
-        counts = torch.tensor([-(-len(sequences[p]) // PAGE) for p in owner.tolist()])
-        table = places[table].masked_fill(torch.arange(table.shape[1]) >= counts.unsqueeze(1), 0)
-        for (row, place), page in zip(own, pages[len(shared) :].tolist(), strict=True):
+        page_of = torch.zeros(len(index), dtype=torch.int64)
+        page_of[torch.tensor(shared, dtype=torch.int64)] = pages[: len(shared)]
+        counts = torch.tensor([-(-len(sequences[prompt]) // PAGE) for prompt in owner.tolist()])
+        table = page_of[table].masked_fill(torch.arange(table.shape[1]) >= counts.unsqueeze(1), 0)
+        for (row, place), page in zip(partial, pages[len(shared) :].tolist(), strict=True):
             table[row, place] = page
         self._prefill = plan, index[torch.tensor(shared + copies)].to(self.device), pages.to(self.device)
         self._widen(table.shape[1])
         table = torch.nn.functional.pad(table, (0, self.table.shape[1] - table.shape[1])).to(self.device)
         self.table = torch.cat([self.table, table])
         fresh = torch.tensor(widths)[owner].to(self.device)
-        self.lengths, self.longest = torch.cat([self.lengths, fresh]), max(self.longest, *widths)
+        self.lengths = torch.cat([self.lengths, fresh])
+        self.longest = max(self.longest, *widths)
 
     def write(self) -> None:
         """Prepare a forward pass with one token for every row."""
@@ -83,7 +89,8 @@ class PagedCache:
         begun = (self.lengths % PAGE == 0).nonzero().squeeze(1)
         if len(begun):
             self.table[begun, page[begun]] = torch.tensor(self._take(len(begun)), device=self.device)
-        self._page, self._place = self.table.gather(1, page.unsqueeze(1)).squeeze(1), self.lengths % PAGE
+        self._page = self.table.gather(1, page.unsqueeze(1)).squeeze(1)
+        self._place = self.lengths % PAGE
 
     def advance(self) -> None:
         """Count one more token for every row."""
@@ -93,7 +100,8 @@ class PagedCache:
         """Keep only these rows (on the host), in this order, and the pages they need."""
         self._prefill = None
         there = rows.to(self.device)
-        self.table, self.lengths = self.table[there], self.lengths[there]
+        self.table = self.table[there]
+        self.lengths = self.lengths[there]
         used = set(self.table.unique().tolist())
         self._free = [page for page in range(self._pages - 1, 0, -1) if page not in used]
 
@@ -104,7 +112,8 @@ class PagedCache:
             plan, index, pages = self._prefill
             keys[pages], values[pages] = (x[index].transpose(1, 2) for x in (key, value))
             return plan.attend(layer, query, key, value, scaling)
-        keys[self._page, :, self._place], values[self._page, :, self._place] = key, value
+        keys[self._page, :, self._place] = key
+        values[self._page, :, self._place] = value
         heads = key.shape[1]
         shared = query.shape[1] // heads
         _, rows = rows_of_tile(shared)
@@ -125,10 +134,11 @@ class PagedCache:
         old = self._pools.get(layer)
         if old is None or len(old[0]) < self._pages:
             size = int(GROWTH * self._pages) + 1
-            found = [like.new_zeros(size, like.shape[1], PAGE, like.shape[2]) for _ in range(2)]
-            for new, held in zip(found, old or (), strict=False):
-                new[: len(held)] = held
-            self._pools[layer] = found[0], found[1]
+            pool = [like.new_zeros(size, like.shape[1], PAGE, like.shape[2]) for _ in range(2)]
+            if old is not None:
+                for larger, held in zip(pool, old, strict=True):
+                    larger[: len(held)] = held
+            self._pools[layer] = pool[0], pool[1]
         return self._pools[layer]
 
     def _widen(self, pages: int) -> None:

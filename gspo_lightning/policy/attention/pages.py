@@ -69,18 +69,21 @@ def _attend(
     wide = torch.promote_types(query.dtype, torch.float32)
     q = query.to(wide).flatten(0, 1).contiguous()
     top = q.new_full((len(q), rows, 1), -torch.inf)
-    total, acc = torch.zeros_like(top), torch.zeros_like(q)
+    total = torch.zeros_like(top)
+    acc = torch.zeros_like(q)
     places = torch.arange(PAGE, device=q.device)
     for page in range(int(last.max()) // PAGE + 1):
         k, v = (x.index_select(0, table[:, page]).to(wide).flatten(0, 1) for x in (keys, values))
         scores = torch.bmm(q, k.transpose(1, 2)).mul_(scaling)
         unseen = (places + page * PAGE) > last.unsqueeze(-1)
         scores.view(tiles, heads, rows, PAGE).masked_fill_(unseen.unsqueeze(1), -torch.inf)
-        new = torch.maximum(top, scores.amax(-1, keepdim=True))  # finite: every query sees the first position
-        weights, kept = torch.exp(scores - new), torch.exp(top - new)
-        total = total * kept + weights.sum(-1, keepdim=True)
-        acc = acc * kept + torch.bmm(weights, v)
-        top = new
+        # online softmax: earlier sums are rescaled to the largest score so far
+        new_top = torch.maximum(top, scores.amax(-1, keepdim=True))  # finite: every query sees the first position
+        weights = torch.exp(scores - new_top)
+        rescale = torch.exp(top - new_top)
+        total = total * rescale + weights.sum(-1, keepdim=True)
+        acc = acc * rescale + torch.bmm(weights, v)
+        top = new_top
     shape = tiles, heads, rows
     return (acc / total).view(*shape, -1), (top + total.log()).view(shape)
 
@@ -137,7 +140,9 @@ class PagedPlan(PrefixPlan):
     def _tiles_of(self, shared: int, device: torch.device) -> _Tiles:
         if shared not in self._tiles:
             width, rows = rows_of_tile(shared)
-            tokens, last, owner = list[Tensor](), list[Tensor](), list[Tensor]()
+            tokens: list[Tensor] = []
+            last: list[Tensor] = []
+            owner: list[Tensor] = []
             back = torch.empty(sum(length for _, length in self.segments), dtype=torch.int64)
             for row, (start, length) in enumerate(self.segments):
                 count = -(-length // width)
@@ -145,11 +150,12 @@ class PagedPlan(PrefixPlan):
                 back[start : start + length] = steps[:length] + sum(len(x) for x in owner) * width
                 steps = steps.clamp(max=length - 1).view(count, width)
                 tokens.append(start + steps)
-                seen = (len(self.sequences[row]) - length + steps).repeat_interleave(shared, dim=1)
-                last.append(torch.nn.functional.pad(seen, (0, rows - width * shared)))
+                visible = (len(self.sequences[row]) - length + steps).repeat_interleave(shared, dim=1)
+                last.append(torch.nn.functional.pad(visible, (0, rows - width * shared)))
                 owner.append(torch.full((count,), row))
-            found = (torch.cat(tokens), torch.cat(last), torch.cat(owner), back)
-            self._tiles[shared] = _Tiles(*(x.to(device) for x in found))
+            self._tiles[shared] = _Tiles(
+                torch.cat(tokens).to(device), torch.cat(last).to(device), torch.cat(owner).to(device), back.to(device)
+            )
         return self._tiles[shared]
 
 
@@ -162,11 +168,11 @@ def pages_of(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     >>> index.shape, table.tolist()
     (torch.Size([2, 64]), [[0, 0], [0, 1]])
     """
-    known: dict[tuple[int, ...], int] = {}
+    numbers: dict[tuple[int, ...], int] = {}
     rows = []
     for sequence in sequences:
         cut = [tuple(sequence[i : i + PAGE]) for i in range(0, len(sequence), PAGE)]
-        rows.append([known.setdefault(page, len(known)) for page in cut])
+        rows.append([numbers.setdefault(page, len(numbers)) for page in cut])
     widest = max(map(len, rows))
-    index = torch.tensor([[*page, *[0] * (PAGE - len(page))] for page in known])
+    index = torch.tensor([[*page, *[0] * (PAGE - len(page))] for page in numbers])
     return index, torch.tensor([[*row, *[0] * (widest - len(row))] for row in rows])

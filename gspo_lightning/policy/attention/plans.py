@@ -86,19 +86,19 @@ def _check_attention(
     query, key, value = (torch.randn(s, generator=draws).to(device, dtype).requires_grad_() for s in shapes)
     weights = torch.randn(shapes[0], generator=draws).to(device)
     with torch.enable_grad():
-        ours = plan.attend(0, query, key, value, size**-0.5)
-        theirs = dense_attention(segments, crossings, query, key, value, size**-0.5, _PICTURES, prefix)
-        found, expected = (
-            [out, *torch.autograd.grad((out.float() * weights).sum(), (query, key, value))] for out in (ours, theirs)
-        )
+        out = plan.attend(0, query, key, value, size**-0.5)
+        results = [out, *torch.autograd.grad((out.float() * weights).sum(), (query, key, value))]
+        expected_out = dense_attention(segments, crossings, query, key, value, size**-0.5, _PICTURES, prefix)
+        expected_loss = (expected_out.float() * weights).sum()
+        expected = [expected_out, *torch.autograd.grad(expected_loss, (query, key, value))]
     with torch.inference_mode():  # as the sampler calls it
         again = attention_plan(segments, crossings, 284, device, _PICTURES, prefix)
-        found.append(again.attend(0, query, key, value, size**-0.5))
-        expected.append(theirs)
+        results.append(again.attend(0, query, key, value, size**-0.5))
+        expected.append(expected_out)
     names = ("values", "gradients of queries", "gradients of keys", "gradients of values", "values in inference mode")
-    for name, mine, other in zip(names, found, expected, strict=True):
-        mine, other = mine.detach().double(), other.detach().double()
-        difference = float((mine - other).abs().max() / other.abs().max())
+    for name, result, reference in zip(names, results, expected, strict=True):
+        exact = reference.detach().double()
+        difference = float((result.detach().double() - exact).abs().max() / exact.abs().max())
         if not difference <= _TOLERANCE.get(dtype, 0.05):
             raise UnsupportedAttentionError(f"an attention kernel whose {name} are off by {difference:.1g} on {device}")
 
@@ -114,19 +114,19 @@ def dense_attention(
     prefix: int = 0,
 ) -> Tensor:
     """Attend by the definition, a softmax over all visible tokens: [M, H, d] over [M, K, d] to [M, H, d]."""
-    seen = torch.zeros(len(query), len(query), dtype=torch.bool)
-    seen[prefix:, :prefix] = True
+    visible = torch.zeros(len(query), len(query), dtype=torch.bool)
+    visible[prefix:, :prefix] = True
     for start, length in segments:
-        seen[start : start + length, start : start + length] = torch.ones(length, length).tril().bool()
+        visible[start : start + length, start : start + length] = torch.ones(length, length).tril().bool()
     for start, length, begin, width in crossings:
-        seen[start : start + length, begin : begin + width] = True
+        visible[start : start + length, begin : begin + width] = True
     for start, length in blocks:
-        seen[start : start + length, start : start + length] = True
+        visible[start : start + length, start : start + length] = True
     repeats = query.shape[1] // key.shape[1]
     k, v = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
     scores = torch.einsum("mhd,nhd->hmn", query, k) * scaling
     wide = torch.promote_types(scores.dtype, torch.float32)
-    weights = scores.masked_fill(~seen.to(query.device), -torch.inf).softmax(-1, dtype=wide).to(value.dtype)
+    weights = scores.masked_fill(~visible.to(query.device), -torch.inf).softmax(-1, dtype=wide).to(value.dtype)
     return torch.einsum("hmn,nhd->mhd", weights, v)
 
 
@@ -150,10 +150,14 @@ class PrefixPlan:
         prefix: int = 0,
     ) -> None:
         self.longest = longest
-        own = Pass([(s, n, s, n) for s, n in segments], causal=True, blocks=blocks)
+        within = Pass([(s, n, s, n) for s, n in segments], causal=True, blocks=blocks)
         rest = sum(length for _, length in segments) - prefix
-        crossed = [spans for spans in ([(prefix, rest, 0, prefix)] if prefix else [], crossings) if spans]
-        self.passes = own, *(Pass(spans, causal=False) for spans in crossed)
+        self.passes = [within]
+        """Within segments first; then over the prefix and over prompts, where there are any."""
+        if prefix:
+            self.passes.append(Pass([(prefix, rest, 0, prefix)], causal=False))
+        if crossings:
+            self.passes.append(Pass(crossings, causal=False))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Attend with [M, H, d] over [M, K, d]; returns [M, H, d]."""
@@ -162,8 +166,8 @@ class PrefixPlan:
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
         """Return ``out`` [M, H, d], in the dtype of the queries, and log-sum-exp [M, H], float32 or wider."""
-        own, *crossing = self.passes
-        out, lse = own.forward(query, key, value, scaling)
+        within, *crossing = self.passes
+        out, lse = within.forward(query, key, value, scaling)
         for cross in crossing:
             _join(out[cross.first :], lse[cross.first :], *cross.forward(query, key, value, scaling))
         return out, lse
@@ -174,20 +178,21 @@ class _SharedPrefix(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: PrefixPlan, scaling: float) -> Tensor:
         out, lse = plan.forward(query, key, value, scaling)
         ctx.save_for_backward(query, key, value, out, lse)
-        ctx.passes, ctx.scaling = plan.passes, scaling
+        ctx.passes = plan.passes
+        ctx.scaling = scaling
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, lse = ctx.saved_tensors
-        own, *crossing = ctx.passes
+        within, *crossing = ctx.passes
         inputs = grads[0].contiguous(), query, key, value, out, lse, ctx.scaling
-        d_query, d_key, d_value = own.backward(*inputs)
+        d_query, d_key, d_value = within.backward(*inputs)
         for cross in crossing:
-            parts = cross.backward(*inputs)
-            d_query[cross.first :] += parts[0]
-            d_key.index_add_(0, cross.keys, parts[1])
-            d_value.index_add_(0, cross.keys, parts[2])
+            d_cross_query, d_cross_key, d_cross_value = cross.backward(*inputs)
+            d_query[cross.first :] += d_cross_query
+            d_key.index_add_(0, cross.keys, d_cross_key)
+            d_value.index_add_(0, cross.keys, d_cross_value)
         return d_query, d_key, d_value, None, None
 
 

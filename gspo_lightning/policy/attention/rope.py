@@ -32,12 +32,12 @@ def pin_rope(model: nn.Module, longest: int) -> str | None:
     Returns:
         Description of the choice; None if nothing depends on the length of a call.
     """
-    said = [_pin(module, longest) for module in model.modules() if hasattr(module, "rope_type")]
-    chosen = next((words for words in said if words), None)
-    if chosen is not None:
+    descriptions = [_pin(module, longest) for module in model.modules() if hasattr(module, "rope_type")]
+    description = next((words for words in descriptions if words), None)
+    if description is not None:
         log.info("rotary embeddings: %s, because rows may have up to %d tokens; one choice for the whole run",
-                 chosen, longest)  # fmt: skip
-    return chosen
+                 description, longest)  # fmt: skip
+    return description
 
 
 def follows_length(config: PretrainedConfig) -> bool:
@@ -52,16 +52,17 @@ def never_switching(model: PreTrainedModel) -> Iterator[None]:
 
     Phi-3 drops it behind the last position of the short factors, whatever the factors are.
     """
-    config, name = model.config, "original_max_position_embeddings"
-    said = vars(config).get(name)
-    if said is None or not any(getattr(m, "rope_type", None) == PINNED for m in model.modules()):
+    config = model.config
+    name = "original_max_position_embeddings"
+    limit = vars(config).get(name)
+    if limit is None or not any(getattr(m, "rope_type", None) == PINNED for m in model.modules()):
         yield
         return
     setattr(config, name, 1 << 30)
     try:
         yield
     finally:
-        setattr(config, name, said)
+        setattr(config, name, limit)
 
 
 def _pin(module: Any, longest: int) -> str | None:
@@ -71,9 +72,9 @@ def _pin(module: Any, longest: int) -> str | None:
             return None
         module.rope_type = PINNED
         return _set(module, kinds, longest, None)
-    said = [_set(module, kind, longest, layer) for layer, kind in kinds.items() if _depends(kind)]
+    descriptions = [_set(module, kind, longest, layer) for layer, kind in kinds.items() if _depends(kind)]
     module.rope_type = {layer: PINNED if _depends(kind) else kind for layer, kind in kinds.items()}
-    return said[0] if said else None
+    return descriptions[0] if descriptions else None
 
 
 def _depends(kind: Any) -> bool:

@@ -33,9 +33,11 @@ class Places:
             if length >= count:
                 self._free[i : i + 1] = [(start + count, length - count)] if length > count else []
                 return start
-        at_the_end = self._free.pop() if self._free and sum(self._free[-1]) == self.size else (self.size, 0)
-        self.size = at_the_end[0] + count
-        return at_the_end[0]
+        start = self.size
+        if self._free and sum(self._free[-1]) == self.size:  # a gap at the end is made larger
+            start, _ = self._free.pop()
+        self.size = start + count
+        return start
 
     def give(self, start: int, count: int) -> None:
         """Free places, and merge them with free neighbours."""
@@ -51,7 +53,8 @@ class Places:
     def extend(self, size: int) -> None:
         """Add free places up to ``size`` in all."""
         if size > self.size:
-            start, self.size = self.size, size
+            start = self.size
+            self.size = size
             self.give(start, size - start)
 
 
@@ -92,7 +95,10 @@ class SpanCache:
     """
 
     def __init__(self, device: torch.device, most: int, attend: Attend, join: Join = joined) -> None:
-        self.device, self.attend_span, self.join, self.longest = device, attend, join, 0
+        self.device = device
+        self.attend_span = attend
+        self.join = join
+        self.longest = 0
         self.stores: dict[int, Tensor] = {}
         """Layer -> keys and values [T, 2, K, d]."""
         self.version = 0
@@ -127,9 +133,12 @@ class SpanCache:
 
     def clear(self) -> None:
         """Remove all rows; the store stays."""
-        size, self._places = self._places.size, Places()
+        size = self._places.size
+        self._places = Places()
         self._places.extend(size)
-        self._rows, self.longest, self._entering = [], 0, None
+        self._rows = []
+        self.longest = 0
+        self._entering = None
         self._push(self.seen[:0])
 
     def enter(self, widths: Sequence[int], rows: Sequence[int], room: Sequence[int], prefix: int = 0) -> None:
@@ -141,30 +150,34 @@ class SpanCache:
             room: [sum(rows)] tokens that each row may get.
             prefix: tokens that all prompts begin with; they come first, once.
         """
-        own = [width - prefix for width in widths]
-        starts = list(itertools.accumulate(own[:-1], initial=prefix))
-        segments = [*([(0, prefix)] if prefix else []), *zip(starts, own, strict=True)]
+        lengths = [width - prefix for width in widths]
+        starts = list(itertools.accumulate(lengths[:-1], initial=prefix))
+        segments = [*([(0, prefix)] if prefix else []), *zip(starts, lengths, strict=True)]
         plan = attention_plan(segments, [], max(widths), self.device, (), prefix)
-        before, left = self._places.size, iter(room)
-        source, target, new = [], [], list[_Row]()
+        old_size = self._places.size
+        room_left = iter(room)
+        source = []  # packed tokens of each prompt, the shared prefix repeated
+        target = []  # their places in the store
+        new: list[_Row] = []
         for width, count, start in zip(widths, rows, starts, strict=True):
             prompt = _Prompt(self._places.take(width), width, count)
             source += [torch.arange(prefix), torch.arange(start, start + width - prefix)]
             target.append(torch.arange(prompt.start, prompt.start + width))
             for _ in range(count):
-                tokens = next(left) + 1  # a row that has ended may be fed once more
+                tokens = next(room_left) + 1  # a row that has ended may be fed once more
                 new.append(_Row(prompt, self._places.take(tokens), tokens))
-        if self._places.size > before and self.stores:
+        if self._places.size > old_size and self.stores:
             self._places.extend(self._places.size + self._places.size // SPARE)
         self._entering = _Entering(plan, self._there(torch.cat(source)), self._there(torch.cat(target)))
-        seen = torch.cat([self.seen[: len(self)], self.seen.new_ones(len(new))])
+        row_lengths = torch.cat([self.seen[: len(self)], self.seen.new_ones(len(new))])
         self._rows += new
         self.longest = max(self.longest, *widths)
-        bounds = [max(row.room for row in new), max(widths)]
-        if any(bound > now for bound, now in zip(bounds, self._bounds, strict=True)):
-            self._bounds = [max(pair) for pair in zip(bounds, self._bounds, strict=True)]
+        row_bound, prompt_bound = self._bounds
+        bounds = [max(row_bound, *(row.room for row in new)), max(prompt_bound, *widths)]
+        if bounds != self._bounds:
+            self._bounds = bounds
             self.version += 1
-        self._push(seen)
+        self._push(row_lengths)
 
     def write(self, active: int | None = None) -> None:
         """Prepare a step of the first ``active`` rows, all by default: one token for each."""
@@ -201,12 +214,12 @@ class SpanCache:
         """Store the keys and values of ``qkv`` [R, n + 2, K, d], and attend; returns [R, n, K, d]."""
         store = self.stores[layer]
         store.index_copy_(0, self._place, qkv[:, -2:])
-        own, prompt = (
+        row_span, prompt_span = (
             Span(self._starts[i, : self.active + 1], self._lengths[i, : self.active], self._bounds[i]) for i in (0, 1)
         )
         queries = self._multiples(qkv.shape[1])[: self.active + 1]
-        own_out, own_lse = self.attend_span(qkv, store, own, queries, scaling)
-        return self.join(own_out, own_lse, *self.attend_span(qkv, store, prompt, queries, scaling))
+        row_out, row_lse = self.attend_span(qkv, store, row_span, queries, scaling)
+        return self.join(row_out, row_lse, *self.attend_span(qkv, store, prompt_span, queries, scaling))
 
     def _store(self, layer: int, key: Tensor) -> Tensor:
         """Return the store of a layer, made or grown to all places."""
@@ -227,7 +240,8 @@ class SpanCache:
 
     def _push(self, seen: Tensor) -> None:
         """Write spans of all rows to the device, and make the places behind them idle: nothing seen, place 0."""
-        count, most = len(self._rows), self._before.shape[0]
+        count = len(self._rows)
+        most = self._before.shape[0]
         if count > most:
             raise ValueError(f"{count} rows in a cache of at most {most}")
         table = torch.zeros(4, most + 1, dtype=torch.int64)
@@ -239,9 +253,9 @@ class SpanCache:
         self._starts.copy_(there[:2])
         self._lengths[1].copy_(there[2, :most])
         self._before.copy_(there[3, :most])
-        kept = seen.clone()
+        row_lengths = seen.clone()
         self._lengths[0].fill_(1)
-        self._lengths[0, :count].copy_(kept)
+        self._lengths[0, :count].copy_(row_lengths)
 
     def _there(self, x: Tensor) -> Tensor:
         return x.to(self.device, non_blocking=True)

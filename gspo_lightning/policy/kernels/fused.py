@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROWS = 3
 """Rows of the comparison."""
+TEMPERATURE = 0.7
+"""Temperature of the comparison, not 1, which would hide a kernel that forgets it."""
 NATS = 1e-4
 """Largest difference of a log-probability or an entropy from the definition in float64 that counts as rounding."""
 Definition = tuple[Callable[..., None], Callable[..., None]]
@@ -60,18 +62,21 @@ def difference(kernels: Any, device: torch.device, dtype: torch.dtype, vocabular
     logits = (6 * torch.randn(ROWS, vocabulary, generator=draws)).to(device, dtype)
     targets = (torch.arange(ROWS) * (vocabulary // ROWS)).to(device)
     weights = torch.randn(2, ROWS, generator=draws).to(device)
-    measured = []
-    for form, values in zip((kernels.measure, definition[0]), (logits, logits.double()), strict=True):
-        wide = torch.promote_types(values.dtype, torch.float32)
-        results = [torch.empty(ROWS, dtype=wide, device=device) for _ in range(3)]
-        form(values, targets, 0.7, *results)
-        measured.append(results)
-    for name, ours, theirs in zip(("log-probabilities", "entropies", "log Z"), *measured, strict=True):
-        gap = float((ours - theirs).abs().max())
+    measure, differentiate = definition
+    results = torch.empty(3, ROWS, dtype=torch.float32, device=device)
+    kernels.measure(logits, targets, TEMPERATURE, *results)
+    exact_results = torch.empty(3, ROWS, dtype=torch.float64, device=device)
+    measure(logits.double(), targets, TEMPERATURE, *exact_results)
+    names = ("log-probabilities", "entropies", "log Z")
+    for name, result, exact_result in zip(names, results, exact_results, strict=True):
+        gap = float((result - exact_result).abs().max())
         if not gap <= NATS:
             return f"{name} that are off by {gap:.1g}"
-    gradient, expected = logits.clone(), logits.double()
-    kernels.differentiate(gradient, gradient, targets, 0.7, measured[0][2], measured[0][1], *weights)
-    definition[1](expected, expected, targets, 0.7, measured[1][2], measured[1][1], *weights.double())
-    gap = float((gradient - expected).abs().max() / expected.abs().max())
+    _, entropy, log_z = results
+    gradient = logits.clone()
+    kernels.differentiate(gradient, gradient, targets, TEMPERATURE, log_z, entropy, *weights)
+    _, exact_entropy, exact_log_z = exact_results
+    exact = logits.double()
+    differentiate(exact, exact, targets, TEMPERATURE, exact_log_z, exact_entropy, *weights.double())
+    gap = float((gradient - exact).abs().max() / exact.abs().max())
     return "" if gap <= 4 * torch.finfo(dtype).eps + 1e-5 else f"gradients that are off by {gap:.1g} of the largest"

@@ -57,8 +57,8 @@ def _measure(
     total = tl.sum(decay * total, 0)
     shift = tl.log(total)
     target = tl.load(targets + row)
-    wanted = tl.load(start + target).to(tl.float32)
-    tl.store(chosen + row, (wanted - highest) * scale - shift)
+    target_logit = tl.load(start + target).to(tl.float32)
+    tl.store(chosen + row, (target_logit - highest) * scale - shift)
     tl.store(entropy + row, shift - moment / total)
     tl.store(log_z + row, highest * scale + shift)
 
@@ -86,15 +86,15 @@ def _differentiate(
     x = tl.load(logits + row * stride + places, mask=inside, other=-float("inf")).to(tl.float32) * scale
     logp = x - tl.load(log_z + row)
     p = tl.exp(logp)
-    found = tl.zeros([BLOCK], tl.float32)
+    derivative = tl.zeros([BLOCK], tl.float32)
     if ENTROPY:  # dH / dx = -p (log p + H); p log p is 0 where p is
         spread = tl.where(p > 0, logp, 0.0) + tl.load(entropy + row)
-        found -= p * spread * tl.load(d_entropy + row)
+        derivative -= p * spread * tl.load(d_entropy + row)
     if CHOSEN:
-        own = tl.load(d_chosen + row)
-        found += own * (tl.where(places == tl.load(targets + row), 1.0, 0.0) - p)
+        d_target = tl.load(d_chosen + row)
+        derivative += d_target * (tl.where(places == tl.load(targets + row), 1.0, 0.0) - p)
     kind = gradient.dtype.element_ty
-    tl.store(gradient + row * gradient_stride + places, (found * scale).to(kind), mask=inside)
+    tl.store(gradient + row * gradient_stride + places, (derivative * scale).to(kind), mask=inside)
 
 
 def measure(
@@ -133,11 +133,13 @@ def differentiate(
     rows, columns = logits.shape
     block = _block(columns)
     unread = log_z  # a pointer that no branch reads stands for one that is missing
-    own, spread = (unread if x is None else x.contiguous() for x in (d_chosen, d_entropy))
+    d_chosen_rows = unread if d_chosen is None else d_chosen.contiguous()
+    d_entropy_rows = unread if d_entropy is None else d_entropy.contiguous()
     if rows:
         with torch.cuda.device_of(logits):
             _differentiate[(rows, triton.cdiv(columns, block))](
-                gradient, logits, targets, log_z, entropy, own, spread, gradient.stride(0), logits.stride(0),
+                gradient, logits, targets, log_z, entropy, d_chosen_rows, d_entropy_rows, gradient.stride(0),
+                logits.stride(0),
                 1.0 / temperature, COLUMNS=columns, BLOCK=block, CHOSEN=d_chosen is not None,
                 ENTROPY=d_entropy is not None, num_warps=WARPS,
             )  # fmt: skip

@@ -22,7 +22,8 @@ def _under_autocast(product: Product) -> Product:
         kind = weight.device.type
         if torch.is_autocast_enabled(kind) and weight.dtype != torch.float64:
             dtype = torch.get_autocast_dtype(kind)
-            rows, weight = rows.to(dtype), weight.to(dtype)
+            rows = rows.to(dtype)
+            weight = weight.to(dtype)
         return product(rows, weight, offs)
 
     return grouped

@@ -57,7 +57,8 @@ class _Product(torch.autograd.Function):
         d_x = d_weight = d_bias = None
         if ctx.needs_input_grad[0]:
             d_x = _multiply(gradient, weight.t())
-        rows, inputs = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        inputs = x.reshape(-1, x.shape[-1])
         if ctx.needs_input_grad[1]:
             if weight.shape[0] < NARROW * weight.shape[1]:
                 d_weight = _multiply(rows.t(), inputs.t())
@@ -75,10 +76,13 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _is_faster(x: Tensor, weight: Tensor) -> bool:
     """True if ``x @ weight.t()`` is a product of plain float32 tensors on a CPU, and large enough for oneDNN."""
-    known = all(type(t) in (nn.Parameter, Tensor) and t.dtype == torch.float32 and t.is_cpu for t in (x, weight))
-    fits = x.shape[-1] == weight.shape[1] and x.numel() * len(weight) >= FEWEST
-    eager = bool(torch.backends.mkldnn.enabled) and not torch.is_autocast_enabled("cpu")
-    return known and fits and eager and not torch.compiler.is_compiling()  # Inductor knows packed weights only
+    if any(type(t) not in (nn.Parameter, Tensor) or t.dtype != torch.float32 or not t.is_cpu for t in (x, weight)):
+        return False
+    if x.shape[-1] != weight.shape[1] or x.numel() * len(weight) < FEWEST:
+        return False
+    if not torch.backends.mkldnn.enabled or torch.is_autocast_enabled("cpu"):
+        return False
+    return not torch.compiler.is_compiling()  # Inductor knows packed weights only
 
 
 def product(form: type, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:

@@ -16,18 +16,22 @@ from transformers import PreTrainedModel
 
 from gspo_lightning.core.errors import UserError
 
-_SAME, _SAME_IN_16_BITS = 0.01, 0.1
+_SAME = 0.01
 """Largest mean difference of two readings of a row, relative to their mean size, that counts as rounding.
 
 Another token's state differs by about 1.
 """
+_SAME_IN_16_BITS = 0.1
+"""The same if a number has 16 bits."""
 
 
 def pad_of(model: PreTrainedModel) -> int | None:
     """Return the padding token that a model looks for; None if it has none or an invalid one (-1)."""
-    found = [getattr(config, "pad_token_id", None) for config in (model.config.get_text_config(), model.config)]
-    known = [token for token in found if token is not None and 0 <= token < _tokens(model)]
-    return known[0] if known else None
+    for config in (model.config.get_text_config(), model.config):
+        token: int | None = getattr(config, "pad_token_id", None)
+        if token is not None and 0 <= token < _tokens(model):
+            return token
+    return None
 
 
 def set_pad(model: PreTrainedModel, token: int, field: str = "model.name_or_path") -> None:
@@ -36,9 +40,13 @@ def set_pad(model: PreTrainedModel, token: int, field: str = "model.name_or_path
     Raises:
         UserError: the model has no embedding for it.
     """
-    if token >= (known := _tokens(model)):
-        problem = f"pads rows with token {token} of its tokenizer, but the model knows tokens below {known} only"
-        raise UserError(field, problem, fix="set pad_token in its tokenizer_config.json to a token of the model")
+    tokens = _tokens(model)
+    if token >= tokens:
+        raise UserError(
+            field,
+            f"pads rows with token {token} of its tokenizer, but the model knows tokens below {tokens} only",
+            fix="set pad_token in its tokenizer_config.json to a token of the model",
+        )
     for config in (model.config, model.config.get_text_config()):
         config.pad_token_id = token
 
@@ -71,10 +79,12 @@ def check_reading(
     """
     heads = output_layers(model, int(model.config.num_labels))
     with _giving_what_it_reads(heads[0]) if len(heads) == 1 else nullcontext():
-        one, other = (model(**inputs).logits[0] for inputs in (alone, beside))
-    exact = all(p.dtype.itemsize >= 4 for p in model.parameters()) and not torch.is_autocast_enabled(one.device.type)
-    gap = float((one.double() - other.double()).abs().mean())
-    if not gap <= (_SAME if exact else _SAME_IN_16_BITS) * float(one.double().abs().mean()):
+        output = model(**alone).logits[0].double()
+        padded_output = model(**beside).logits[0].double()
+    is_wide = all(parameter.dtype.itemsize >= 4 for parameter in model.parameters())
+    exact = is_wide and not torch.is_autocast_enabled(output.device.type)
+    gap = float((output - padded_output).abs().mean())
+    if not gap <= (_SAME if exact else _SAME_IN_16_BITS) * float(output.abs().mean()):
         raise UserError(
             field,
             f"{type(model).__name__} judges a text otherwise beside a longer one than alone: it reads padding",

@@ -140,20 +140,22 @@ def _fill(model: PreTrainedModel, weights: Mapping[str, Callable[[], np.ndarray]
     Raises:
         UserError: the file has a tensor that the model does not have, or lacks one.
     """
-    wanted = {name: tensor.shape for name, tensor in model.state_dict().items() if not _tied(model, name)}
-    table = places(model.config, wanted)
-    if extra := weights.keys() - table.keys():
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if not _tied(model, name)}
+    table = places(model.config, shapes)
+    extra = weights.keys() - table.keys()
+    if extra:
         problem = f"{len(extra)} of its tensors (such as {min(extra)}) belong to nothing in a model of its family"
         raise UserError(FIELD, problem, fix=ORIGINAL)
-    if missing := table.keys() - weights.keys():
+    missing = table.keys() - weights.keys()
+    if missing:
         raise UserError(FIELD, f"it lacks {len(missing)} tensors (such as {min(missing)})", fix=ORIGINAL)
     state: dict[str, torch.Tensor] = {}
     for name, place in table.items():
         values = torch.from_numpy(np.array(from_file(weights[name](), name, model.config), dtype=np.float32))
         if place.half is None:
-            state[place.name] = values.reshape(wanted[place.name])
+            state[place.name] = values.reshape(shapes[place.name])
         else:
-            whole = state.setdefault(place.name, torch.empty(wanted[place.name]))
+            whole = state.setdefault(place.name, torch.empty(shapes[place.name]))
             whole.chunk(2, dim=1)[place.half].copy_(values)
     model.load_state_dict(state, strict=False, assign=True)
 

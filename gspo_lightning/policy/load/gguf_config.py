@@ -75,9 +75,11 @@ def config_of(fields: Mapping[str, Any], rope: Mapping[str, np.ndarray], rows: i
     given = {key.removeprefix(f"{family}."): value for key, value in fields.items() if key.startswith(f"{family}.")}
     kind, names = FAMILIES[family]
     values = {name: given.pop(key) for key, name in names.items() if key in given}
-    if lists := [name for name, value in values.items() if isinstance(value, list) and len(set(value)) > 1]:
-        raise UserError(FIELD, f"its {lists[0]} differs from layer to layer", fix=ORIGINAL)
-    values = {name: value[0] if isinstance(value, list) else value for name, value in values.items()}
+    for name, value in values.items():
+        if isinstance(value, list):  # one number for each layer
+            if len(set(value)) > 1:
+                raise UserError(FIELD, f"its {name} differs from layer to layer", fix=ORIGINAL)
+            values[name] = value[0]
     head = values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]
     rotated = int(given.get("rope.dimension_count", head))
     if family == "llama" and "head_dim" not in values:
@@ -88,9 +90,9 @@ def config_of(fields: Mapping[str, Any], rope: Mapping[str, np.ndarray], rows: i
     values |= _of_family(family, values, given, scaling, rotated == head)
     if given.pop("attention.value_length", head) != head:
         raise UserError(FIELD, "its values are not as long as its keys", fix=ORIGINAL)
-    if unknown := sorted(key for key, value in given.items() if key not in _READ_ELSEWHERE and not _absent(key, value)):
-        problem = f"it says {family}.{unknown[0]} = {given[unknown[0]]!r}, which is not understood here"
-        raise UserError(FIELD, problem, fix=ORIGINAL)
+    for key, value in sorted(given.items()):
+        if key not in _READ_ELSEWHERE and not _absent(key, value):
+            raise UserError(FIELD, f"it says {family}.{key} = {value!r}, which is not understood here", fix=ORIGINAL)
     special = {
         f"{name}_token_id": fields.get(f"tokenizer.ggml.{key}_token_id")
         for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
@@ -112,7 +114,8 @@ def _of_family(
     """Return what the config of a family says beside the file's own fields; its keys are taken out of ``given``."""
     if family == "phi3":
         window = {"sliding_window": values.get("sliding_window") or None}  # Phi-4 writes 0 for none
-        if original := scaling.pop("original_max_position_embeddings", None):
+        original = scaling.pop("original_max_position_embeddings", None)
+        if original:
             window["original_max_position_embeddings"] = original
         return {**window, "rope_parameters": scaling}
     if not whole:
@@ -133,13 +136,14 @@ def _rope(given: dict[str, Any], tensors: Mapping[str, np.ndarray], positions: i
     theta = float(given.get("rope.freq_base", 10000.0))
     scaling = {key: given.pop(key) for key in list(given) if key.startswith("rope.scal")}
     scaling.pop("rope.scaling.finetuned", None)  # says how the model was trained, not what it computes
-    kind, factor = scaling.pop("rope.scaling.type", None), scaling.pop("rope.scaling.factor", None)
+    kind = scaling.pop("rope.scaling.type", None)
+    factor = scaling.pop("rope.scaling.factor", None)
     factor = scaling.pop("rope.scale_linear", None) if factor is None else factor
     original = scaling.pop("rope.scaling.original_context_length", None)
-    found: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
+    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     if kind == "longrope" or not tensors.keys().isdisjoint(ROPE_TENSORS[1:]):
         _check_longrope(kind, original, tensors)
-        found |= {
+        parameters |= {
             "rope_type": "longrope",
             "long_factor": tensors[ROPE_TENSORS[1]].tolist(),
             "short_factor": tensors[ROPE_TENSORS[2]].tolist(),
@@ -148,24 +152,24 @@ def _rope(given: dict[str, Any], tensors: Mapping[str, np.ndarray], positions: i
             "attention_factor": float(scaling.pop("rope.scaling.attn_factor", 1.0)),
         }
     elif kind == "yarn" and factor and original:
-        found |= {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": int(original)}
-        found |= {name: scaling.pop(f"rope.scaling.yarn_{name}", default) for name, default in _BETAS.items()}
+        parameters |= {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": int(original)}
+        parameters |= {name: scaling.pop(f"rope.scaling.yarn_{name}", default) for name, default in _BETAS.items()}
     elif kind in (None, "linear") and factor not in (None, 0, 1):
-        found |= {"rope_type": "linear", "factor": float(factor)}
+        parameters |= {"rope_type": "linear", "factor": float(factor)}
     elif kind not in (None, "none", "linear"):
         raise UserError(FIELD, f"its positions are scaled by {kind!r}, which is not understood here", fix=ORIGINAL)
     elif original and original != positions:
-        found |= {"original_max_position_embeddings": int(original)}
+        parameters |= {"original_max_position_embeddings": int(original)}
     if ROPE_TENSORS[0] in tensors:
         divided = _llama3(tensors[ROPE_TENSORS[0]], theta)
-        if divided and found["rope_type"] != "default":
-            problem = f"it has {ROPE_TENSORS[0]} beside positions scaled by {found['rope_type']!r}"
+        if divided and parameters["rope_type"] != "default":
+            problem = f"it has {ROPE_TENSORS[0]} beside positions scaled by {parameters['rope_type']!r}"
             raise UserError(FIELD, problem, fix=ORIGINAL)
-        found |= divided
-    if scaling := {key: value for key, value in scaling.items() if value not in (0, 1)}:
-        key = min(scaling)
-        raise UserError(FIELD, f"it says {key} = {scaling[key]!r}, which is not understood here", fix=ORIGINAL)
-    return found
+        parameters |= divided
+    for key, value in sorted(scaling.items()):
+        if value not in (0, 1):  # those that change nothing
+            raise UserError(FIELD, f"it says {key} = {value!r}, which is not understood here", fix=ORIGINAL)
+    return parameters
 
 
 def _check_longrope(kind: str | None, original: int | None, tensors: Mapping[str, np.ndarray]) -> None:

@@ -33,7 +33,8 @@ _WORD = r"[^\r\n\p{L}\p{N}]?"
 _SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED = (rf"{_WORD}{_UPPER}*{_LOWER}+", rf"{_WORD}{_UPPER}+{_LOWER}*")
 _CJK = "[一-龥ࠀ-一가-퟿]+"
 

@@ -34,18 +34,19 @@ def places(config: PretrainedConfig, names: Mapping[str, object]) -> dict[str, P
     family = family_of(config)
     architecture = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == family)
     table = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-    found: dict[str, Place] = {}
+    place_of: dict[str, Place] = {}
     for name in names:
         base, _, kind = name.rpartition(".")
         if kind not in ("weight", "bias"):
-            base, kind = name, "weight"
+            base = name
+            kind = "weight"
         if base.endswith(".gate_up_proj") and ".experts." in base:
             for half, part in enumerate(("gate_proj", "up_proj")):
                 written = table.get_name(base.replace("gate_up_proj", part))
-                found[f"{written}.{kind}"] = Place(name, half)
+                place_of[f"{written}.{kind}"] = Place(name, half)
         else:
-            found[f"{table.get_name(base)}.{kind}"] = Place(name)
-    return found
+            place_of[f"{table.get_name(base)}.{kind}"] = Place(name)
+    return place_of
 
 
 def family_of(config: PretrainedConfig) -> str:

@@ -14,7 +14,11 @@ from gspo_lightning.policy.load.gguf_pre_tokenizers import SPLITS
 
 FIELD = "model.name_or_path"
 ORIGINAL = "use the original folder or hub id"
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+_NORMAL = 1
+_UNKNOWN = 2
+_CONTROL = 3
+_USER_DEFINED = 4
+_UNUSED = 5
 _BLANK = "\u2581"
 
 
@@ -28,13 +32,15 @@ def tokenizer_of(fields: Mapping[str, Any]) -> PreTrainedTokenizerFast:
         UserError: the vocabulary is of a kind, or is split in a way, that is not known here.
     """
     read = {name.removeprefix("tokenizer.ggml."): value for name, value in fields.items()}
-    kind, tokens = read.get("model"), read.get("tokens")
+    kind = read.get("model")
+    tokens = read.get("tokens")
     if not tokens or len(set(tokens)) != len(tokens):
         raise UserError(FIELD, "its vocabulary is missing, or has a token twice", fix=ORIGINAL)
     if kind == "gpt2":
         tokenizer, adds_bos = _byte_level(read)
     elif kind == "llama":
-        tokenizer, adds_bos = _sentencepiece(read), True
+        tokenizer = _sentencepiece(read)
+        adds_bos = True
     else:
         raise UserError(FIELD, f"its vocabulary is of the kind {kind!r}, not 'gpt2' or 'llama'", fix=ORIGINAL)
     tokenizer.add_tokens(list(_added(read, "phi" in str(fields.get("general.name", "")).lower())))
@@ -125,7 +131,8 @@ def _pair(merge: str) -> tuple[str, str]:
 
 def _sentencepiece(read: Mapping[str, Any]) -> Tokenizer:
     """Return BPE over characters, with merges from the scores: of two neighbours, the best-scored token is formed."""
-    tokens, scores = read["tokens"], read["scores"]
+    tokens = read["tokens"]
+    scores = read["scores"]
     ids = _ids(read)
     ranked = sorted(
         (-scores[index], cut, token)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -44,7 +45,8 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
         UserError: not found, or without an end-of-sequence token (responses could never end).
     """
     if settings.name_or_path in TINY_MODELS:
-        tiny, config = character_tokenizer(settings.name_or_path), tiny_config(settings.name_or_path)
+        tiny = character_tokenizer(settings.name_or_path)
+        config = tiny_config(settings.name_or_path)
         attach_image_processor(tiny, tiny_image_processor(config, tiny) if reads_pictures(config) else None)
         return tiny
     _check_name(settings.name_or_path)
@@ -174,21 +176,27 @@ def _load_pretrained(settings: ModelSettings, weights: bool) -> PreTrainedModel:
     sees = reads_pictures(config)
     if type(config) not in AutoModelForCausalLM._model_mapping and not sees:
         refuse_unknown(config)
+    options: dict[str, Any] = {}
+    if settings.attn_implementation:
+        options["attn_implementation"] = settings.attn_implementation
+    if not weights:
+        options["device_map"] = "meta"
+    auto_class = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     try:
         model: PreTrainedModel
-        model, info = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_pretrained(
+        model, info = auto_class.from_pretrained(
             loadable_name(settings.name_or_path),
             config=config,
             output_loading_info=True,
             revision=settings.revision,
             trust_remote_code=settings.trust_remote_code,
             dtype=settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype),
-            **({"attn_implementation": settings.attn_implementation} if settings.attn_implementation else {}),
-            **({} if weights else {"device_map": "meta"}),
+            **options,
         )
     except Exception as error:  # shapes that do not fit, a package that is missing, a family that cannot be built
         raise _not_loadable(settings.name_or_path, error) from error
-    if missing := sorted(info["missing_keys"]):
+    missing = sorted(info["missing_keys"])
+    if missing:
         raise UserError(
             "model.name_or_path",
             f"{settings.name_or_path!r} lacks {len(missing)} weights (such as {missing[0]}): they would be random",

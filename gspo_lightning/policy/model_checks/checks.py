@@ -45,9 +45,9 @@ def check_head(policy: Policy) -> None:
     ids = few_tokens(policy.model, 4)
     with torch.no_grad(), warnings.catch_warnings(), _refusing(policy):
         warnings.simplefilter("ignore")
-        own = policy.sayable(policy.model(input_ids=ids, use_cache=False).logits).float()
-        ours = policy.head(policy.backbone(input_ids=ids, use_cache=False).last_hidden_state).float()
-    if own.shape != ours.shape or not torch.allclose(own, ours, atol=1e-3, rtol=1e-3):
+        expected = policy.sayable(policy.model(input_ids=ids, use_cache=False).logits).float()
+        logits = policy.head(policy.backbone(input_ids=ids, use_cache=False).last_hidden_state).float()
+    if expected.shape != logits.shape or not torch.allclose(expected, logits, atol=1e-3, rtol=1e-3):
         raise UserError(
             "model.name_or_path",
             f"{type(policy.model).__name__} computes its logits in a way this package does not know",
@@ -63,8 +63,8 @@ def _refusing(policy: Policy) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        what = f"{type(policy.model).__name__} cannot be trained: its forward pass on a few tokens fails: "
-        raise UserError("model.name_or_path", what + first_line(error), fix=ANOTHER) from error
+        problem = f"{type(policy.model).__name__} cannot be trained: its forward pass on a few tokens fails: "
+        raise UserError("model.name_or_path", problem + first_line(error), fix=ANOTHER) from error
 
 
 def choose_layout(
@@ -92,17 +92,17 @@ def choose_layout(
     context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
     longest = min(longest, context or longest)
     pin_rope(policy.model, longest)
-    asked = Probe(policy, longest)
+    probe = Probe(policy, longest)
     with _refusing(policy), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        wrong = asked.why_not_exact()
+        wrong = probe.why_not_exact()
         if wrong is None and policy.image_processor is not None:
-            wrong = PictureProbe(policy, policy.image_processor).why_not_exact(asked.limit)
+            wrong = PictureProbe(policy, policy.image_processor).why_not_exact(probe.limit)
     if wrong is not None:
         raise UserError("model.name_or_path", f"{type(policy.model).__name__} {wrong}", fix=ANOTHER)
     if layout == "padded":
         return
-    reason = _why_not_packed(asked, device or policy.device, dtype or next(policy.parameters()).dtype)
+    reason = _why_not_packed(probe, device or policy.device, dtype or next(policy.parameters()).dtype)
     if reason is None:
         policy.packed = True
     elif layout == "packed":
@@ -127,20 +127,23 @@ def pack_if_exact(policy: Policy, dtype: torch.dtype | None = None) -> None:
         policy.packed = why is None
 
 
-def _why_not_packed(asked: Probe, device: torch.device, dtype: torch.dtype) -> str | None:
-    policy, longest = asked.policy, asked.longest
-    if (state := carried_state(policy.model)) is not None:
+def _why_not_packed(probe: Probe, device: torch.device, dtype: torch.dtype) -> str | None:
+    policy = probe.policy
+    longest = probe.longest
+    state = carried_state(policy.model)
+    if state is not None:
         return state
-    if short := [window for window in windows(policy.backbone) if window < longest]:
+    short = [window for window in windows(policy.backbone) if window < longest]
+    if short:
         return f"a sliding window of {short[0]} tokens and rows of up to {longest}"
     try:
         reason = None if device.type == "cpu" else why_no_kernel(policy, device, dtype)
         # probes compute in the dtype of the weights: under autocast a kernel of that would be compiled for them alone
         other = dtype != next(policy.parameters()).dtype
         with uncompiled() if other else contextlib.nullcontext():
-            reason = reason or asked.why_not_packed()
+            reason = reason or probe.why_not_packed()
             if reason is None and policy.image_processor is not None:
-                reason = PictureProbe(policy, policy.image_processor).why_not_packed(asked.limit)
+                reason = PictureProbe(policy, policy.image_processor).why_not_packed(probe.limit)
         return reason
     except Exception as error:  # any exception: a family's modules in an untested call
         return first_line(error)
@@ -188,8 +191,8 @@ def check_model(model: PreTrainedModel) -> None:
     check_causal(model)
     for name, layer in adapted_layers(model):
         if not hasattr(layer.get_base_layer(), "in_features"):
-            what = f"has adapters of {name}, whose weights are no linear layer: they cannot be merged"
-            raise UserError("model", what, fix="leave experts and routers out of PEFT's target_modules")
+            problem = f"has adapters of {name}, whose weights are no linear layer: they cannot be merged"
+            raise UserError("model", problem, fix="leave experts and routers out of PEFT's target_modules")
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError("model", "has no parameter that requires a gradient", fix="model.requires_grad_(True)")
     check_trained_dtype(model, "model", "use model.float(), or train adapters that are float32")
@@ -204,9 +207,11 @@ class PictureProbe:
     """
 
     def __init__(self, policy: Policy, image_processor: ImageProcessorAdapter) -> None:
-        self.policy, self.image_processor = policy, image_processor
+        self.policy = policy
+        self.image_processor = image_processor
         first, second, other = (image_processor.noise(seed) for seed in (1, 2, 3))
-        self.rows, self.others = self._batch(first, second), self._batch(first, other)
+        self.rows = self._batch(first, second)
+        self.others = self._batch(first, other)
         self.padded = answers(self.policy, self.rows, packed=False)
 
     def why_not_exact(self, limit: float) -> str | None:
@@ -220,7 +225,8 @@ class PictureProbe:
     def why_not_packed(self, limit: float) -> str | None:
         """Return what is wrong with rows that share the picture of their prompt; None if nothing was found."""
         packed = answers(self.policy, self.rows, packed=True)
-        if not (gap := float((packed - self.padded).abs().mean())) <= limit:
+        gap = float((packed - self.padded).abs().mean())
+        if not gap <= limit:
             return f"log-probabilities of rows with pictures that differ by {gap:.2g} nats from those of padded rows"
         moved = float((packed - answers(self.policy, self.others, packed=True))[:2].abs().mean())
         if not moved <= limit:
@@ -228,17 +234,20 @@ class PictureProbe:
         return None
 
     def _batch(self, *pictures: Picture) -> MicroBatch:
-        unsaid, size = set(self.image_processor.unsaid), self.policy.model.config.get_text_config().vocab_size
-        said = [token for token in range(min(size, 64)) if token not in unsaid]
+        unsaid = set(self.image_processor.unsaid)
+        size = self.policy.model.config.get_text_config().vocab_size
+        token_ids = [token for token in range(min(size, 64)) if token not in unsaid]
         rows: list[list[int]] = []
         for picture in pictures:
             prompt = [
                 self.image_processor.start,
                 *[self.image_processor.image] * picture.tokens,
                 self.image_processor.end,
-                *said[5 : 5 + _TEXT],
+                *token_ids[5 : 5 + _TEXT],
             ]
-            rows += [prompt + [said[(7 * k + 3 * t) % len(said)] for t in range(_RESPONSE)] for k in (1, 2)]
+            for sample in (1, 2):
+                response = [token_ids[(7 * sample + 3 * step) % len(token_ids)] for step in range(_RESPONSE)]
+                rows.append(prompt + response)
         media: tuple[Media, ...] = tuple((p,) for p in pictures for _ in range(2))
         total = torch.tensor([len(row) for row in rows])
         responses = torch.full_like(total, _RESPONSE)
@@ -258,9 +267,10 @@ class PictureProbe:
         width = int(rows.prompt_lengths[row])
         ids = rows.input_ids[row, : width + _RESPONSE]
         model = self.policy.model
-        asked = {name: x.to(ids.device) for name, x in self.image_processor.asked(rows.media[row], ids[None]).items()}
-        asked["pixel_values"] = asked["pixel_values"].to(model.dtype)
-        logits = model(input_ids=ids[None], use_cache=False, **asked).logits[0, width - 1 : -1]
+        picture_inputs = self.image_processor.asked(rows.media[row], ids[None])
+        inputs = {name: values.to(ids.device) for name, values in picture_inputs.items()}
+        inputs["pixel_values"] = inputs["pixel_values"].to(model.dtype)
+        logits = model(input_ids=ids[None], use_cache=False, **inputs).logits[0, width - 1 : -1]
         model.base_model.rope_deltas = None
         scores = self.policy.sayable(logits).to(self.padded.dtype).log_softmax(-1)
         return scores.gather(-1, ids[width:, None])[:, 0]

@@ -43,8 +43,10 @@ seen was 3.3 (measured).
 """
 COMMON = 2
 """First tokens of all prompts of :func:`probe`."""
-WATCHED, COMPANION = 1, 0
-"""Rows of :func:`probe` with one prompt: one that may not move, and one that changes except for its first token."""
+WATCHED = 1
+"""Row of :func:`probe` that may not move."""
+COMPANION = 0
+"""Row of :func:`probe` with the same prompt, which changes except for its first token."""
 IN_CONFIG = re.compile(
     r"sliding_window|window_size|attention_window|local_attention|chunk_size|index_topk|indexer_budget"
 )
@@ -58,12 +60,15 @@ def probe(policy: Policy, longest: int = 9) -> MicroBatch:
 
     The prompts share their first :data:`COMMON` tokens.
     """
-    prompts, responses = torch.tensor([5, 5, 3, 3]), torch.tensor([4, 1, 6, 2])
-    responses[WATCHED], responses[2] = max(1, longest - 6), longest - 3
+    prompts = torch.tensor([5, 5, 3, 3])
+    responses = torch.tensor([4, 1, 6, 2])
+    responses[WATCHED] = max(1, longest - 6)
+    responses[2] = longest - 3
     vocabulary = policy.model.config.get_text_config().vocab_size
     ids = sayable_tokens(torch.arange(4 * longest).view(4, longest) * 7, vocabulary, policy.unsaid)
     ids[2, :COMMON] = ids[0, :COMMON]
-    ids[1, :5], ids[3, :3] = ids[0, :5], ids[2, :3]
+    ids[1, :5] = ids[0, :5]
+    ids[3, :3] = ids[2, :3]
     mask = torch.arange(int(responses.max())) < responses.unsqueeze(1)
     index = torch.tensor([0, 0, 1, 1])
     batch = MicroBatch(ids, prompts, responses, mask, torch.zeros(4), prompt_index=index, common_prefix=COMMON)
@@ -107,7 +112,8 @@ def _inside_a_token(kind: str) -> bool:
 @torch.no_grad()
 def answers(policy: Policy, rows: MicroBatch, *, packed: bool) -> Tensor:
     """Return log-probabilities [N, T] of rows in the given layout, whatever layout the policy has."""
-    before, policy.packed = policy.packed, packed
+    before = policy.packed
+    policy.packed = packed
     try:
         return policy(rows)[0]
     finally:
@@ -129,8 +135,8 @@ class Probe:
     @cached_property
     def rows(self) -> MicroBatch:
         """Probe rows, long enough to exceed every window that is short enough to try."""
-        found = [size + 2 for size in context_thresholds(self.policy) if size + 2 <= min(self.longest, TRIED)]
-        return probe(self.policy, max([9, *found]))
+        lengths = [size + 2 for size in context_thresholds(self.policy) if size + 2 <= min(self.longest, TRIED)]
+        return probe(self.policy, max([9, *lengths]))
 
     @cached_property
     def others(self) -> MicroBatch:
@@ -138,10 +144,12 @@ class Probe:
 
         Every prompt keeps the tokens that all share.
         """
-        rows, vocabulary = self.rows, int(self.policy.model.config.get_text_config().vocab_size)
+        rows = self.rows
+        vocabulary = int(self.policy.model.config.get_text_config().vocab_size)
         steps = torch.arange(rows.input_ids.shape[1], device=rows.input_ids.device)
         ids = sayable_tokens(rows.input_ids + 1 + steps, vocabulary, self.policy.unsaid)
-        ids[WATCHED], ids[:, :COMMON] = rows.input_ids[WATCHED], rows.input_ids[:, :COMMON]
+        ids[WATCHED] = rows.input_ids[WATCHED]
+        ids[:, :COMMON] = rows.input_ids[:, :COMMON]
         kept = int(rows.prompt_lengths[COMPANION]) + 1
         ids[COMPANION, :kept] = rows.input_ids[COMPANION, :kept]
         return replace(rows, input_ids=ids)
@@ -170,7 +178,8 @@ class Probe:
 
     def why_not_exact(self) -> str | None:
         """Return what is wrong with padded rows, which every model must get right; None if nothing was found."""
-        if selected := _selected(self.policy, self.longest):
+        selected = _selected(self.policy, self.longest)
+        if selected:
             return selected
         rows = self.rows
         for row in (WATCHED, 2, 3):
@@ -180,7 +189,8 @@ class Probe:
         if not self.moved_by_others <= self.limit:
             moved = self.moved_by_others
             return f"moves a token's log-probability by {moved:.2g} nats when later tokens or other rows change"
-        if not (gap := self._company()) <= self.limit:
+        gap = self._company()
+        if not gap <= self.limit:
             return f"moves a row's log-probabilities by {gap:.2g} nats when another row of the call has later positions"
         return None
 
@@ -206,16 +216,18 @@ class Probe:
     def _alone(self, row: int) -> Tensor:
         """Return [T] from the model's own forward of one row without padding: the definition."""
         rows = self.rows
-        width, count = int(rows.prompt_lengths[row]), int(rows.response_lengths[row])
+        width = int(rows.prompt_lengths[row])
+        count = int(rows.response_lengths[row])
         ids = rows.input_ids[row, : width + count]
         logits = self.policy.sayable(self.policy.model(input_ids=ids[None], use_cache=False).logits[0, width - 1 : -1])
-        found = logits.to(self.padded.dtype).log_softmax(-1).gather(-1, ids[width:, None])[:, 0]
-        return torch.nn.functional.pad(found, (0, self.padded.shape[1] - count))
+        logprobs = logits.to(self.padded.dtype).log_softmax(-1).gather(-1, ids[width:, None])[:, 0]
+        return torch.nn.functional.pad(logprobs, (0, self.padded.shape[1] - count))
 
     def _moved(self, ours: Tensor, theirs: Tensor) -> float:
         """Mean difference on the watched row and on its companion's first token, which sees nothing that changed."""
         mask = torch.zeros_like(self.rows.response_mask)
-        mask[WATCHED], mask[COMPANION, 0] = self.rows.response_mask[WATCHED], True
+        mask[WATCHED] = self.rows.response_mask[WATCHED]
+        mask[COMPANION, 0] = True
         return response_gap(ours, theirs, mask)
 
     @torch.no_grad()
@@ -230,8 +242,9 @@ class Probe:
         last = min(self.longest, context or 0)
         if last <= 6:
             return 0.0
-        ids, steps = tokens.expand(2, -1), torch.arange(6, device=tokens.device)
-        found = []
+        ids = tokens.expand(2, -1)
+        steps = torch.arange(6, device=tokens.device)
+        logprobs = []
         for start in (0, last - 6):
             hidden = self.policy.backbone(
                 input_ids=ids,
@@ -239,15 +252,16 @@ class Probe:
                 position_ids=torch.stack([steps, steps + start]),
                 use_cache=False,
             ).last_hidden_state
-            found.append(self.policy.head(hidden[0]).to(self.padded.dtype).log_softmax(-1))
-        return distribution_gap(found[0], found[1])
+            logprobs.append(self.policy.head(hidden[0]).to(self.padded.dtype).log_softmax(-1))
+        return distribution_gap(logprobs[0], logprobs[1])
 
 
 def _selected(policy: Policy, longest: int) -> str | None:
     """Return what is wrong with attention to selected keys: ties and rounding, and so padding, decide the selection."""
     config = policy.model.config.get_text_config()
     size = getattr(config, "index_topk", None)
-    if isinstance(blocks := getattr(config, "index_topk_blocks", None), int):
+    blocks = getattr(config, "index_topk_blocks", None)
+    if isinstance(blocks, int):
         size = blocks * int(getattr(config, "index_block_size", 1))
     if not isinstance(size, int) or size >= longest:
         return None
@@ -260,11 +274,14 @@ def _selected(policy: Policy, longest: int) -> str | None:
 def context_thresholds(policy: Policy) -> list[int]:
     """Return token counts (2 or more, ascending) beyond which a model may attend or carry state differently."""
     config = policy.model.config.get_text_config().to_dict()
-    said = [value for name, value in config.items() if IN_CONFIG.search(name) or ANYWHERE.search(name)]
-    said += [value for name, value in _attributes(policy) if ANYWHERE.search(name)]
+    sizes = [value for name, value in config.items() if IN_CONFIG.search(name) or ANYWHERE.search(name)]
+    sizes += [value for name, value in _attributes(policy) if ANYWHERE.search(name)]
     blocks = config.get("index_topk_blocks"), config.get("index_block_size")
-    said += [blocks[0] * blocks[1]] if all(isinstance(b, int) for b in blocks) else []
-    return sorted({v for v in (*said, *windows(policy.backbone)) if type(v) is int and v > 1})
+    if all(isinstance(number, int) for number in blocks):
+        count, size = blocks
+        sizes.append(count * size)
+    sizes += windows(policy.backbone)
+    return sorted({size for size in sizes if type(size) is int and size > 1})
 
 
 def _attributes(policy: Policy) -> Iterator[tuple[str, Any]]:

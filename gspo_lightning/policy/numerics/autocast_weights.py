@@ -56,14 +56,14 @@ def _twin(policy: Policy, cast: frozenset[str], dtype: torch.dtype) -> Policy:
     memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), False) for p in policy.model.parameters()}
     memo |= {id(b): b for b in policy.model.buffers()}
     twin = policy.frozen_copy(memo)
-    known: dict[int, nn.Parameter] = {}
+    narrow: dict[int, nn.Parameter] = {}  # by the weight, which several names may share
     for name in sorted(cast):
         owner, _, leaf = name.rpartition(".")
-        own = policy.model.get_submodule(owner)._parameters[leaf]
-        assert own is not None
-        if id(own) not in known:
-            known[id(own)] = nn.Parameter(own.detach().to(dtype), False)
-        twin.model.get_submodule(owner)._parameters[leaf] = known[id(own)]
+        weight = policy.model.get_submodule(owner)._parameters[leaf]
+        assert weight is not None
+        if id(weight) not in narrow:
+            narrow[id(weight)] = nn.Parameter(weight.detach().to(dtype), False)
+        twin.model.get_submodule(owner)._parameters[leaf] = narrow[id(weight)]
     return twin.train(policy.training)
 
 
@@ -135,7 +135,8 @@ class _Watch(TorchDispatchMode):
         if name not in VIEWS:
             cast = name == "_to_copy" and out.dtype == self.dtype
             for tensor in tree_leaves((args, kwargs)):
-                if isinstance(tensor, Tensor) and (places := self._places.get(_storage(tensor))):
+                places = self._places.get(_storage(tensor)) if isinstance(tensor, Tensor) else None
+                if places:
                     self._note(places, cast)
         return out
 

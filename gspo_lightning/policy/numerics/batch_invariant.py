@@ -50,7 +50,8 @@ class _TiledProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         ctx.save_for_backward(rows, weight)
-        ctx.dtype, ctx.bias = dtype, None if bias is None else bias.dtype
+        ctx.dtype = dtype
+        ctx.bias = None if bias is None else bias.dtype
         with without_autocast(rows.device):
             out = tiled_product(rows.to(dtype), weight.to(dtype).t())
             return out if bias is None else out.add_(bias.to(dtype))
@@ -114,8 +115,8 @@ class _SiLU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        found: Tensor = torch.ops.aten.silu_backward(gradient, x)
-        return found
+        d_x: Tensor = torch.ops.aten.silu_backward(gradient, x)
+        return d_x
 
 
 def make_batch_invariant(policy: Policy) -> None:
@@ -126,8 +127,10 @@ def make_batch_invariant(policy: Policy) -> None:
     Raises:
         UserError: the model has a layer of a kind that was not made invariant.
     """
-    name, model = type(policy.model).__name__, policy.model
-    if (reason := _why_not(policy)) is not None:
+    name = type(policy.model).__name__
+    model = policy.model
+    reason = _why_not(policy)
+    if reason is not None:
         raise UserError(
             "model.batch_invariant",
             f"is true, but {name} has {reason}",
@@ -150,12 +153,18 @@ def _why_not(policy: Policy) -> str | None:
         return "a vision tower"
     if not layers or any(kind not in FAMILIES for kind in kinds):
         return f"layers of type {', '.join(kinds) or 'unknown'}, whose order of additions may depend on the batch"
-    if found := windows(policy.backbone):
-        return f"a sliding window of {found[0]} tokens"
-    if (how := str(policy.model.config._attn_implementation)) not in IMPLEMENTATIONS:
-        return f"attn_implementation {how!r}, which takes no other attention"
+    sliding = windows(policy.backbone)
+    if sliding:
+        return f"a sliding window of {sliding[0]} tokens"
+    attention = str(policy.model.config._attn_implementation)
+    if attention not in IMPLEMENTATIONS:
+        return f"attn_implementation {attention!r}, which takes no other attention"
     if any(not isinstance(layer.mlp.act_fn, _SILU) for layer in layers):
         return f"the activation {type(layers[0].mlp.act_fn).__name__}; only SiLU was made invariant"
-    leaves = (m for m in policy.model.modules() if not list(m.children()) and getattr(m, "weight", None) is not None)
-    odd = {type(m).__name__ for m in leaves if m.weight.dim() == 2 and type(m) not in (*PLAIN_LINEAR, nn.Embedding)}
-    return f"weights in {', '.join(sorted(odd))}" if odd else None
+    unknown = set()
+    for module in policy.model.modules():
+        weight: Any = getattr(module, "weight", None)
+        is_leaf = not list(module.children())
+        if is_leaf and weight is not None and weight.dim() == 2 and type(module) not in (*PLAIN_LINEAR, nn.Embedding):
+            unknown.add(type(module).__name__)
+    return f"weights in {', '.join(sorted(unknown))}" if unknown else None

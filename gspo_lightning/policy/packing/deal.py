@@ -69,10 +69,13 @@ def deal_rows(
 def _shuffled_places(groups: Sequence[Sequence[Rollout]], mini_batches: int, base: int) -> list[list[int]]:
     """Return the mini-batch of every row: a permutation of the rows of all ranks, cut into equal parts."""
     rank, world = rank_and_world()
-    size, total = len(groups[0]), len(groups) * world
-    found = permutation(base, total * size) // (total * size // mini_batches)
-    mine = found.view(total, size)[rank::world]  # group i of this rank is group i * world + rank of the iteration
-    return [[int(place) for place in places] for places in mine]
+    size = len(groups[0])
+    total = len(groups) * world
+    rows = total * size
+    places = permutation(base, rows) // (rows // mini_batches)
+    # group i of this rank is group i * world + rank of the iteration
+    rank_places: list[list[int]] = places.view(total, size)[rank::world].tolist()
+    return rank_places
 
 
 def prompts_per_update(deal: Deal, *, prompts: int, group_size: int, mini_batches: int) -> float:

@@ -44,7 +44,9 @@ class MemoryLimit:
     """
 
     def __init__(self, configured: int, packed: bool = False) -> None:
-        self.configured, self.packed, self.sharded = configured, packed, False
+        self.configured = configured
+        self.packed = packed
+        self.sharded = False
         self.budget = configured
         self.folder: Path | None = None
         """Run folder, which keeps the budget for a resume."""
@@ -53,25 +55,28 @@ class MemoryLimit:
 
     def about(self, packed: bool, sharded: bool, release: Callable[[], bool]) -> None:
         """Learn about the policy: whether it is packed and sharded, and what frees memory that it keeps for speed."""
-        self.packed, self.sharded, self.release = packed, sharded, release
+        self.packed = packed
+        self.sharded = sharded
+        self.release = release
 
     def resume(self, folder: Path) -> None:
         """Restore the budget that an earlier part of this run came down to, unless the config has changed since."""
         try:
-            found = load_json((folder / FILE).read_text(encoding="utf-8"))
-            configured, budget = (whole_number(found[name], name) for name in ("configured", "budget"))
+            content = load_json((folder / FILE).read_text(encoding="utf-8"))
+            configured = whole_number(content["configured"], "configured")
+            budget = whole_number(content["budget"], "budget")
             if not 1 <= budget <= configured:
                 raise ValueError(f"budget is {budget}, but must be 1 to {configured}")
-            why = str(found["why"])
+            reason = str(content["why"])
         except FileNotFoundError:
             return
         except (ValueError, TypeError, KeyError) as error:
-            what = f"cannot be read ({first_line(error)})" if isinstance(error, ValueError) else "is damaged"
-            log.warning("%s %s: the token budget is the configured one again", folder / FILE, what)
+            problem = f"cannot be read ({first_line(error)})" if isinstance(error, ValueError) else "is damaged"
+            log.warning("%s %s: the token budget is the configured one again", folder / FILE, problem)
             return
         if configured == self.configured:
             self.budget = budget
-            log.info("token budget of a micro-batch: %d instead of %d (%s)", budget, configured, why)
+            log.info("token budget of a micro-batch: %d instead of %d (%s)", budget, configured, reason)
 
     def fit(self, parts: Sequence[MicroBatch]) -> list[MicroBatch]:
         """Return micro-batches within the budget; cuts only if the budget has shrunk since they were made."""
@@ -94,7 +99,8 @@ class MemoryLimit:
         """
         pieces = self.fit(parts)
         while True:
-            failed, result = "", None
+            failed = ""
+            result = None
             try:
                 with ALLOCATING:
                     result = work(pieces)
@@ -123,29 +129,31 @@ class MemoryLimit:
     def _smaller(
         self, pieces: Sequence[MicroBatch], parts: Sequence[MicroBatch], update: str, why: str
     ) -> list[MicroBatch]:
-        biggest = max(pieces, key=lambda part: _cost(part, self.packed))
-        rows, tokens = int(biggest.response_mask.shape[0]), _cost(biggest, self.packed)
+        largest_piece = max(pieces, key=lambda part: _cost(part, self.packed))
+        rows = int(largest_piece.response_mask.shape[0])
+        tokens = _cost(largest_piece, self.packed)
         rank, world = rank_and_world()
-        what = f"out of memory in {update}: a micro-batch of {rows} rows and {tokens} tokens does not fit ({why})"
+        problem = f"out of memory in {update}: a micro-batch of {rows} rows and {tokens} tokens does not fit ({why})"
         if rows == 1 and world == 1:
             raise InfrastructureError(
-                f"{what}\n  fix: lower data.max_response_tokens or data.max_prompt_tokens, or set "
+                f"{problem}\n  fix: lower data.max_response_tokens or data.max_prompt_tokens, or set "
                 f"model.gradient_checkpointing: true"
             )
         before = self.budget
         self.budget = max(1, min(self.budget, tokens) // 2)
         if world > 1:
-            report = f"rank {rank}: {what}"
-            if not self.sharded:
-                report = next(r for r in all_gather_objects(report if why else "") if r)
+            report = f"rank {rank}: {problem}"
+            if not self.sharded:  # the ranks wait for each other: the first that failed is named on all
+                reports = all_gather_objects(report if why else "")
+                report = next(rank_report for rank_report in reports if rank_report)
                 self.budget = min(all_gather_objects(self.budget if why else before))
             self._remember(report)
             raise InfrastructureError(
                 f"{report}\n  fix: resume with --ckpt_path last, which takes {self.budget} tokens instead of "
                 f"{before}, or set data.max_tokens_per_micro_batch: {self.budget}"
             )
-        self._remember(what)
-        log.warning("%s; again with a token budget of %d instead of %d", what, self.budget, before)
+        self._remember(problem)
+        log.warning("%s; again with a token budget of %d instead of %d", problem, self.budget, before)
         empty_cache()
         return self.fit(parts)
 
@@ -187,12 +195,15 @@ def cut_rows(part: MicroBatch, budget: int, packed: bool) -> list[MicroBatch]:
 
 def _rows(part: MicroBatch, rows: slice) -> MicroBatch:
     """Select rows and drop the columns that none of them fills."""
-    width, steps = int(part.lengths[rows].max()), int(part.response_lengths[rows].max())
-    taken: dict[str, Any] = {}
-    for f in dataclasses.fields(part):
-        if isinstance(value := getattr(part, f.name), Tensor):
-            columns = width if f.name == "input_ids" else steps
-            of_tokens = value.dim() == 2 and f.name != "sources"
-            taken[f.name] = value[rows, :columns] if of_tokens else value[rows]
-    taken |= {name: value[rows] for name in ("media", "group_index") if (value := getattr(part, name)) is not None}
-    return dataclasses.replace(part, **taken, host=None)
+    width = int(part.lengths[rows].max())
+    steps = int(part.response_lengths[rows].max())
+    selected: dict[str, Any] = {}
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        if isinstance(value, Tensor):
+            columns = width if field.name == "input_ids" else steps
+            of_tokens = value.dim() == 2 and field.name != "sources"
+            selected[field.name] = value[rows, :columns] if of_tokens else value[rows]
+        elif field.name in ("media", "group_index") and value is not None:
+            selected[field.name] = value[rows]
+    return dataclasses.replace(part, **selected, host=None)

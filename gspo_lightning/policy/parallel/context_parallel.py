@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,17 @@ from gspo_lightning.policy.attention import PackedLayout, Plan, attention_plan, 
 from gspo_lightning.policy.states import States
 
 
+class _RankRows(NamedTuple):
+    """Facts about a rank's micro-batch that decide a packed layout, on the host."""
+
+    weight: float
+    ids: Tensor
+    common_prefix: int
+    prompt_lengths: Tensor
+    response_lengths: Tensor
+    prompt_index: Tensor | None
+
+
 class ContextGroup:
     """Group of neighbouring ranks that compute the same rows.
 
@@ -37,7 +48,8 @@ class ContextGroup:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
 
     def exchange(self, values: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Send rows of ``values`` to the ranks of the group and return what they sent, by rank; with gradient.
@@ -72,26 +84,35 @@ class ContextGroup:
         Returns:
             N rows with ids and lengths alone, and the rank in the group [N] that has each.
         """
-        own = batch.weight, batch.input_ids.cpu(), batch.common_prefix, *batch.on_host()
-        every: list[Any] = [None] * self.size
-        dist.all_gather_object(every, own, group=self.group)
-        found = [(rank, *rest) for rank, (weight, *rest) in enumerate(every) if weight > 0] or [(0, *every[0][1:])]
-        width = max(ids.shape[1] for _, ids, *_ in found)
-        numbers, taken = [], 0
-        for _, ids, _, _, _, index in found:
-            numbers.append((torch.arange(len(ids)) if index is None else index) + taken)
-            taken = int(numbers[-1].max()) + 1
-        counts = torch.cat([responses for *_, responses, _ in found])
+        rank_rows = _RankRows(batch.weight, batch.input_ids.cpu(), batch.common_prefix, *batch.on_host())
+        gathered: list[Any] = [None] * self.size
+        dist.all_gather_object(gathered, rank_rows, group=self.group)
+        parts = {rank: rows for rank, rows in enumerate(gathered) if rows.weight > 0} or {0: gathered[0]}
+        width = max(rows.ids.shape[1] for rows in parts.values())
+        padded_ids = []
+        prompt_numbers = []
+        prompts = 0  # numbered before, over the ranks
+        owners = []
+        for rank, rows in parts.items():
+            count = len(rows.ids)
+            padded_ids.append(pad(rows.ids, (0, width - rows.ids.shape[1])))
+            index = torch.arange(count) if rows.prompt_index is None else rows.prompt_index
+            prompt_numbers.append(index + prompts)
+            prompts = int(prompt_numbers[-1].max()) + 1
+            owners.append(torch.full((count,), rank))
+        response_lengths = torch.cat([rows.response_lengths for rows in parts.values()])
+        total = len(response_lengths)
         joint = MicroBatch(
-            torch.cat([pad(ids, (0, width - ids.shape[1])) for _, ids, *_ in found]),
-            torch.cat([prompts for _, _, _, prompts, *_ in found]),
-            counts,
-            torch.zeros(len(counts), int(counts.max()), dtype=torch.bool),
-            torch.zeros(len(counts)),
-            prompt_index=torch.cat(numbers),
-            common_prefix=found[0][2] if len(found) == 1 else 0,
+            torch.cat(padded_ids),
+            torch.cat([rows.prompt_lengths for rows in parts.values()]),
+            response_lengths,
+            torch.zeros(total, int(response_lengths.max()), dtype=torch.bool),
+            torch.zeros(total),
+            prompt_index=torch.cat(prompt_numbers),
+            # ranks have prefixes of their own: only one that has all rows may share its prefix
+            common_prefix=next(iter(parts.values())).common_prefix if len(parts) == 1 else 0,
         )
-        return joint, torch.cat([torch.full((len(ids),), rank) for rank, ids, *_ in found])
+        return joint, torch.cat(owners)
 
     def states(self, backbone: nn.Module, batch: MicroBatch, *, shares_prefix: bool) -> States:
         """Return the states of this rank's tokens of the group's micro-batches; a collective.
@@ -116,17 +137,19 @@ class ContextGroup:
         )
         with with_plan(backbone, UlyssesPlan(plan, self, tokens)) as options:
             hidden = backbone(input_ids=ids, position_ids=positions, **options).last_hidden_state.squeeze(0)
-        computed_by, owner = layout.predicts // share, owners[layout.rows]
+        computed_by = layout.predicts // share
+        owner = owners[layout.rows]
         here = computed_by == self.rank  # sorted by owner, like all response tokens of a layout
-        own = (owner == self.rank).nonzero().squeeze(1)
-        own = own[computed_by[own].argsort(stable=True)]
-        sent, received = (torch.bincount(x, minlength=self.size).tolist() for x in (owner[here], computed_by[own]))
-        begin = int((owners < self.rank).sum())
+        returned = (owner == self.rank).nonzero().squeeze(1)  # tokens of this rank's rows, by the rank that sends them
+        returned = returned[computed_by[returned].argsort(stable=True)]
+        sent = torch.bincount(owner[here], minlength=self.size).tolist()
+        received = torch.bincount(computed_by[returned], minlength=self.size).tolist()
+        first_row = int((owners < self.rank).sum())
         return States(
             hidden[(layout.predicts[here] - first).to(device)],
             layout.targets[here].to(device),
-            (layout.rows[own] - begin).to(device),
-            layout.steps[own].to(device),
+            (layout.rows[returned] - first_row).to(device),
+            layout.steps[returned].to(device),
             partial(self.exchange, sent=sent, received=received),
         )
 
@@ -161,34 +184,42 @@ class UlyssesPlan:
     """
 
     def __init__(self, plan: Plan, group: ContextGroup, tokens: int) -> None:
-        self.plan, self.group, self.tokens = plan, group, tokens
+        self.plan = plan
+        self.group = group
+        self.tokens = tokens
         self.longest = plan.longest
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Attend with this rank's [m, H, d] queries over the [m, K, d] keys and values of every rank; [m, H, d]."""
-        rank, size, mine = self.group.rank, self.group.size, len(query)
-        queries, keys = heads_of_ranks((query.shape[1], key.shape[1]), size)
-        key, value = (x.repeat_interleave(sum(keys) // x.shape[1], dim=1) for x in (key, value))
-        inputs = (query, queries), (key, keys), (value, keys)
-        dealt = zip(*(x.split(heads, dim=1) for x, heads in inputs), strict=True)
-        parts = [torch.cat([x.flatten(1) for x in own], dim=1).flatten() for own in dealt]
+        rank = self.group.rank
+        size = self.group.size
+        count = len(query)  # tokens of each rank
+        query_heads, key_heads = heads_of_ranks((query.shape[1], key.shape[1]), size)
+        key, value = (x.repeat_interleave(sum(key_heads) // x.shape[1], dim=1) for x in (key, value))
+
+        # to all tokens of this rank's heads: queries, keys and values of a token travel side by side
+        inputs = (query, query_heads), (key, key_heads), (value, key_heads)
+        by_rank = zip(*(x.split(heads, dim=1) for x, heads in inputs), strict=True)
+        parts = [torch.cat([x.flatten(1) for x in rank_inputs], dim=1).flatten() for rank_inputs in by_rank]
         sent = [len(part) for part in parts]
-        every = self.group.exchange(torch.cat(parts), sent, [sent[rank]] * size).view(size * mine, -1)
+        all_tokens = self.group.exchange(torch.cat(parts), sent, [sent[rank]] * size).view(size * count, -1)
         shapes = [(heads[rank], x.shape[2]) for x, heads in inputs]
-        whole = every[: self.tokens].split([heads * width for heads, width in shapes], dim=1)
-        q, k, v = (x.unflatten(1, shape) for x, shape in zip(whole, shapes, strict=True))
+        columns = all_tokens[: self.tokens].split([heads * width for heads, width in shapes], dim=1)
+        q, k, v = (x.unflatten(1, shape) for x, shape in zip(columns, shapes, strict=True))
         out = self.plan.attend(layer, q, k, v, scaling)
-        out = pad(out, (0, 0, 0, 0, 0, mine * size - self.tokens)).flatten()
+
+        # and back to all heads of this rank's tokens
+        out = pad(out, (0, 0, 0, 0, 0, count * size - self.tokens)).flatten()
         width = value.shape[2]
-        back = [mine * heads * width for heads in queries]
-        found = self.group.exchange(out, [len(out) // size] * size, back).split(back)
-        return torch.cat([x.view(mine, -1, width) for x in found], dim=1)
+        received = [count * heads * width for heads in query_heads]
+        by_heads = self.group.exchange(out, [len(out) // size] * size, received).split(received)
+        return torch.cat([x.view(count, -1, width) for x in by_heads], dim=1)
 
 
 def exchanged(values: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup) -> Tensor:
     """Return what the ranks of a group send, see :meth:`ContextGroup.exchange`."""
-    found: Tensor = _Exchange.apply(values, list(sent), list(received), group)  # type: ignore[no-untyped-call]
-    return found
+    incoming: Tensor = _Exchange.apply(values, list(sent), list(received), group)  # type: ignore[no-untyped-call]
+    return incoming
 
 
 class _Exchange(torch.autograd.Function):

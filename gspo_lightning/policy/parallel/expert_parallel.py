@@ -34,11 +34,12 @@ def keep_experts(experts: nn.Module, mesh: DeviceMesh) -> set[nn.Parameter]:
         experts: of :func:`expert_modules`, with weights [E, ...] on every rank, or on the meta device.
         mesh: one dimension of R ranks, where R divides E.
     """
-    rank, size = mesh.get_local_rank(), mesh.size()
+    rank = mesh.get_local_rank()
+    size = mesh.size()
     for name, whole in list(experts.named_parameters(recurse=False)):
-        own = whole.detach().chunk(size)[rank].clone()
-        shards = DTensor.from_local(own, mesh, [Shard(0)], run_check=False)
-        experts.register_parameter(name, nn.Parameter(shards, whole.requires_grad))
+        shard = whole.detach().chunk(size)[rank].clone()
+        sharded = DTensor.from_local(shard, mesh, [Shard(0)], run_check=False)
+        experts.register_parameter(name, nn.Parameter(sharded, whole.requires_grad))
     experts.forward = partial(_forward, experts, mesh.get_group())
     return set(experts.parameters(recurse=False))
 
@@ -55,7 +56,8 @@ def _forward(
         top_k_index: experts of each token [T, K].
         top_k_weights: their weights [T, K].
     """
-    size, width = dist.get_world_size(group), top_k_index.shape[1]
+    size = dist.get_world_size(group)
+    width = top_k_index.shape[1]
     per_rank = experts.num_experts // size
     chosen = top_k_index.reshape(-1)
     order = chosen.argsort(stable=True)
@@ -72,14 +74,15 @@ def _forward(
 
 def _own_experts(experts: Any, count: int, size: int, tokens: Tensor, names: Tensor) -> Tensor:
     """Return the outputs [N, D] of this rank's experts, one for each of N tokens."""
-    shards, whole = dict(experts._parameters), experts.num_experts
+    shards = dict(experts._parameters)
+    whole = experts.num_experts
     experts.num_experts = count
     try:
         for name, shard in shards.items():
             experts._parameters[name] = _Averaged.apply(shard.to_local(), size)  # type: ignore[no-untyped-call]
         ones = torch.ones(len(tokens), 1, dtype=tokens.dtype, device=tokens.device)
-        found: Tensor = type(experts).forward(experts, tokens, names.unsqueeze(1), ones)
-        return found
+        outputs: Tensor = type(experts).forward(experts, tokens, names.unsqueeze(1), ones)
+        return outputs
     finally:
         experts._parameters.update(shards)
         experts.num_experts = whole

@@ -38,11 +38,16 @@ class LoadBalance:
             routing: of the policy.
             packed: True if rows of one prompt shared it in that pass.
         """
-        weights, scores = _weights(recording, batch, packed), list(recording.scores.values())
+        weights = _weights(recording, batch, packed)
+        scores = list(recording.scores.values())
         logits = bool((scores[0].detach() < 0).any())
-        total = torch.stack([(_probabilities(s, logits) * weights.unsqueeze(1)).sum(0) for s in scores]).sum(0)
-        chosen, rows = (x.to(total.dtype) for x in (self.load[:-1], self.load[-1]))
-        return routing.experts * (chosen * total).sum() / rows**2, weights.sum() * len(scores) / rows
+        per_layer = [(_probabilities(layer, logits) * weights.unsqueeze(1)).sum(0) for layer in scores]
+        total_E = torch.stack(per_layer).sum(0)
+        chosen_E = self.load[:-1].to(total_E.dtype)
+        pairs = self.load[-1].to(total_E.dtype)  # (token, layer), of the mini-batch
+        # E sum_e f_e P_e, where both means are sums over the same number of pairs
+        loss = routing.experts * (chosen_E * total_E).sum() / pairs**2
+        return loss, weights.sum() * len(scores) / pairs
 
 
 @torch.no_grad()
@@ -63,7 +68,8 @@ def _weights(recording: RouterRecording, batch: MicroBatch, packed: bool) -> Ten
     """Return [M] float32: the number of rows that a forwarded token stands for; 0 for padding and fillers."""
     places = recording.places
     assert places is not None
-    rows, positions = places.rows, places.positions
+    rows = places.rows
+    positions = places.positions
     weights = (positions < (batch.lengths - 1)[rows]).float() * batch.weight
     if packed and batch.prompt_index is not None:
         sharing = (batch.prompt_index.unsqueeze(0) == batch.prompt_index.unsqueeze(1)).sum(1)

@@ -33,22 +33,24 @@ def routing_sums(recording: RouterRecording, batch: MicroBatch, routing: Routing
     """
     places = recording.places
     assert places is not None
-    counted, tokens = batch.response_mask[places.own_rows, places.steps], places.predicts
+    counted = batch.response_mask[places.own_rows, places.steps]
+    tokens = places.predicts
     chosen = recording.stacked()[tokens]  # [C, L, k]
     confidence = torch.stack([recording.confidence[i] for i in sorted(recording.confidence)], dim=1)[tokens]
     choices = counted.sum() * routing.layers
     sums = {"router_confidence": (torch.where(counted.unsqueeze(1), confidence, 0.0).sum(), choices)}
     followed = chosen
     if batch.routes is not None:
-        before = torch.stack(gather_routes(batch.routes, places), dim=1)[tokens]
-        changed, left = share_changed(before, chosen, counted)
-        sums["changed_choices"] = (changed, choices)
-        sums["changed_experts"] = (left, choices * routing.top_k)
-        followed = before if routing.replay != "off" else chosen
-    places_of = followed + torch.arange(routing.layers, device=chosen.device).view(1, -1, 1) * routing.experts
+        recorded = torch.stack(gather_routes(batch.routes, places), dim=1)[tokens]
+        changed_choices, changed_experts = share_changed(recorded, chosen, counted)
+        sums["changed_choices"] = (changed_choices, choices)
+        sums["changed_experts"] = (changed_experts, choices * routing.top_k)
+        followed = recorded if routing.replay != "off" else chosen
+    # experts of all layers, numbered one layer after another
+    expert_index = followed + torch.arange(routing.layers, device=chosen.device).view(1, -1, 1) * routing.experts
     load = torch.zeros(routing.layers * routing.experts, dtype=torch.float64, device=chosen.device)
-    each = counted.double().view(-1, 1, 1).expand_as(places_of)
-    return sums, load.index_add_(0, places_of.flatten(), each.flatten())
+    counts = counted.double().view(-1, 1, 1).expand_as(expert_index)
+    return sums, load.index_add_(0, expert_index.flatten(), counts.flatten())
 
 
 def share_changed(before: Tensor, after: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -68,7 +70,9 @@ def share_changed(before: Tensor, after: Tensor, counted: Tensor | None = None) 
 
 def routing_scalars(load: Sequence[float], routing: Routing) -> dict[str, float]:
     """Return balance metrics of an update's load [L * E] under their tags; means over layers."""
-    violations, entropies, idle = [], [], 0
+    violations = []
+    entropies = []
+    idle = 0
     for layer in range(routing.layers):
         counts = load[layer * routing.experts : (layer + 1) * routing.experts]
         total = sum(counts)

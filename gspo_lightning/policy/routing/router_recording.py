@@ -48,7 +48,8 @@ class _Pass:
     """State of a forward pass: the prescribed experts of its tokens by layer ([M, k] each), and the recording."""
 
     def __init__(self, prescribed: Sequence[Tensor] | None, recording: RouterRecording | None) -> None:
-        self.prescribed, self.recording = prescribed, recording
+        self.prescribed = prescribed
+        self.recording = recording
         self.modes: list[TorchFunctionMode] = []
 
     def decide(self, layer: int, top_k: Callable[[], Any], scores: Tensor) -> Any:
@@ -130,7 +131,10 @@ class _Choice(TorchFunctionMode):
 
     def __init__(self, active: _Pass, layer: int, call: int) -> None:
         super().__init__()
-        self.active, self.layer, self.call, self.seen = active, layer, call, 0
+        self.active = active
+        self.layer = layer
+        self.call = call
+        self.seen = 0
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -148,7 +152,8 @@ class ChoiceHooks:
     """Pair of hooks on the router of a layer; idle while no forward pass is watched."""
 
     def __init__(self, layer: int, call: int) -> None:
-        self.layer, self.call = layer, call
+        self.layer = layer
+        self.call = call
 
     def before(self, module: nn.Module, args: Any) -> None:
         """Enter the function mode; forward pre-hook."""

@@ -72,7 +72,8 @@ class _Spy(TorchFunctionMode):
         out = func(*args, **(kwargs or {}))
         if func in TOP_K and self.stack:
             scores: Tensor = args[0] if args else (kwargs or {})["input"]
-            module, experts = self.stack[-1], int(scores.shape[-1])
+            module = self.stack[-1]
+            experts = int(scores.shape[-1])
             call = self.calls.get(id(module), 0)
             self.calls[id(module)] = call + 1
             if experts in self.counts and scores.numel() == PROBE_TOKENS * experts:
@@ -100,21 +101,22 @@ def hook_routers(backbone: nn.Module, replay: Replay = "off") -> Routing | None:
     Raises:
         UserError: layers differ in their numbers of experts.
     """
-    found = find_routers(backbone)
-    if not found:
+    routers = find_routers(backbone)
+    if not routers:
         return None
-    shapes = {(router.experts, router.top_k) for router in found}
+    shapes = {(router.experts, router.top_k) for router in routers}
     if len(shapes) > 1:
         raise UserError(
             "model.name_or_path",
             f"{type(backbone).__name__} has layers with different (experts, experts per token): {sorted(shapes)}",
             fix="use model.router_metrics: false and model.routing_replay: off",
         )
-    for layer, router in enumerate(found):
+    for layer, router in enumerate(routers):
         hooks = ChoiceHooks(layer, router.call)
         router.module.register_forward_pre_hook(hooks.before)
         router.module.register_forward_hook(hooks.after, always_call=True)
-    return Routing(len(found), found[0].experts, found[0].top_k, replay)
+    [(experts, top_k)] = shapes
+    return Routing(len(routers), experts, top_k, replay)
 
 
 def routers_of(backbone: nn.Module, replay: Replay, metrics: bool | None, aux_loss_coef: float = 0.0) -> Routing | None:
@@ -132,17 +134,18 @@ def routers_of(backbone: nn.Module, replay: Replay, metrics: bool | None, aux_lo
     """
     if not 0 <= aux_loss_coef < float("inf"):
         raise UserError("model.router_aux_loss_coef", f"is {aux_loss_coef}; it must be 0 or above")
-    wanted = {
-        "model.routing_replay": (replay != "off", replay),
-        "model.router_aux_loss_coef": (aux_loss_coef > 0, aux_loss_coef),
-        "model.router_metrics": (bool(metrics), "true"),
-    }
-    asked = [(field, value) for field, (yes, value) in wanted.items() if yes]
-    if not asked and metrics is False:
+    reasons: dict[str, object] = {}  # settings that need routers, with their values
+    if replay != "off":
+        reasons["model.routing_replay"] = replay
+    if aux_loss_coef > 0:
+        reasons["model.router_aux_loss_coef"] = aux_loss_coef
+    if metrics:
+        reasons["model.router_metrics"] = "true"
+    if not reasons and metrics is False:
         return None
     routing = hook_routers(backbone, replay)
-    if routing is None and asked:
-        field, value = asked[0]
+    if routing is None and reasons:
+        field, value = next(iter(reasons.items()))
         raise UserError(
             field,
             f"is {value}, but {type(backbone).__name__} has no routers: nothing in it chooses among experts",

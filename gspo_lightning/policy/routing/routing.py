@@ -28,7 +28,7 @@ def replay_word(value: str | bool) -> Replay:
         UserError: another word.
     """
     word = "off" if value is False else str(value)
-    for known in get_args(Replay):
-        if word.lower() == known.lower():
-            return known
+    for mode in get_args(Replay):
+        if word.lower() == mode.lower():
+            return mode
     raise UserError("model.routing_replay", f"is {value!r}, but must be off, R2 or R3")

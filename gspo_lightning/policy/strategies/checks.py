@@ -58,7 +58,8 @@ def check_context(policy: Policy, size: int) -> None:
     """
     if size == 1:
         return
-    name, config = type(policy.model).__name__, policy.model.config.get_text_config()
+    name = type(policy.model).__name__
+    config = policy.model.config.get_text_config()
     heads = int(getattr(config, "num_attention_heads", 0))
 
     def refused(reason: str, fix: str = "use context: 1") -> UserError:

@@ -183,8 +183,11 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
                 f"is {context}, but rollouts: lockstep samples from the shards that a group computes with",
                 fix="use rollouts: gathered, or sample on inference servers",
             )
-        self.cpu_offload, self.reshard_after_forward = cpu_offload, reshard_after_forward
-        self.rollouts, self.replicas, self.context = rollouts, replicas, context
+        self.cpu_offload = cpu_offload
+        self.reshard_after_forward = reshard_after_forward
+        self.rollouts = rollouts
+        self.replicas = replicas
+        self.context = context
         self.expert_parallel = expert_parallel
         others = {"cpu_offload": cpu_offload, "replicas": replicas > 1, "context": context > 1}
         others["rollouts: lockstep"] = rollouts == "lockstep"
@@ -207,7 +210,8 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
                 fix="use a divisor of the number of ranks",
             )
         super()._setup_distributed()
-        self._data_parallel_size, self._tensor_parallel_size = self.world_size, 1
+        self._data_parallel_size = self.world_size
+        self._tensor_parallel_size = 1
 
     @functools.cached_property
     def sharding_mesh(self) -> DeviceMesh:
@@ -263,8 +267,10 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
             options["offload_policy"] = CPUOffloadPolicy()
         elif self.expert_parallel:
             check_experts(module, self.world_size)
-            kept = (keep_experts(experts, self.sharding_mesh) for experts in expert_modules(module).values())
-            options["ignored_params"] = {weight for weights in kept for weight in weights}
+            ignored: set[nn.Parameter] = set()
+            for experts in expert_modules(module).values():
+                ignored |= keep_experts(experts, self.sharding_mesh)
+            options["ignored_params"] = ignored
         for layer in layers:
             fully_shard(layer, reshard_after_forward=self.reshard_after_forward, **options)
         fully_shard(module, **options)

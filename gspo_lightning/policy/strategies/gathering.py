@@ -32,16 +32,17 @@ def first_rank_weights(
     for name, tensor in whole_tensors(policy):
         if adapters_only and MARK not in name:
             continue
-        own, kept = tensor.detach(), dtype if tensor.is_floating_point() else None
-        if isinstance(own, DTensor):
-            whole = _on_first_rank(own.to(device=device, dtype=kept))
+        shard = tensor.detach()
+        new_dtype = dtype if tensor.is_floating_point() else None
+        if isinstance(shard, DTensor):
+            whole = _on_first_rank(shard.to(device=device, dtype=new_dtype))
         else:
-            whole = own.to(device=device, dtype=kept, copy=True) if first else None
+            whole = shard.to(device=device, dtype=new_dtype, copy=True) if first else None
         if whole is not None:
-            found = name.removeprefix("model."), whole
-            del own, whole
-            yield found
-            del found
+            pair = name.removeprefix("model."), whole
+            del shard, whole  # only the caller holds a tensor while the next one is gathered
+            yield pair
+            del pair
 
 
 class Gathering:
@@ -57,18 +58,25 @@ class Gathering:
     def __init__(
         self, policy: Policy, device: torch.device, dtype: torch.dtype | None, *, lockstep: bool = False
     ) -> None:
-        self.device, self.dtype, self.lockstep = device, dtype, lockstep
-        blank = {id(p): nn.Parameter(self._kept(p.detach(), "meta"), False) for p in policy.model.parameters()}
-        self.twin = policy.frozen_copy(dict(blank))
+        self.device = device
+        self.dtype = dtype
+        self.lockstep = lockstep
+        blank: dict[int, Any] = {}  # a memo of copy.deepcopy: the copy takes these instead of the weights
+        for parameter in policy.model.parameters():
+            blank[id(parameter)] = nn.Parameter(self._kept(parameter.detach(), "meta"), False)
+        self.twin = policy.frozen_copy(blank)
         self.twin.eval()
         self.twin.on_release = self.clear
-        first: dict[int, str] = {}
+        first_name: dict[int, str] = {}
         self._places: dict[str, list[tuple[nn.Module, str]]] = {}
         for name, parameter in self.twin.model.named_parameters(remove_duplicate=False):  # tied parameters have several
             owner, _, leaf = name.rpartition(".")
-            key = first.setdefault(id(parameter), name)
+            key = first_name.setdefault(id(parameter), name)
             self._places.setdefault(key, []).append((self.twin.model.get_submodule(owner), leaf))
-        self._blank = {name: places[0][0]._parameters[places[0][1]] for name, places in self._places.items()}
+        self._blank: dict[str, nn.Parameter | None] = {}
+        for name, places in self._places.items():
+            module, leaf = places[0]
+            self._blank[name] = module._parameters[leaf]
 
     def fill(self, weights: Iterable[tuple[str, Tensor]]) -> Policy:
         """Return the twin with these weights, given by their names in the transformers model."""
@@ -116,7 +124,9 @@ class WeightStream:
     """
 
     def __init__(self, policy: Policy, gathering: Gathering) -> None:
-        self.policy, self.gathering, self.device = policy, gathering, gathering.device
+        self.policy = policy
+        self.gathering = gathering
+        self.device = gathering.device
         self.open = False
         """True while the other ranks follow."""
         self._group = group()
@@ -138,13 +148,13 @@ class WeightStream:
     def follow(self) -> None:
         """Do what the first rank orders until it lets go; on every other rank."""
         while True:
-            what, *details = self._order()
-            if what == "end":
+            order, *details = self._order()
+            if order == "end":
                 return
-            if what == "weights":
+            if order == "weights":
                 for _ in self._gathered(*details):
                     pass
-            elif what == "forward":
+            elif order == "forward":
                 self._forward(*details)
             else:
                 self._norm()
@@ -162,17 +172,17 @@ class WeightStream:
         """
         with self._lock:
             self._begin("weights", adapters_only)
-            mine = self._pass = self._gathered(adapters_only)
+            gathering = self._pass = self._gathered(adapters_only)
         while True:
             with self._lock:
-                if self._pass is not mine:
+                if self._pass is not gathering:
                     raise InfrastructureError("the weights that were being sent are no longer gathered")
-                found = next(mine, None)
-                if found is None:
+                pair = next(gathering, None)
+                if pair is None:
                     self._pass = None
                     return
-            yield found
-            del found  # before the next one is gathered
+            yield pair
+            del pair  # before the next one is gathered
 
     def logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
         """Return log-probabilities [N, T] of a micro-batch, computed from the shards by all ranks in step."""
@@ -202,23 +212,25 @@ class WeightStream:
 
     def _finish_pass(self) -> None:
         """Gather what is left of a pass that was given up: other ranks are in the middle of it."""
-        unfinished, self._pass = self._pass, None
-        for _ in unfinished or ():
-            pass
+        unfinished = self._pass
+        self._pass = None
+        if unfinished is not None:
+            for _ in unfinished:
+                pass
 
     def _order(self, *order: Any) -> Any:
-        found: list[Any] = [order]
-        dist.broadcast_object_list(found, src=0, group=self._group)
-        return found[0]
+        broadcast: list[Any] = [order]
+        dist.broadcast_object_list(broadcast, src=0, group=self._group)
+        return broadcast[0]
 
     def _gathered(self, adapters_only: bool) -> Iterator[tuple[str, Tensor]]:
         return first_rank_weights(self.policy, self.device, self.gathering.dtype, adapters_only=adapters_only)
 
     @torch.no_grad()
     def _forward(self, batch: MicroBatch, temperature: float) -> Tensor:
-        found: Tensor = self.policy(batch.to(self.device), temperature)[0]
+        logprobs: Tensor = self.policy(batch.to(self.device), temperature)[0]
         reshard(self.policy)
-        return found
+        return logprobs
 
     @torch.no_grad()
     def _norm(self) -> float:
@@ -253,11 +265,12 @@ def _on_first_rank(tensor: Tensor) -> Tensor | None:
     if mesh.ndim != 1 or tuple(tensor.placements) != (Shard(0),):
         everywhere = tensor.full_tensor()
         return everywhere if rank_and_world()[0] == 0 else None
-    own, rows = tensor.to_local(), -(-tensor.shape[0] // mesh.size())
-    if own.shape[0] < rows:
-        own = torch.cat([own, own.new_zeros(rows - own.shape[0], *own.shape[1:])])
+    shard = tensor.to_local()
+    rows = -(-tensor.shape[0] // mesh.size())
+    if shard.shape[0] < rows:
+        shard = torch.cat([shard, shard.new_zeros(rows - shard.shape[0], *shard.shape[1:])])
     first = mesh.get_local_rank() == 0
-    whole = own.new_empty(rows * mesh.size(), *own.shape[1:]) if first else None
+    whole = shard.new_empty(rows * mesh.size(), *shard.shape[1:]) if first else None
     parts = None if whole is None else list(whole.chunk(mesh.size()))
-    dist.gather(own.contiguous(), parts, group=mesh.get_group(), group_dst=0)
+    dist.gather(shard.contiguous(), parts, group=mesh.get_group(), group_dst=0)
     return None if whole is None else whole[: tensor.shape[0]]

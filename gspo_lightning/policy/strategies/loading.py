@@ -48,7 +48,7 @@ def made_by_first_rank(make: Callable[[], Policy]) -> Policy:
     content, reason = from_first_rank(lambda: _attempt(lambda: _pickled(policy)))
     if reason is None and policy is None:
         policy, reason = _attempt(lambda: _unpickled(content))
-    reasons = [found for found in all_gather_objects(reason) if found is not None]
+    reasons = [rank_reason for rank_reason in all_gather_objects(reason) if rank_reason is not None]
     if reasons:
         if rank == 0:
             log.warning("every rank loads the whole model, because its modules cannot be sent: %s", reasons[0])

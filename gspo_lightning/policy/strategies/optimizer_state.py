@@ -31,10 +31,9 @@ def names_of(model: nn.Module) -> dict[nn.Parameter, str]:
 def empty_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the state of an optimizer that has none yet, as torch's ``get_optimizer_state_dict`` would name it."""
     names = names_of(model)
-    groups = [
-        {**settings, "params": [names[parameter] for parameter in parameters]}
-        for settings, parameters in _groups(optimizer)
-    ]
+    groups = []
+    for settings, parameters in _groups(optimizer):
+        groups.append({**settings, "params": [names[parameter] for parameter in parameters]})
     return {"state": {}, "param_groups": groups}
 
 
@@ -110,10 +109,12 @@ def _restore(
 
 def _groups(optimizer: torch.optim.Optimizer) -> list[tuple[dict[str, Any], list[nn.Parameter]]]:
     """Return settings and parameters of each group."""
-    return [
-        ({key: value for key, value in settings.items() if key != "params"}, settings["params"])
-        for settings in optimizer.param_groups
-    ]
+    groups = []
+    for param_group in optimizer.param_groups:
+        settings = dict(param_group)
+        parameters = settings.pop("params")
+        groups.append((settings, parameters))
+    return groups
 
 
 def _paths(metadata: Metadata) -> dict[str, tuple[Any, ...]]:

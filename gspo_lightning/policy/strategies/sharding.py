@@ -31,23 +31,25 @@ def is_sharded(policy: nn.Module) -> bool:
 def unwrapped(policy: Policy) -> Policy:
     """Return the policy itself if FSDP1 has wrapped it: attributes are set there."""
     inner: Any = policy.module if isinstance(policy, FullyShardedDataParallel) else policy
-    found: Policy = inner
-    return found
+    plain: Policy = inner
+    return plain
 
 
 def units(policy: nn.Module) -> list[tuple[str, Any]]:
     """Return the modules whose parameters are gathered together, the outermost first, under their plain names."""
-    found = ((n, m) for n, m in policy.named_modules() if isinstance(m, FSDPModule | FullyShardedDataParallel))
-    return [(plain_name(f"{name}.").removesuffix("."), module) for name, module in found]
+    wrapped = ((n, m) for n, m in policy.named_modules() if isinstance(m, FSDPModule | FullyShardedDataParallel))
+    return [(plain_name(f"{name}.").removesuffix("."), module) for name, module in wrapped]
 
 
 def total_norm(tensors: Iterable[Tensor], *, sharded: bool, device: torch.device, norm_type: float = 2.0) -> float:
     """Return the joint norm of tensors; of shards over all ranks (a collective), the same number on every rank."""
     if not sharded:
         return float(nn.utils.get_total_norm(list(tensors), norm_type))
-    mine = [part for tensor in tensors if counts(tensor) and (part := local(tensor)).numel()]
-    own = nn.utils.get_total_norm(mine, norm_type) if mine else torch.zeros(())
-    return float(torch.linalg.vector_norm(gather_rows(own.to(device).double().reshape(1)), norm_type))
+    shards = [local(tensor) for tensor in tensors if counts(tensor)]
+    shards = [shard for shard in shards if shard.numel()]
+    rank_norm = nn.utils.get_total_norm(shards, norm_type) if shards else torch.zeros(())
+    norms = gather_rows(rank_norm.to(device).double().reshape(1))
+    return float(torch.linalg.vector_norm(norms, norm_type))
 
 
 def counts(tensor: Tensor) -> bool:
@@ -67,11 +69,14 @@ def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, limit: float
         limit: limit of that norm, or with ``value`` of each element's size.
         algorithm: Lightning's name; None: ``norm``.
     """
-    gradients = [part for p in parameters if p.grad is not None and (part := local(p.grad)).numel()]
+    gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    gradients = [gradient for gradient in gradients if gradient.numel()]
     if algorithm == GradClipAlgorithmType.VALUE:  # a str enum: str() is not its value
         for gradient in gradients:
             gradient.clamp_(-limit, limit)
-    elif gradients and (factor := float(limit / (torch.tensor(norm, dtype=torch.float32) + 1e-6))) < 1.0:
+        return
+    factor = float(limit / (torch.tensor(norm, dtype=torch.float32) + 1e-6))
+    if gradients and factor < 1.0:
         torch._foreach_mul_(gradients, factor)
 
 
@@ -97,12 +102,15 @@ def in_step(policy: nn.Module, parts: Sequence[T], device: torch.device) -> list
     Call it before the first forward pass: ranks agree here, and a rank that computes cannot agree on anything. For
     False, compute :func:`gspo_lightning.policy.packing.batches.filler` of the part.
     """
-    own = [(part, True) for part in parts]
+    paired = [(part, True) for part in parts]
     if not is_sharded(policy):
-        return own
-    if (context := getattr(policy, "context", None)) is not None:
-        return [(parts[-1], False) if i is None else own[i] for i in context.turns(len(parts), device)]
-    return [*own, *[(parts[-1], False)] * (largest(len(parts), device) - len(parts))]
+        return paired
+    filler = (parts[-1], False)
+    context = getattr(policy, "context", None)
+    if context is not None:
+        return [filler if index is None else paired[index] for index in context.turns(len(parts), device)]
+    missing = largest(len(parts), device) - len(parts)
+    return [*paired, *[filler] * missing]
 
 
 @contextlib.contextmanager
@@ -166,10 +174,11 @@ def full_weights(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield each whole tensor with its name in the transformers model; a collective for sharded policies."""
     for name, tensor in whole_tensors(policy):
-        kept = dtype if tensor.is_floating_point() else None
-        whole = tensor.detach().to(device=device, dtype=kept)
-        whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
-        yield name.removeprefix("model."), whole.clone() if whole.data_ptr() == tensor.data_ptr() else whole
+        whole = tensor.detach().to(device=device, dtype=dtype if tensor.is_floating_point() else None)
+        if isinstance(whole, DTensor):
+            whole = whole.full_tensor()
+        is_original = whole.data_ptr() == tensor.data_ptr()
+        yield name.removeprefix("model."), whole.clone() if is_original else whole
 
 
 def whole_tensors(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -195,8 +204,8 @@ def _own(prefix: str, unit: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters of an FSDP1 unit without those of the units inside it."""
     inner = [f"{name}." for name, _ in units(unit) if name]
     named = [(plain_name(name), p) for name, p in unit.named_parameters()]
-    own = [(name, p) for name, p in named if not name.startswith(tuple(inner))] if inner else named
-    return [(f"{prefix}.{name}" if prefix else name, p) for name, p in own]
+    without_inner = [(name, p) for name, p in named if not name.startswith(tuple(inner))] if inner else named
+    return [(f"{prefix}.{name}" if prefix else name, p) for name, p in without_inner]
 
 
 def reshard(module: nn.Module) -> None:
@@ -218,9 +227,9 @@ def copy_weights(source: nn.Module, target: nn.Module) -> None:
     """Copy parameters and buffers between two policies of one layout, every rank its shards."""
     if isinstance(source, FullyShardedDataParallel):
         summon = FullyShardedDataParallel.summon_full_params
-        for (prefix, theirs), (_, mine) in zip(units(source), units(target), strict=True):
-            with summon(theirs, recurse=False, writeback=False), summon(mine, recurse=False):
-                _copy([p for _, p in _own(prefix, theirs)], [p for _, p in _own(prefix, mine)])
+        for (prefix, source_unit), (_, target_unit) in zip(units(source), units(target), strict=True):
+            with summon(source_unit, recurse=False, writeback=False), summon(target_unit, recurse=False):
+                _copy([p for _, p in _own(prefix, source_unit)], [p for _, p in _own(prefix, target_unit)])
         _copy(list(source.buffers()), list(target.buffers()))
         return
     for policy in (source, target):
@@ -231,5 +240,5 @@ def copy_weights(source: nn.Module, target: nn.Module) -> None:
 
 
 def _copy(source: Sequence[Tensor], target: Sequence[Tensor]) -> None:
-    for mine, theirs in zip(target, source, strict=True):
-        local(mine).copy_(local(theirs))
+    for target_tensor, source_tensor in zip(target, source, strict=True):
+        local(target_tensor).copy_(local(source_tensor))

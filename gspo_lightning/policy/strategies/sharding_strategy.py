@@ -102,7 +102,8 @@ class Sharding(Strategy):
             NonFiniteError: a weight or an optimizer state is not finite.
             InfrastructureError: it cannot be written.
         """
-        path, options = Path(self.broadcast(filepath)), storage_options or {}
+        path = Path(self.broadcast(filepath))
+        options = storage_options or {}
         with fail_together():
             check_finite(checkpoint)
             path.parent.mkdir(parents=True, exist_ok=True)  # not in the thread: the run may be deleted meanwhile
@@ -111,7 +112,8 @@ class Sharding(Strategy):
             save = functools.partial(write_shards, checkpoint, weights=self.weights_key)
             save_folder(path, checkpoint, save, options)
 
-        if (writer := options.get("async_save")) is None:
+        writer = options.get("async_save")
+        if writer is None:
             write(checkpoint)
         else:
             writer.start(checkpoint, write)
@@ -138,8 +140,11 @@ def no_backward_sync(strategy: Strategy, policy: Policy) -> AbstractContextManag
     The next backward pass outside reduces them, too. The context changes nothing for a strategy with
     :attr:`~Sharding.reduces_each`, which has no room for whole gradients, or for a single process.
     """
-    if (ddp := ddp_of(strategy)) is not None:
-        found: AbstractContextManager[None] = ddp.no_sync()
-        return found
+    ddp = ddp_of(strategy)
+    if ddp is not None:
+        no_sync: AbstractContextManager[None] = ddp.no_sync()
+        return no_sync
     sharding = sharding_of(strategy)
-    return nullcontext() if sharding is None or sharding.reduces_each else without_sync(policy)
+    if sharding is None or sharding.reduces_each:
+        return nullcontext()
+    return without_sync(policy)

@@ -34,7 +34,8 @@ def check_tasks(trainer: Trainer, environment: Mapping[str, str] = os.environ) -
     if isinstance(ranks, LightningEnvironment) or environment.get("SLURM_JOB_NAME") in INTERACTIVE:
         _check_alone(environment)
         return
-    devices, nodes = trainer.num_devices, trainer.num_nodes
+    devices = trainer.num_devices
+    nodes = trainer.num_nodes
     tasks = int(environment.get("SLURM_NTASKS", devices * nodes))
     if not _by_srun(environment):
         if ranks is not None and max(tasks, devices * nodes) > 1:
@@ -99,7 +100,8 @@ def explained(error: Exception, environment: Mapping[str, str] = os.environ) -> 
     if not _by_srun(environment):
         numbers = "with --nodes equal to trainer.num_nodes, --ntasks-per-node equal to trainer.devices"
         return _without_srun("and the job do not go together: ", environment, numbers)
-    tasks, nodes = environment["SLURM_NTASKS"], environment.get("SLURM_NNODES", "1")
+    tasks = environment["SLURM_NTASKS"]
+    nodes = environment.get("SLURM_NNODES", "1")
     return UserError(
         "trainer.devices",
         f"and the tasks of SLURM ({tasks} on {nodes} node{'s' * (nodes != '1')}) do not go together. Lightning's "

@@ -109,8 +109,9 @@ def load_image_processor(
 
 def tiny_image_processor(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> ImageProcessorAdapter:
     """Build the picture processor of a tiny model."""
-    made = {"gemma3": tiny_gemma_processor, "smolvlm": tiny_tile_processor}
-    return _image_processor(made.get(config.model_type, tiny_qwen_processor)(config), config, tokenizer)
+    builders = {"gemma3": tiny_gemma_processor, "smolvlm": tiny_tile_processor}
+    build = builders.get(config.model_type, tiny_qwen_processor)
+    return _image_processor(build(config), config, tokenizer)
 
 
 def _processor_class(kind: str) -> Any:

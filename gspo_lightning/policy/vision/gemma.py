@@ -51,8 +51,8 @@ class GemmaImageProcessor(SquareImageProcessor):
     def limited(self, max_pixels: int | None) -> GemmaImageProcessor:
         """Return the same processor, because the model fixes the size of pictures; refuse a lower limit."""
         if max_pixels is not None and max_pixels < self.most_pixels:
-            what = f"is {max_pixels}, and this model makes {self.side} x {self.side} pixels of every picture"
-            raise UserError("data.pictures.max_pixels", what, fix="leave it out")
+            problem = f"is {max_pixels}, and this model makes {self.side} x {self.side} pixels of every picture"
+            raise UserError("data.pictures.max_pixels", problem, fix="leave it out")
         return self
 
     @override
@@ -66,8 +66,8 @@ class GemmaImageProcessor(SquareImageProcessor):
 
     def pixels(self, pictures: Sequence[Picture]) -> Tensor:
         """Return pixels [I, 3, side, side] float32 of I pictures."""
-        found: Tensor = self.processor(images=[rgb(p.data) for p in pictures], return_tensors="pt")["pixel_values"]
-        return found
+        values: Tensor = self.processor(images=[rgb(p.data) for p in pictures], return_tensors="pt")["pixel_values"]
+        return values
 
     @override
     def features(self, base: Any, pictures: Sequence[Picture]) -> Features:
@@ -81,17 +81,17 @@ class GemmaImageProcessor(SquareImageProcessor):
 
     @override
     def generated(self, pictures: Sequence[Picture], features: Sequence[Features], ids: Tensor) -> dict[str, Any]:
-        seen = torch.stack([f.embeddings for f in features])
+        embeddings = torch.stack([f.embeddings for f in features])
         return {
-            "mm_encoder_outputs": {"image": ModelOutput(pooler_output=seen)},
+            "mm_encoder_outputs": {"image": ModelOutput(pooler_output=embeddings)},
             "token_type_ids": (ids == self.image).long(),
         }
 
     def save(self, folder: Path) -> None:
         """Write the image processor's file, and the number of tokens of a picture."""
         self._save_image_processor(folder)
-        said = {"image_seq_length": self.tokens, "processor_class": "Gemma3Processor"}
-        write_json(folder / "processor_config.json", said)
+        settings = {"image_seq_length": self.tokens, "processor_class": "Gemma3Processor"}
+        write_json(folder / "processor_config.json", settings)
 
 
 def gemma_image_processor(processor: Any, config: PretrainedConfig) -> GemmaImageProcessor:
@@ -102,9 +102,9 @@ def gemma_image_processor(processor: Any, config: PretrainedConfig) -> GemmaImag
     """
     side = int(config.vision_config.image_size)
     if dict(processor.size) != {"height": side, "width": side} or processor.do_pan_and_scan:
-        what = f"the image processor has size {dict(processor.size)} and do_pan_and_scan {processor.do_pan_and_scan}"
+        problem = f"the image processor has size {dict(processor.size)} and do_pan_and_scan {processor.do_pan_and_scan}"
         fix = f"set its size to {side} x {side}, as the model reads it, and do_pan_and_scan to false"
-        raise UserError("model.name_or_path", what, fix=fix)
+        raise UserError("model.name_or_path", problem, fix=fix)
     return GemmaImageProcessor(
         processor, config.image_token_id, config.boi_token_index, config.eoi_token_index, config.model_type,
         int(config.mm_tokens_per_image),

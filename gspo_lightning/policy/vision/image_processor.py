@@ -148,15 +148,15 @@ class ImageProcessorAdapter(ABC):
         """Write the image processor's file under the name of its general class; return its content."""
         self.processor.save_pretrained(folder)
         file = folder / "preprocessor_config.json"
-        said: dict[str, Any] = json.loads(file.read_text("utf-8"))
-        said["image_processor_type"] = said["image_processor_type"].removesuffix("Pil")
-        write_json(file, said)
-        return said
+        content: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        content["image_processor_type"] = content["image_processor_type"].removesuffix("Pil")
+        write_json(file, content)
+        return content
 
 
-def write_json(file: Path, said: dict[str, Any]) -> None:
+def write_json(file: Path, content: dict[str, Any]) -> None:
     """Write JSON formatted like transformers'."""
-    file.write_text(json.dumps(said, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def noise(width: int, height: int, seed: int) -> bytes:
@@ -223,9 +223,16 @@ def check_same_tokens(policy: PreTrainedTokenizerBase, other: PreTrainedTokenize
     Raises:
         UserError: the numbers differ.
     """
-    mine, theirs = image_processor_of(policy), image_processor_of(other)
-    if mine is None or theirs is None or mine.smallest == theirs.smallest:
+    policy_processor = image_processor_of(policy)
+    other_processor = image_processor_of(other)
+    if policy_processor is None or other_processor is None:
         return
-    ours, others = (rows * columns for rows, columns in (mine.smallest, theirs.smallest))
-    what = f"reads a picture as {others} tokens where the policy's prompts have {ours}"
-    raise UserError(field, what, fix="use a model of the policy's family, with pictures of as many tokens")
+    if policy_processor.smallest == other_processor.smallest:
+        return
+    tokens = math.prod(policy_processor.smallest)
+    other_tokens = math.prod(other_processor.smallest)
+    raise UserError(
+        field,
+        f"reads a picture as {other_tokens} tokens where the policy's prompts have {tokens}",
+        fix="use a model of the policy's family, with pictures of as many tokens",
+    )

@@ -83,7 +83,8 @@ class QwenImageProcessor(ImageProcessorAdapter):
         """
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-        size, side = self.processor.size, self.token_pixels
+        size = self.processor.size
+        side = self.token_pixels
         rows, columns = smart_resize(height, width, side, size["shortest_edge"], size["longest_edge"])
         return rows // side, columns // side
 
@@ -97,11 +98,11 @@ class QwenImageProcessor(ImageProcessorAdapter):
 
     def pixels(self, pictures: Sequence[Picture]) -> tuple[Tensor, Tensor]:
         """Return ``pixel_values`` [patches, D] float32 and ``image_grid_thw`` [I, 3] int64 of I pictures."""
-        found = [
+        patches = [
             self.processor(images=[self.scaled(picture)], do_resize=False, return_tensors="pt")["pixel_values"]
             for picture in pictures
         ]
-        return torch.cat(found), self._grids(pictures)
+        return torch.cat(patches), self._grids(pictures)
 
     def scaled(self, picture: Picture) -> Image:
         """Return a picture in RGB, at the size that its tokens stand for."""
@@ -115,9 +116,9 @@ class QwenImageProcessor(ImageProcessorAdapter):
     def features(self, base: Any, pictures: Sequence[Picture]) -> Features:
         tower = next(base.visual.parameters())
         pixels, grids = to_device(self.pixels(pictures), tower.device)
-        found = base.get_image_features(pixels, image_grid_thw=grids, return_dict=True)
-        layers = getattr(found, "deepstack_features", None) or ()
-        return Features(torch.cat(list(found.pooler_output)), tuple(torch.cat(list(layer)) for layer in layers))
+        output = base.get_image_features(pixels, image_grid_thw=grids, return_dict=True)
+        layers = getattr(output, "deepstack_features", None) or ()
+        return Features(torch.cat(list(output.pooler_output)), tuple(torch.cat(list(layer)) for layer in layers))
 
     @override
     def asked(self, pictures: Sequence[Picture], ids: Tensor) -> dict[str, Any]:
@@ -143,8 +144,8 @@ class QwenImageProcessor(ImageProcessorAdapter):
 
     def save(self, folder: Path) -> None:
         """Write both processor files; the one for videos is only for completeness, since no video is read here."""
-        said = self._save_image_processor(folder)
-        video = {k: v for k, v in said.items() if k != "image_processor_type"}
+        content = self._save_image_processor(folder)
+        video = {k: v for k, v in content.items() if k != "image_processor_type"}
         write_json(folder / "video_preprocessor_config.json", {**video, "video_processor_type": _VIDEO[self.kind]})
 
     def _grids(self, pictures: Sequence[Picture]) -> Tensor:
@@ -164,10 +165,12 @@ def qwen_image_processor(processor: Any, config: PretrainedConfig) -> QwenImageP
             raise UserError("model.name_or_path", f"the image processor has no size for its {edge}", fix=fix)
     vision = config.vision_config
     for name in ("patch_size", "temporal_patch_size", "spatial_merge_size"):
-        its = name.removeprefix("spatial_")
-        if (found := getattr(processor, its)) != (read := getattr(vision, name)):
-            what = f"the image processor has {its} {found}, and the model reads {read}"
-            raise UserError("model.name_or_path", what, fix=fix)
+        processor_name = name.removeprefix("spatial_")
+        size = getattr(processor, processor_name)
+        model_size = getattr(vision, name)
+        if size != model_size:
+            problem = f"the image processor has {processor_name} {size}, and the model reads {model_size}"
+            raise UserError("model.name_or_path", problem, fix=fix)
     return QwenImageProcessor(
         processor, config.image_token_id, config.vision_start_token_id, config.vision_end_token_id, config.model_type,
         config.video_token_id,

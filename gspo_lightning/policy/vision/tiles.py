@@ -23,8 +23,12 @@ from gspo_lightning.core.pictures import Picture
 from gspo_lightning.core.transfer import to_device
 from gspo_lightning.policy.vision.image_processor import Features, Shown, SquareImageProcessor, rgb, write_json
 
-AROUND, WHOLE, IMAGE = "<fake_token_around_image>", "<global-img>", "<image>"
-"""Texts of transformers' processor around tiles, before the last of them, and for each of their tokens."""
+AROUND = "<fake_token_around_image>"
+"""Text of transformers' processor around tiles."""
+WHOLE = "<global-img>"
+"""Its text before the last of them, the whole picture."""
+IMAGE = "<image>"
+"""Its text for each token of a tile."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,14 @@ class TileImageProcessor(SquareImageProcessor):
         """Return a processor with fewer tiles if a square's exceed the limit; the whole picture does not count."""
         if max_pixels is None or not self._splits or max_pixels >= (self._edge * self.side) ** 2:
             return self
-        if (edge := math.isqrt(max_pixels) // self.side) < 1:
-            what = f"is {max_pixels}, and this model makes {self.side} x {self.side} pixels of every picture, at least"
-            raise UserError("data.pictures.max_pixels", what, fix=f"set it to {self.side**2} or more, or leave it out")
+        edge = math.isqrt(max_pixels) // self.side
+        if edge < 1:
+            problem = (
+                f"is {max_pixels}, and this model makes {self.side} x {self.side} pixels of every picture, at least"
+            )
+            raise UserError(
+                "data.pictures.max_pixels", problem, fix=f"set it to {self.side**2} or more, or leave it out"
+            )
         return self._with(edge)
 
     @override
@@ -82,8 +91,8 @@ class TileImageProcessor(SquareImageProcessor):
         """
         weight = next(base.vision_model.parameters())
         (pixels,) = to_device([self.pixels(pictures).to(weight.dtype)], weight.device)
-        seen = base.vision_model(pixel_values=pixels, return_dict=True).last_hidden_state
-        return Features(base.connector(seen).flatten(0, 1))
+        states = base.vision_model(pixel_values=pixels, return_dict=True).last_hidden_state
+        return Features(base.connector(states).flatten(0, 1))
 
     @override
     def asked(self, pictures: Sequence[Picture], ids: Tensor) -> dict[str, Any]:
@@ -107,19 +116,21 @@ class TileImageProcessor(SquareImageProcessor):
 
     def _cut(self, width: int, height: int) -> tuple[int, int, int]:
         """Return the number of tiles of a picture of this size, and their rows and columns, 0 if it is not cut."""
-        found = self.processor.get_number_of_image_patches(height, width)
-        return (max(1, int(found[0])), int(found[1]), int(found[2]))
+        tiles, rows, columns = self.processor.get_number_of_image_patches(height, width)
+        return max(1, int(tiles)), int(rows), int(columns)
 
     def _tiles(self, picture: Picture) -> Tensor:
         """Return the [tiles, 3, side, side] that a picture has in its prompt, whatever the present limit."""
-        image, count = rgb(picture.data), len(picture.starts)
+        image = rgb(picture.data)
+        count = len(picture.starts)
         others = (self._with(edge) for edge in range(1, count + 1))  # a longer side always makes more tiles
-        image_processor = next((one for one in chain([self], others) if one._cut(*image.size)[0] == count), None)
+        fitting = (candidate for candidate in chain([self], others) if candidate._cut(*image.size)[0] == count)
+        image_processor = next(fitting, None)
         if image_processor is None:
-            what = f"the image processor does not cut a picture of a prompt into its {count} tiles"
-            raise UserError("model.name_or_path", what, fix="use the processor that the run began with")
-        found: Tensor = image_processor.processor(images=[image], return_tensors="pt")["pixel_values"][0]
-        return found
+            problem = f"the image processor does not cut a picture of a prompt into its {count} tiles"
+            raise UserError("model.name_or_path", problem, fix="use the processor that the run began with")
+        pixels: Tensor = image_processor.processor(images=[image], return_tensors="pt")["pixel_values"][0]
+        return pixels
 
 
 def tile_image_processor(
@@ -133,13 +144,16 @@ def tile_image_processor(
     vision = config.vision_config
     side, longest = (dict(size).get("longest_edge") for size in (processor.max_image_size, processor.size))
     if longest is None or side != int(vision.image_size) or longest % side:
-        what = f"cuts pictures of {longest} pixels into tiles of {side}, and the model reads {vision.image_size}"
-        fix = "use the preprocessor_config.json of the model, with a size that is a whole number of tiles"
-        raise UserError("model.name_or_path", f"the image processor {what}", fix=fix)
+        raise UserError(
+            "model.name_or_path",
+            f"the image processor cuts pictures of {longest} pixels into tiles of {side}, and the model reads "
+            f"{vision.image_size}",
+            fix="use the preprocessor_config.json of the model, with a size that is a whole number of tiles",
+        )
     around, whole, image = tokenizer.convert_tokens_to_ids([AROUND, WHOLE, IMAGE])
     if image != config.image_token_id or tokenizer.unk_token_id in (around, whole) or None in (around, whole):
-        what = f"the tokenizer does not know {AROUND}, {WHOLE} and {IMAGE} as the model does"
-        raise UserError("model.name_or_path", what, fix="use the tokenizer of the model")
+        problem = f"the tokenizer does not know {AROUND}, {WHOLE} and {IMAGE} as the model does"
+        raise UserError("model.name_or_path", problem, fix="use the tokenizer of the model")
     tile = (side // int(vision.patch_size) // int(config.scale_factor)) ** 2
     return TileImageProcessor(processor, config.image_token_id, around, around, config.model_type, tile)
 

@@ -54,29 +54,37 @@ class VisionInputs:
         Raises:
             UserError: the model makes another number of features than the prompts have tokens for.
         """
-        pictures = {p.key: p for media in rows for p in media}
+        pictures = {picture.key: picture for media in rows for picture in media}
         if not pictures:
-            pictures = {(blank := image_processor.blank()).key: blank}
-        starts, count = {}, 0
+            blank = image_processor.blank()
+            pictures = {blank.key: blank}
+        starts = {}  # first feature of each picture
+        count = 0
         for key, picture in pictures.items():
-            starts[key], count = count, count + picture.tokens
-        table = (
-            position_table(rows, width)
-            if image_processor.axes == 3
-            else torch.arange(width).expand(1, len(rows), width)
-        )
-        places, positions = torch.full((len(rows), width), -1), torch.zeros_like(table)
+            starts[key] = count
+            count = count + picture.tokens
+        if image_processor.axes == 3:
+            table = position_table(rows, width)
+        else:
+            table = torch.arange(width).expand(1, len(rows), width)
+        places = torch.full((len(rows), width), -1)
+        positions = torch.zeros_like(table)
         for i, media in enumerate(rows):
             before = offsets[i] if offsets else 0
             positions[:, i, before:] = table[:, i, : width - before]
-            for p in media:
-                for number, start in enumerate(p.starts):
-                    first = starts[p.key] + number * p.tile
-                    places[i, before + start : before + start + p.tile] = torch.arange(p.tile) + first
+            for picture in media:
+                for number, start in enumerate(picture.starts):
+                    first = starts[picture.key] + number * picture.tile
+                    tile = slice(before + start, before + start + picture.tile)
+                    places[i, tile] = torch.arange(picture.tile) + first
         features = image_processor.features(base, list(pictures.values()))
-        if (made := len(features.embeddings)) != count:
-            what = f"makes {made} features of pictures that stand for {count} tokens in prompts"
-            raise UserError("model.name_or_path", what, fix="use a model with as many tokens for a picture")
+        feature_count = len(features.embeddings)
+        if feature_count != count:
+            raise UserError(
+                "model.name_or_path",
+                f"makes {feature_count} features of pictures that stand for {count} tokens in prompts",
+                fix="use a model with as many tokens for a picture",
+            )
         device = features.embeddings.device
         places, positions = to_device((places, positions), device)
         return cls(features, places, positions, image_processor.mutual)
@@ -90,17 +98,17 @@ class VisionInputs:
             places: [R, M] their ``places``.
             positions: [axes, R, M] their positions.
         """
-        seen = places >= 0
+        is_picture = places >= 0
         text = embed(ids)
         pictures = self.features.embeddings.to(text.dtype)[places.clamp(min=0)]
         where = positions if len(positions) > 1 else positions[0]
-        found = {"inputs_embeds": torch.where(seen.unsqueeze(-1), pictures, text), "position_ids": where}
+        inputs = {"inputs_embeds": torch.where(is_picture.unsqueeze(-1), pictures, text), "position_ids": where}
         if not self.features.layers:
-            return found
-        which = places[seen]
-        return found | {
-            "visual_pos_masks": seen,
-            "deepstack_visual_embeds": [layer[which] for layer in self.features.layers],
+            return inputs
+        picture_places = places[is_picture]
+        return inputs | {
+            "visual_pos_masks": is_picture,
+            "deepstack_visual_embeds": [layer[picture_places] for layer in self.features.layers],
         }
 
     def attention(self, config: Any, inputs: dict[str, Any], mask: Tensor, places: Tensor, cache: Any = None) -> Any:
@@ -128,8 +136,8 @@ def position_table(rows: Sequence[Media], width: int) -> Tensor:
     three axes. The tokens of a picture share one time and have the position of their row and column; text continues
     behind the larger of the two. So a prompt's positions determine its responses'.
     """
-    known = {media: _positions(tuple(p.shape for p in media), width) for media in dict.fromkeys(rows)}
-    return torch.stack([known[media] for media in rows], dim=1)
+    positions = {media: _positions(tuple(p.shape for p in media), width) for media in dict.fromkeys(rows)}
+    return torch.stack([positions[media] for media in rows], dim=1)
 
 
 def _positions(shapes: Shapes, width: int) -> Tensor:
@@ -149,7 +157,9 @@ def _prompt(shapes: Shapes) -> tuple[Tensor, int]:
         text = start - tokens
         parts.append((torch.arange(text) + position).expand(3, -1))
         position += text
-        row, column = torch.arange(rows).repeat_interleave(columns), torch.arange(columns).repeat(rows)
+        row = torch.arange(rows).repeat_interleave(columns)
+        column = torch.arange(columns).repeat(rows)
         parts.append(torch.stack([torch.zeros_like(row), row, column]) + position)
-        tokens, position = start + rows * columns, position + max(rows, columns)
+        tokens = start + rows * columns
+        position = position + max(rows, columns)
     return torch.cat(parts, dim=1), position - tokens
