@@ -106,7 +106,8 @@ class Judges:
             members = judge.members() if isinstance(judge, ByRecord) else [("", judge)]
             for value, reward in members:
                 key = f"{name}.{value}" if isinstance(judge, ByRecord) else name
-                self.single[key], self.owner[key] = reward, name
+                self.single[key] = reward
+                self.owner[key] = name
 
     def silence(self, single: str, columns: Mapping[str, Any]) -> Score | None:
         """Return the score of a reward that does not apply to this record, or None if the reward has to run."""
@@ -133,16 +134,16 @@ class Judges:
 
     def join(self, singles: Mapping[str, Score]) -> dict[str, Score]:
         """Merge the scores of single rewards into one score per name."""
-        found: dict[str, Score] = {}
+        scores: dict[str, Score] = {}
         for single, score in singles.items():
             name = self.owner[single]
             if isinstance(self.given[name], ByRecord):
                 if score.status is ScoreStatus.MISSING and score.detail == NONE:
                     score = Score.not_applicable(NONE)
-                if name in found and score.status is ScoreStatus.NOT_APPLICABLE:
+                if name in scores and score.status is ScoreStatus.NOT_APPLICABLE:
                     continue
-            found[name] = score
-        return found
+            scores[name] = score
+        return scores
 
 
 def applying_weight(weights: Mapping[str, float], applies: Mapping[str, bool]) -> float:
@@ -156,5 +157,5 @@ def applying_weight(weights: Mapping[str, float], applies: Mapping[str, bool]) -
     """
     if all(applies.values()):
         return 1.0
-    there = sum(abs(weights.get(name, 1.0)) for name, applied in applies.items() if applied)
-    return sum(abs(weights.get(name, 1.0)) for name in applies) / there if there else 1.0
+    applied_weight = sum(abs(weights.get(name, 1.0)) for name, applied in applies.items() if applied)
+    return sum(abs(weights.get(name, 1.0)) for name in applies) / applied_weight if applied_weight else 1.0

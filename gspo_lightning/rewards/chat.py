@@ -23,8 +23,11 @@ def wants_messages(function: Callable[..., Any]) -> bool:
     """
     parameters = inspect.signature(function).parameters
     for name in ("completions", "prompts"):
-        if name in parameters and (said := parameters[name].annotation) is not inspect.Parameter.empty:
-            return _MESSAGES.search(said if isinstance(said, str) else repr(said).replace("typing.", "")) is not None
+        if name in parameters and (annotation := parameters[name].annotation) is not inspect.Parameter.empty:
+            return (
+                _MESSAGES.search(annotation if isinstance(annotation, str) else repr(annotation).replace("typing.", ""))
+                is not None
+            )
     return False
 
 
@@ -41,9 +44,9 @@ def completion_messages(sample: Sample) -> list[dict[str, Any]]:
     >>> completion_messages(Sample("0", "1+1?", "2"))
     [{'role': 'assistant', 'content': '2'}]
     """
-    if "environment_reward" in sample.columns and isinstance(said := sample.columns.get("messages"), list | tuple):
-        first = next((i for i, message in enumerate(said) if message["role"] == "assistant"), len(said))
-        return [dict(message) for message in said[first:]]
+    if "environment_reward" in sample.columns and isinstance(messages := sample.columns.get("messages"), list | tuple):
+        first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
+        return [dict(message) for message in messages[first:]]
     return [{"role": "assistant", "content": sample.completion}]
 
 

@@ -63,10 +63,15 @@ class SequenceClassificationReward(Reward):
             raise UserError(
                 "SequenceClassificationReward.text", f"is {text!r}; it must be joined, pair, completion or chat"
             )
-        self.name_or_path, self.label, self.text = name_or_path, label, text
-        self.batch_size, self.max_tokens = batch_size, max_tokens
-        self.dtype, self.device = dtype, device
-        self.trust_remote_code, self.revision = trust_remote_code, revision
+        self.name_or_path = name_or_path
+        self.label = label
+        self.text = text
+        self.batch_size = batch_size
+        self.max_tokens = max_tokens
+        self.dtype = dtype
+        self.device = device
+        self.trust_remote_code = trust_remote_code
+        self.revision = revision
         self._loaded: _Loaded | None = None
         self._pad: int | None = None
         """The padding token that the model skips; None if its config names none."""
@@ -132,7 +137,8 @@ class SequenceClassificationReward(Reward):
         rows = [tokenizer(text) for text in ("1 + 1", "1 + 1 = 2")]
         lengths = [len(row["input_ids"]) for row in rows]
         if 0 < lengths[0] < lengths[1] <= _limit(model, tokenizer):
-            alone, beside = (_padded(some, tokenizer, model, self._pad) for some in (rows[:1], rows))
+            alone = _padded(rows[:1], tokenizer, model, self._pad)
+            beside = _padded(rows, tokenizer, model, self._pad)
             check_reading(model, alone, beside, "SequenceClassificationReward.name_or_path")
 
     def _from_pretrained(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -188,10 +194,11 @@ class SequenceClassificationReward(Reward):
         for index, name in labels.items():
             if self.label in (index, name):
                 return index
-        known = [f"{i} ({name})" for i, name in labels.items()]
+        choices = [f"{i} ({name})" for i, name in labels.items()]
         if self.label is None:
             raise UserError(
-                "SequenceClassificationReward.label", f"is not set, but the model has {len(labels)}: {', '.join(known)}"
+                "SequenceClassificationReward.label",
+                f"is not set, but the model has {len(labels)}: {', '.join(choices)}",
             )
         hint = did_you_mean(str(self.label), labels.values())
         raise UserError("SequenceClassificationReward.label", f"{self.label!r} is not a label of the model; {hint}")

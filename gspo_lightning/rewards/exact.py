@@ -26,7 +26,9 @@ class ExactMatch(Reward):
     finds_answers = True
 
     def __init__(self, marker: str = "#", exactly_one: bool = True, require_terminated: bool = True) -> None:
-        self.marker, self.exactly_one, self.require_terminated = marker, exactly_one, require_terminated
+        self.marker = marker
+        self.exactly_one = exactly_one
+        self.require_terminated = require_terminated
 
     def score(self, completion: str, truncated: bool, answer: object, unfinished_thought: bool = False) -> Score:
         """Compare the answer; ``detail`` says why an answer could not be compared."""

@@ -26,7 +26,8 @@ class FormatReward(Reward):
             self.regex = re.compile(pattern, re.DOTALL)
         except re.error as error:
             raise UserError("FormatReward.pattern", f"{pattern!r} is not a regular expression: {error}") from error
-        self.pattern, self.full_match = pattern, full_match
+        self.pattern = pattern
+        self.full_match = full_match
 
     def score(self, completion: str) -> float:
         """Match the pattern."""

@@ -62,20 +62,27 @@ class FunctionReward(Reward):
         arguments: dict[str, Any] | None = None,
         completions: Literal["auto", "text", "messages"] = "auto",
     ) -> None:
-        for field, value, known in (("where", where, _PLACES), ("completions", completions, _KINDS)):
-            if value not in known:
-                raise UserError(f"FunctionReward.{field}", f"is {value!r}; it must be {' or '.join(map(repr, known))}")
-        self.where, self.completions = where, completions
-        self.path, self.arguments_of_factory = function, arguments
+        for field, value, choices in (("where", where, _PLACES), ("completions", completions, _KINDS)):
+            if value not in choices:
+                rule = f"it must be {' or '.join(map(repr, choices))}"
+                raise UserError(f"FunctionReward.{field}", f"is {value!r}; {rule}")
+        self.where = where
+        self.completions = completions
+        self.path = function
+        self.arguments_of_factory = arguments
         self._resolve()
 
     def _resolve(self) -> None:
-        given = self.path
-        self.name = given if isinstance(given, str) else getattr(given, "__qualname__", repr(given))
+        """Import the function, or call its factory, and plan its arguments."""
+        if isinstance(self.path, str):
+            self.name = self.path
+            function = _at(self.path)
+        else:
+            self.name = getattr(self.path, "__qualname__", repr(self.path))
+            function = self.path
         field = f"FunctionReward.function: {self.name}"
-        function = _at(given) if isinstance(given, str) else given
         if not callable(function):
-            raise UserError("FunctionReward.function", f"{given!r} cannot be called", fix="name a function")
+            raise UserError("FunctionReward.function", f"{self.path!r} cannot be called", fix="name a function")
         if self.arguments_of_factory is not None:
             function = _made(function, self.arguments_of_factory, self.name)
         elif _returns_function(function):
@@ -113,17 +120,19 @@ class FunctionReward(Reward):
             "log_extra": logged.extra,
             "log_metric": logged.metric,
         }
-        arguments = {name: values[name] for name in {*plan.built_in, *(_BUILT_IN if plan.takes_columns else ())}}
-        present = {name for s in samples for name in s.columns}
-        wanted = present if plan.takes_columns else present.intersection((*plan.required, *plan.optional))
-        for name in sorted(wanted - set(arguments)):
+        built_in = {*plan.built_in, *_BUILT_IN} if plan.takes_columns else plan.built_in
+        arguments = {name: values[name] for name in built_in}
+        columns = {name for s in samples for name in s.columns}
+        if not plan.takes_columns:
+            columns &= {*plan.required, *plan.optional}
+        for name in sorted(columns - arguments.keys()):
             arguments[name] = [s.columns.get(name) for s in samples]
         return logged.attached(self._call(arguments))
 
     def _call(self, arguments: Mapping[str, Any]) -> Any:
         try:
-            found = self.function(**arguments)
-            return asyncio.run(found) if inspect.iscoroutine(found) else found
+            values = self.function(**arguments)
+            return asyncio.run(values) if inspect.iscoroutine(values) else values
         except TypeError as error:
             if self._messages or "string indices must be integers" not in str(error):
                 raise
@@ -152,24 +161,23 @@ def _made(factory: Callable[..., Any], arguments: Mapping[str, Any], name: str) 
     try:
         inspect.signature(factory).bind(**arguments)
     except TypeError as error:
-        known = ", ".join(inspect.signature(factory).parameters)
-        raise UserError(field, f"{name}: {error}", fix=f"it takes {known}") from None
+        parameters = ", ".join(inspect.signature(factory).parameters)
+        raise UserError(field, f"{name}: {error}", fix=f"it takes {parameters}") from None
     try:
-        made = factory(**arguments)
+        function = factory(**arguments)
     except (TypeError, ValueError) as error:
         raise UserError(field, f"{name} refuses them: {error}") from error
-    if not callable(made):
-        problem = f"{name} makes no function of them but a {type(made).__name__}"
+    if not callable(function):
+        problem = f"{name} makes no function of them but a {type(function).__name__}"
         raise UserError(field, problem, fix="leave arguments out if it is the reward function itself")
-    return made
+    return function
 
 
 def _returns_function(function: Callable[..., Any]) -> bool:
     """True if a function's annotation says that it returns another function."""
-    said = getattr(function, "__annotations__", {}).get("return")
-    return (str(said) if isinstance(said, str) else getattr(said, "__name__", repr(said))).startswith(
-        ("Callable", "typing.Callable", "collections.abc.Callable")
-    )
+    annotation = getattr(function, "__annotations__", {}).get("return")
+    name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", repr(annotation))
+    return name.startswith(("Callable", "typing.Callable", "collections.abc.Callable"))
 
 
 def _at(path: str) -> Callable[..., Any]:
@@ -181,7 +189,7 @@ def _at(path: str) -> Callable[..., Any]:
     for end in range(len(names) - 1, 0, -1):
         module = ".".join(names[:end])
         try:
-            found: Any = importlib.import_module(module)
+            target: Any = importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
                 continue  # the path may go through a class
@@ -189,12 +197,12 @@ def _at(path: str) -> Callable[..., Any]:
         except Exception as error:
             raise _broken(path, module, error) from error
         for name in names[end:]:
-            if not hasattr(found, name):
-                public = [n for n in vars(found) if not n.startswith("_")] if hasattr(found, "__dict__") else []
+            if not hasattr(target, name):
+                public = [n for n in vars(target) if not n.startswith("_")] if hasattr(target, "__dict__") else []
                 hint = did_you_mean(name, public)
                 raise UserError("FunctionReward.function", f"{module} has no {name!r}; {hint}")
-            found = getattr(found, name)
-        return found
+            target = getattr(target, name)
+        return target
     raise UserError("FunctionReward.function", f"{path!r}: there is no module {names[0]!r}")
 
 
@@ -238,25 +246,26 @@ class Logged:
         Raises:
             UserError: not one value for each completion.
         """
-        found = list(values)
-        if len(found) != self._samples:
-            problem = f"got {len(found)} values for {self._samples} completions"
+        items = list(values)
+        if len(items) != self._samples:
+            problem = f"got {len(items)} values for {self._samples} completions"
             raise UserError(f"log_extra({column!r})", problem, fix="log one value for each completion")
-        self._extra[str(column)] = [_plain(value) for value in found]
+        self._extra[str(column)] = [_plain(value) for value in items]
 
     def attached(self, values: Any) -> Any:
         """Attach the logged values to rewards; unchanged if nothing was logged or the length does not fit."""
         if not (self._metrics or self._extra) or not hasattr(values, "__len__") or len(values) != self._samples:
             return values
-        means: Mapping[str, float] = {name: sum(seen) / len(seen) for name, seen in self._metrics.items()}
-        return [
-            replace(
-                value if isinstance(value, Score) else Score(value, detail="" if value is not None else _NONE),
-                logged=means,
-                extra={name: column[i] for name, column in self._extra.items()},
-            )
-            for i, value in enumerate(values)
-        ]
+        means: Mapping[str, float] = {name: sum(numbers) / len(numbers) for name, numbers in self._metrics.items()}
+        scores = []
+        for row, value in enumerate(values):
+            if isinstance(value, Score):
+                score = value
+            else:
+                score = Score(value, detail="" if value is not None else _NONE)
+            extra = {name: column[row] for name, column in self._extra.items()}
+            scores.append(replace(score, logged=means, extra=extra))
+        return scores
 
 
 def _plain(value: Any) -> Any:

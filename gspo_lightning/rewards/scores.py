@@ -51,8 +51,8 @@ def to_score(value: object, reward: str, sample_id: str) -> Score:
         return Score.missing(NONE)
     if isinstance(value, Score):
         if value.reward is None:
-            known = value.status is ScoreStatus.NOT_APPLICABLE
-            return value if known else replace(value, status=ScoreStatus.MISSING)
+            not_applicable = value.status is ScoreStatus.NOT_APPLICABLE
+            return value if not_applicable else replace(value, status=ScoreStatus.MISSING)
         _check_steps(value.steps, reward, sample_id)
         single = value.single or is_single(value.reward)
         number = _finite(value.reward, reward, sample_id)
@@ -71,26 +71,26 @@ def check_batch(values: object, reward: str, samples: Sequence[Sample]) -> list[
         raise UserError(
             f"rewards.{reward}", f"sample {first}: returned {_show(values)}; it must return a list, one value a sample"
         )
-    found = list(values)
-    if len(found) != len(samples):
+    items = list(values)
+    if len(items) != len(samples):
         raise UserError(
             f"rewards.{reward}",
-            f"returned {len(found)} values for {len(samples)} samples (the first is {first})",
+            f"returned {len(items)} values for {len(samples)} samples (the first is {first})",
             fix="return exactly one value per completion, in order; None if there is no reward",
         )
-    return [to_score(v, reward, s.id) for v, s in zip(found, samples, strict=True)]
+    return [to_score(v, reward, s.id) for v, s in zip(items, samples, strict=True)]
 
 
 def _check_steps(steps: Sequence[tuple[int, float]], reward: str, sample_id: str) -> None:
-    before = 0
+    last_end = 0
     for end, score in steps:
-        if not (isinstance(end, int) and end > before and is_finite(score)):
+        if not (isinstance(end, int) and end > last_end and is_finite(score)):
             raise UserError(
                 f"rewards.{reward}",
                 f"sample {sample_id}: returned steps whose ends do not rise from 1, or whose scores are not finite",
                 fix="give (end, score) of each step: end is the place behind it, in characters of the completion",
             )
-        before = end
+        last_end = end
 
 
 def _finite(value: object, reward: str, sample_id: str) -> float:

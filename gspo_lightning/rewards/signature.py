@@ -29,15 +29,15 @@ class Plan:
     def arguments(self, sample: Sample) -> dict[str, Any]:
         """Return the keyword arguments for one sample; its required columns must be present."""
         columns = sample.columns
-        found: dict[str, Any] = {name: sample if name == "sample" else getattr(sample, name) for name in self.built_in}
+        values: dict[str, Any] = {name: sample if name == "sample" else getattr(sample, name) for name in self.built_in}
         for name in self.required:
-            found[name] = columns[name]
+            values[name] = columns[name]
         for name in self.optional:
             if name in columns:
-                found[name] = columns[name]
+                values[name] = columns[name]
         if self.takes_columns:
-            found |= {name: value for name, value in columns.items() if name not in found and name not in BUILT_IN}
-        return found
+            values |= {name: value for name, value in columns.items() if name not in values and name not in BUILT_IN}
+        return values
 
 
 def make_plan(function: object, field: str, *, method: bool, built_in: tuple[str, ...] = BUILT_IN) -> Plan:

@@ -54,19 +54,19 @@ class StepReward(Reward):
             return Score.model_error("no steps")
         name = type(self).__name__
         steps = [sample.completion[start:end] for start, end in zip((0, *ends), ends, strict=False)]
-        found: Any = self.score_steps(steps, sample)
-        if isinstance(found, str | bytes) or not isinstance(found, Sequence) or len(found) != len(steps):
-            count = f"{len(found)} scores" if isinstance(found, Sequence) else f"a {type(found).__name__}"
+        values: Any = self.score_steps(steps, sample)
+        if isinstance(values, str | bytes) or not isinstance(values, Sequence) or len(values) != len(steps):
+            count = f"{len(values)} scores" if isinstance(values, Sequence) else f"a {type(values).__name__}"
             raise UserError(
                 f"rewards.{name}",
                 f"sample {sample.id}: score_steps returned {count} for {len(steps)} steps",
                 fix="return one number per step, in order",
             )
-        scores = [to_score(value, name, sample.id).reward for value in found]
-        if any(score is None for score in scores):
+        scores = [to_score(value, name, sample.id).reward for value in values]
+        rewards = [score for score in scores if score is not None]
+        if len(rewards) < len(scores):
             return Score.missing("a step has no score")
-        values = [score for score in scores if score is not None]
-        return Score(sum(values) / len(values), steps=tuple(zip(ends, values, strict=True)))
+        return Score(sum(rewards) / len(rewards), steps=tuple(zip(ends, rewards, strict=True)))
 
 
 def split_steps(completion: str, marker: str) -> tuple[int, ...]:

@@ -60,13 +60,14 @@ class Task:
     names: tuple[str, ...] = ()
     language: str = ""
 
-    def program(self, found: str) -> str:
+    def program(self, text: str) -> str:
         """Prepend the prefix, without its last stub of a function that the program defines itself."""
         for name in self.names:
-            begins = re.compile(rf"^(?:async[ ]+)?def[ ]+{re.escape(name)}\b", re.MULTILINE)
-            if begins.search(found) and (stubs := list(begins.finditer(self.prefix))):
-                return self.prefix[: stubs[-1].start()] + found
-        return self.prefix + found
+            definition = re.compile(rf"^(?:async[ ]+)?def[ ]+{re.escape(name)}\b", re.MULTILINE)
+            stubs = list(definition.finditer(self.prefix))
+            if stubs and definition.search(text):
+                return self.prefix[: stubs[-1].start()] + text
+        return self.prefix + text
 
 
 def read_answer(answer: Any) -> Task:
@@ -88,7 +89,8 @@ def read_answer(answer: Any) -> Task:
         answer = plain_shape(answer)
     except (UnsupportedTestError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadAnswerError(f"the tests cannot be read: {error}") from error
-    kind, tests = answer.get("type"), answer.get("tests")
+    kind = answer.get("type")
+    tests = answer.get("tests")
     if kind not in ("stdin", "call", "assert"):
         raise BadAnswerError(f"the test kind {kind!r} is unknown; it must be stdin, call or assert")
     if not isinstance(tests, list) or not tests:
@@ -104,11 +106,13 @@ def read_answer(answer: Any) -> Task:
     language = answer.get("language") or ""
     if language not in ("", *LANGUAGES):
         raise BadAnswerError(f"language is {language!r}; it must be {' or '.join(LANGUAGES)}")
-    comparison, checker = _comparison(answer), answer.get("checker") or ""
+    comparison = _comparison(answer)
+    checker = answer.get("checker") or ""
     if not isinstance(checker, str) or (checker and kind != "stdin"):
         raise BadAnswerError("checker must be the text of a Python program, and goes with stdin tests")
     cases = _all_cases(kind, tests, answer)
-    prefix, preamble = str(answer.get("prefix") or ""), bool(answer.get("preamble"))
+    prefix = str(answer.get("prefix") or "")
+    preamble = bool(answer.get("preamble"))
     return Task(kind, cases, timeout, prefix, comparison, checker, preamble, _names(entry, cases[0]), language)
 
 
@@ -133,8 +137,8 @@ def _all_cases(kind: str, tests: list[Any], answer: Mapping[str, Any]) -> tuple[
         try:
             cases += _cases(kind, test, answer, scripts[number - 1], number)
         except (UnsupportedTestError, KeyError, TypeError) as error:
-            what = f"has no {error}" if isinstance(error, KeyError) else str(error)
-            raise BadAnswerError(f"test {number} of {len(tests)}: {what}") from error
+            problem = f"has no {error}" if isinstance(error, KeyError) else str(error)
+            raise BadAnswerError(f"test {number} of {len(tests)}: {problem}") from error
     if not cases:
         raise BadAnswerError("no test says anything about the program")
     return tuple(cases)
@@ -145,7 +149,8 @@ def _cases(kind: str, test: Any, answer: Mapping[str, Any], script: Any, number:
     if kind == "assert":
         if not isinstance(test, str):
             raise TypeError("an assert test must be text")
-        setup, prefix = str(answer.get("setup") or ""), str(answer.get("prefix") or "")
+        setup = str(answer.get("setup") or "")
+        prefix = str(answer.get("prefix") or "")
         return _assert_cases(test, setup, entry, script, prefix, number)
     if not isinstance(test, Mapping):
         raise TypeError(f"a {kind} test must be an object with input and output")
@@ -163,12 +168,12 @@ def _cases(kind: str, test: Any, answer: Mapping[str, Any], script: Any, number:
 def _assert_cases(test: str, setup: str, entry: str | None, script: str, prefix: str, number: int) -> list[Case]:
     """Return the cases of the record's test ``number``: assertions that share a process, or one script."""
     try:
-        found = parse(test, setup, entry)
+        assertions = parse(test, setup, entry)
         common = sum(not isinstance(statement, ast.Assert) for statement in read_python(setup))
     except UnsupportedTestError:
         return [Case({}, script=script_of(script, setup, entry, prefix))]
     cases: list[Case] = []
-    for assertion in found:
+    for assertion in assertions:
         # a statement of the record's set-up is the same for all of its tests, one of the test is this test's own
         steps = [(f"{0 if place < common else number}.{place}", text) for place, text in assertion.steps]
         frame = {"expression": assertion.calls, "setup": steps}
@@ -192,11 +197,11 @@ def _comparison(answer: Mapping[str, Any]) -> Comparison:
 
 def _refuse_interactive(answer: Mapping[str, Any]) -> None:
     """Refuse interactive problems, whose programs talk to a judge and cannot run on a file."""
-    said = next((word for word in _INTERACTIVE if answer.get(word)), None)
+    mark = next((word for word in _INTERACTIVE if answer.get(word)), None)
     for column in _TAGS:
         tags = answer.get(column) or ()
         words = re.findall(r"[\w*]+", tags) if isinstance(tags, str) else tags
         if any(str(word).strip("*").lower() == "interactive" for word in words):
-            said = column
-    if said is not None:
-        raise BadAnswerError(f"the problem is interactive ({said}), and interactive problems are not supported")
+            mark = column
+    if mark is not None:
+        raise BadAnswerError(f"the problem is interactive ({mark}), and interactive problems are not supported")

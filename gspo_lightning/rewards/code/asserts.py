@@ -71,18 +71,17 @@ def parse(test: str, setup: str = "", entry_point: str | None = None) -> list[As
     """
     body = [*read_python(setup), *read_python(test)]
     names = _entries(body, entry_point)
-    unknown = (
-        _names(body) - set(dir(builtins)) - STANDARD - names - set[str]().union(*(bound_anywhere(s) for s in body))
-    )
+    bound_names = set[str]().union(*(bound_anywhere(statement) for statement in body))
+    unknown = _names(body) - set(dir(builtins)) - STANDARD - names - bound_names
     if unknown:
         raise UnsupportedTestError(f"the test uses {min(unknown)} of the program")
     helpers: list[ast.stmt] = []
     passed: set[str] = set()
-    found: list[Assertion | None] = []
+    assertions: list[Assertion | None] = []
     for statement in body:
         if isinstance(statement, ast.Assert):
             arguments = _names([node for node in ast.walk(statement) if _is_call(node, names)])
-            found.append(_assertion(statement, helpers, names, passed))
+            assertions.append(_assertion(statement, helpers, names, passed))
             passed |= arguments
             continue
         if any(_is_call(node, names) for node in ast.walk(statement)):
@@ -90,9 +89,9 @@ def parse(test: str, setup: str = "", entry_point: str | None = None) -> list[As
         if not _defines_only(statement):
             raise UnsupportedTestError(f"the test does more than assert and define (line {statement.lineno})")
         helpers.append(statement)
-    if not found:
+    if not assertions:
         raise UnsupportedTestError("the test has no assert")
-    return [a for a in found if a is not None]
+    return [a for a in assertions if a is not None]
 
 
 def check_function(test: str, entry_point: str) -> str:
@@ -114,12 +113,14 @@ def check_function(test: str, entry_point: str) -> str:
 def _entries(body: list[ast.stmt], entry_point: str | None) -> set[str]:
     if entry_point is not None:
         return {entry_point}
-    here = set[str]().union(*(bound(s) for s in body))
-    calls = [(isinstance(s, ast.Assert), called(s) - here) for s in body]
-    unknown = set[str]().union(*(names for _, names in calls)) - set(dir(builtins))
-    in_asserts = [names for is_assert, names in calls if is_assert]
+    bound_names = set[str]().union(*(bound(statement) for statement in body))
+    called_names = [called(statement) - bound_names for statement in body]
+    unknown = set[str]().union(*called_names) - set(dir(builtins))
+    if unknown:
+        return unknown
     # a task may be called sum or max: the name that every assert calls
-    return unknown or (set.intersection(*in_asserts) if in_asserts else set())
+    in_asserts = [names for s, names in zip(body, called_names, strict=True) if isinstance(s, ast.Assert)]
+    return set.intersection(*in_asserts) if in_asserts else set()
 
 
 def called(statement: ast.stmt) -> set[str]:
@@ -135,8 +136,9 @@ def _assertion(statement: ast.Assert, helpers: list[ast.stmt], names: set[str], 
     source = f"{_needed_text([statement], helpers)}\n{ast.unparse(statement)}"
     taken = _TakeCalls(names)  # replaces the calls in the statement itself
     condition = taken.visit(statement.test)
-    variables = {n for s in helpers if isinstance(s, ast.Assign | ast.AnnAssign) for n in bound(s)}
-    shared = (_names(taken.calls) | passed) & _names([condition]) & variables
+    variables = {name for s in helpers if isinstance(s, ast.Assign | ast.AnnAssign) for name in bound(s)}
+    arguments = _names(taken.calls) | passed
+    shared = arguments & _names([condition]) & variables
     if shared:
         raise UnsupportedTestError(f"line {statement.lineno} looks at {min(shared)} after a call that may change it")
     if not taken.calls:
@@ -145,8 +147,9 @@ def _assertion(statement: ast.Assert, helpers: list[ast.stmt], names: set[str], 
         return None
     if taken.nested:
         raise UnsupportedTestError(f"line {statement.lineno} calls the program inside a loop or a function")
-    known = set(dir(builtins)).union({f"_{i}" for i in range(len(taken.calls))}, *(bound(s) for s in helpers))
-    free = _names([condition]) - known - _bound_inside(condition)
+    results = {f"_{i}" for i in range(len(taken.calls))}
+    bound_names = set(dir(builtins)).union(results, *(bound(s) for s in helpers))
+    free = _names([condition]) - bound_names - _bound_inside(condition)
     if free - STANDARD:
         raise UnsupportedTestError(
             f"line {statement.lineno} compares with {min(free - STANDARD)}, which is the program's"
@@ -160,15 +163,25 @@ def _assertion(statement: ast.Assert, helpers: list[ast.stmt], names: set[str], 
     if expected is not _NOTHING:
         return Assertion(calls, setup, literal=True, expected=expected, source=source, steps=steps)
     condition_setup = _needed_text([condition], [*imports(free), *helpers])
-    text, results = ast.unparse(condition), len(taken.calls)
-    return Assertion(calls, setup, False, None, text, condition_setup, results, source, steps)
+    return Assertion(
+        calls,
+        setup,
+        literal=False,
+        condition=ast.unparse(condition),
+        condition_setup=condition_setup,
+        results=len(taken.calls),
+        source=source,
+        steps=steps,
+    )
 
 
 class _TakeCalls(ast.NodeTransformer):
     """Transformer that replaces the program's calls by ``_0``, ``_1`` and so on."""
 
     def __init__(self, names: set[str]) -> None:
-        self.names, self.calls, self.nested = names, list[ast.expr](), False
+        self.names = names
+        self.calls = list[ast.expr]()
+        self.nested = False
 
     def visit(self, node: ast.AST) -> Any:
         if _is_call(node, self.names):
@@ -192,8 +205,8 @@ def _literal(condition: ast.expr) -> Any:
     """Return the value that ``_0`` must equal if the condition says only that, else ``_NOTHING``."""
     if isinstance(condition, ast.Compare) and len(condition.ops) == 1 and isinstance(condition.ops[0], ast.Eq):
         sides = [condition.left, condition.comparators[0]]
-        for one, other in (sides, sides[::-1]):
-            if isinstance(one, ast.Name) and one.id == "_0":
+        for side, other in (sides, sides[::-1]):
+            if isinstance(side, ast.Name) and side.id == "_0":
                 try:
                     return ast.literal_eval(other)
                 except (ValueError, TypeError, RecursionError):
@@ -203,11 +216,11 @@ def _literal(condition: ast.expr) -> Any:
 
 def _needed(parts: Iterable[ast.AST], helpers: list[ast.stmt]) -> tuple[tuple[int, str], ...]:
     """Return the helper statements that bind a used name, and those they need themselves, each with its place."""
-    wanted = _names(parts)
+    used = _names(parts)
     kept: list[tuple[int, str]] = []
     for place, statement in reversed(list(enumerate(helpers))):
-        if bound(statement) & wanted:
-            wanted |= _names([statement])
+        if bound(statement) & used:
+            used |= _names([statement])
             kept.insert(0, (place, ast.unparse(statement)))
     return tuple(kept)
 
@@ -223,13 +236,13 @@ def imports(names: Iterable[str]) -> list[ast.stmt]:
 
 def _foreign(helpers: Iterable[ast.stmt]) -> set[str]:
     """Return the names imported from packages outside the standard library."""
-    found = set[str]()
+    names = set[str]()
     for statement in helpers:
         modules = [a.name for a in statement.names] if isinstance(statement, ast.Import) else []
         modules += [statement.module or ""] if isinstance(statement, ast.ImportFrom) else []
         if any(module.partition(".")[0] not in STANDARD for module in modules):
-            found |= bound(statement)
-    return found
+            names |= bound(statement)
+    return names
 
 
 def _bound_inside(expression: ast.expr) -> set[str]:
@@ -240,13 +253,13 @@ def _bound_inside(expression: ast.expr) -> set[str]:
 
 def bound_anywhere(statement: ast.stmt) -> set[str]:
     """Return the names a statement binds at any depth, including arguments and caught exceptions."""
-    found = bound(statement)
+    names = bound(statement)
     for node in ast.walk(statement):
         if isinstance(node, ast.arg):
-            found.add(node.arg)
+            names.add(node.arg)
         elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
-            found.add(node.name)
-    return found
+            names.add(node.name)
+    return names
 
 
 def _names(parts: Iterable[ast.AST]) -> set[str]:
@@ -265,13 +278,13 @@ def _defines_only(statement: ast.stmt) -> bool:
 
 def bound(statement: ast.stmt) -> set[str]:
     """Return the names a statement defines."""
-    found = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    names = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     for node in ast.walk(statement):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
-    return found
+            names.add(node.name)
+    return names
 
 
 def _is_call(node: ast.AST, names: set[str]) -> bool:

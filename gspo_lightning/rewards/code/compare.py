@@ -51,17 +51,18 @@ class Comparison:
         (True, True)
         """
         if self.any_case:
-            printed, expected = printed.lower(), expected.lower()
+            printed = printed.lower()
+            expected = expected.lower()
         if self.rule == "lines":
             return same_output(printed, expected)
         if self.rule == "exact":
             return _unix(printed).rstrip() == _unix(expected).rstrip()
         if self.rule == "unordered":
             return _in_any_order(printed, expected)
-        wanted = expected.split()
-        words = printed.split(None, len(wanted))
+        expected_words = expected.split()
+        words = printed.split(None, len(expected_words))
         same = self._same_word if self.rule == "tolerance" else str.__eq__
-        return len(words) == len(wanted) and all(map(same, words, wanted))
+        return len(words) == len(expected_words) and all(map(same, words, expected_words))
 
     def value(self, returned: Any, expected: Any) -> bool:
         """True if a returned value is as expected.
@@ -80,14 +81,14 @@ class Comparison:
             return False
         return same_value(returned, expected)
 
-    def _same_word(self, word: str, wanted: str) -> bool:
-        if word == wanted:
+    def _same_word(self, word: str, expected: str) -> bool:
+        if word == expected:
             return True
-        if not _NUMBER.fullmatch(word) or not _NUMBER.fullmatch(wanted):
+        if not _NUMBER.fullmatch(word) or not _NUMBER.fullmatch(expected):
             return False
-        if _INTEGER.fullmatch(wanted):
-            return Decimal(word) == Decimal(wanted)
-        return self._near(float(word), float(wanted))
+        if _INTEGER.fullmatch(expected):
+            return Decimal(word) == Decimal(expected)
+        return self._near(float(word), float(expected))
 
     def _close(self, returned: Any, expected: Any) -> bool:
         if isinstance(expected, list | tuple):
@@ -100,11 +101,12 @@ class Comparison:
             return self._near(returned, expected)
         return bool(returned == expected)
 
-    def _near(self, found: float, wanted: float) -> bool:
+    def _near(self, number: float, expected: float) -> bool:
         try:
-            return found == wanted or abs(found - wanted) <= self.tolerance * (
-                max(1.0, abs(wanted)) if self.relative else 1.0
-            )
+            if number == expected:
+                return True
+            scale = max(1.0, abs(expected)) if self.relative else 1.0
+            return abs(number - expected) <= self.tolerance * scale
         except OverflowError:  # an integer too large for a float
             return False
 
@@ -118,7 +120,8 @@ def same_output(printed: str, expected: str) -> bool:
     >>> same_output(" 1.0 2\\nyes \\n\\n", "1 2.00\\nyes"), same_output("1.0000001", "1")
     (True, False)
     """
-    printed, expected = printed.strip(), expected.strip()
+    printed = printed.strip()
+    expected = expected.strip()
     if printed.count("\n") != expected.count("\n"):  # before splitting megabytes of lines
         return False
     return all(_same_line(a, b) for a, b in zip(_lines(printed), _lines(expected), strict=True))
@@ -146,14 +149,16 @@ def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.split("\n")]
 
 
-def _same_line(line: str, wanted: str) -> bool:
-    if line == wanted:
+def _same_line(line: str, expected: str) -> bool:
+    if line == expected:
         return True
-    words = wanted.split()
-    numbers, wanted_numbers = _decimals(line.split(None, len(words))), _decimals(words)
-    if numbers is None or wanted_numbers is None:
+    expected_words = expected.split()
+    # one word more than expected is enough to differ: megabytes of words are not split
+    numbers = _decimals(line.split(None, len(expected_words)))
+    expected_numbers = _decimals(expected_words)
+    if numbers is None or expected_numbers is None:
         return False
-    return numbers == wanted_numbers
+    return numbers == expected_numbers
 
 
 def _decimals(words: list[str]) -> list[Decimal] | None:
@@ -161,20 +166,20 @@ def _decimals(words: list[str]) -> list[Decimal] | None:
     if not all(word.isascii() and "_" not in word for word in words):
         return None
     try:
-        found = [Decimal(word) for word in words]
+        numbers = [Decimal(word) for word in words]
     except InvalidOperation:
         return None
-    return None if any(number.is_snan() for number in found) else found
+    return None if any(number.is_snan() for number in numbers) else numbers
 
 
 def _in_any_order(printed: str, expected: str) -> bool:
     """Compare lines in any order, as words joined by one space; a single line by its words in any order."""
-    wanted = [" ".join(line.split()) for line in _lines(expected.strip())]
-    if len(wanted) == 1:
-        wanted = wanted[0].split()
-        return sorted(printed.split(None, len(wanted))) == sorted(wanted)
-    lines = printed.strip().split("\n", len(wanted))
-    return sorted(" ".join(line.split()) for line in lines) == sorted(wanted)
+    expected_lines = [" ".join(line.split()) for line in _lines(expected.strip())]
+    if len(expected_lines) == 1:
+        expected_words = expected_lines[0].split()
+        return sorted(printed.split(None, len(expected_words))) == sorted(expected_words)
+    lines = printed.strip().split("\n", len(expected_lines))
+    return sorted(" ".join(line.split()) for line in lines) == sorted(expected_lines)
 
 
 def _same_items(returned: Any, expected: Any) -> bool:

@@ -75,8 +75,11 @@ class CodeExecutor(Reward):
             raise UserError("CodeExecutor.language", f"is {language!r}; it must be {', '.join(LANGUAGES)} or marked")
         if memory_mb < 16:
             raise UserError("CodeExecutor.memory_mb", f"is {memory_mb}; it must be at least 16")
-        self.scoring, self.timeout_s, self.total_timeout_s = scoring, timeout_s, total_timeout_s
-        self.memory_mb, self.isolation = memory_mb, isolation
+        self.scoring = scoring
+        self.timeout_s = timeout_s
+        self.total_timeout_s = total_timeout_s
+        self.memory_mb = memory_mb
+        self.isolation = isolation
         slowest = Limits(max(timeout_s, total_timeout_s))
         self.packages = tuple(packages)
         self.chosen = with_packages(choose(isolation), self.packages)

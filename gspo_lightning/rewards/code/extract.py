@@ -43,8 +43,10 @@ class _Block:
     @property
     def text(self) -> str:
         """The lines without the indentation of the fence."""
-        width = len(self.indent)
-        lines = [line[min(width, len(line) - len(line.lstrip(" \t"))) :] for line in self.lines]
+        lines = []
+        for line in self.lines:
+            white = len(line) - len(line.lstrip(" \t"))
+            lines.append(line[min(len(self.indent), white) :])
         text = "\n".join(lines) + ("\n" if self.closed and lines else "")
         if not self.closed and text.rstrip().endswith(self.fence):
             return text.rstrip().removesuffix(self.fence)  # closed on the last line of the program
@@ -109,23 +111,24 @@ def _chosen(blocks: list[_Block], language: str) -> list[_Block]:
 
 
 def _blocks(text: str) -> list[_Block]:
-    found: list[_Block] = []
+    blocks: list[_Block] = []
     for line in text.split("\n"):
         opening = _OPENS.fullmatch(line)
-        block = found[-1] if found and not found[-1].closed else None
+        block = blocks[-1] if blocks and not blocks[-1].closed else None
         if block is not None:
             bare = line.strip()
             if bare.startswith(block.fence) and not bare.strip(block.fence[0]):
                 block.closed = True
                 continue
-            inner = opening is not None and opening["fence"] == block.fence and _PYTHON.match(opening["info"])
-            if block.is_python or not inner:
+            # a fence marked as Python begins a program, even in a block that was never closed
+            python_opens = opening is not None and opening["fence"] == block.fence and _PYTHON.match(opening["info"])
+            if block.is_python or not python_opens:
                 block.lines.append(line)
                 continue
         if opening is not None:
             indent = re.sub(r"[^\s]", " ", opening["indent"])
-            found.append(_Block(indent, opening["fence"], opening["info"].strip(), []))
-    return found
+            blocks.append(_Block(indent, opening["fence"], opening["info"].strip(), []))
+    return blocks
 
 
 def _marked(text: str) -> str:

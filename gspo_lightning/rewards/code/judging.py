@@ -25,7 +25,8 @@ _NAMES = (
 )
 """Imports for evaluating the written form of results."""
 _CHECKER_FILE_MB = 64
-_RIGHT, _WRONG_WORDS = ("1", "true", "ok", "yes", "ac", "accepted", "correct"), ("0", "false", "no", "wa", "wrong")
+_RIGHT = ("1", "true", "ok", "yes", "ac", "accepted", "correct")
+_WRONG_WORDS = ("0", "false", "no", "wa", "wrong")
 
 
 class Judge:
@@ -45,7 +46,10 @@ class Judge:
     def __init__(
         self, isolation: Isolation, program: str, task: Task, limits: Limits, language: str = "python"
     ) -> None:
-        self._isolation, self._program, self._task, self._limits = isolation, program, task, limits
+        self._isolation = isolation
+        self._program = program
+        self._task = task
+        self._limits = limits
         self._language = language
         self._sandbox: Sandbox | None = None
         self._channel: socket.socket | None = None
@@ -54,7 +58,8 @@ class Judge:
         self._past: list[dict[str, Any] | Script] = []
         self._conditions: Sandbox | None = None
         self._retried = False
-        self._open, self._open_conditions = ExitStack(), ExitStack()
+        self._open = ExitStack()
+        self._open_conditions = ExitStack()
         self._changes = False
         self.spent_s = 0.0
         self.missed_changes = False
@@ -99,7 +104,9 @@ class Judge:
     def see_changes(self) -> None:
         """Begin with the first test again; from now on scripts see what the program changes in its arguments."""
         self._close_box()
-        self._past, self._changes, self.spent_s = [], True, 0.0
+        self._past = []
+        self._changes = True
+        self.spent_s = 0.0
 
     def _outcome(self, case: Case) -> Outcome:
         """Run a test; repeat it once in a fresh sandbox if the sandbox failed or the program slept."""
@@ -141,12 +148,12 @@ class Judge:
 
     def _program_box(self) -> Sandbox:
         if self._has_scripts:
-            theirs, ours = socket.socketpair()
-            self._channel = self._open.enter_context(ours)
-            with theirs:
+            program_end, own_end = socket.socketpair()
+            self._channel = self._open.enter_context(own_end)
+            with program_end:
                 return Sandbox(
                     self._isolation.kind, self._isolation.python, self._program, self._limits,
-                    preamble=self._task.preamble, channel=theirs.fileno(), role="serve",
+                    preamble=self._task.preamble, channel=program_end.fileno(), role="serve",
                 )  # fmt: skip
         if self._language != "cpp":
             return self._new(self._program, self._limits, preamble=self._task.preamble)
@@ -169,7 +176,8 @@ class Judge:
 
     def _check(self, case: Case, expected: str, printed: str) -> bool | None:
         """Run the record's checker in a sandbox of its own; None if it gave no verdict."""
-        source, text = self._task.checker, case.frame["input"]
+        source = self._task.checker
+        text = case.frame["input"]
         frame: dict[str, Any] = {"entry": "check", "arguments": [text, expected, printed]}
         if "def check(" not in source:
             files = {"input.txt": text, "correct_output.txt": expected, "solution_output.txt": printed}
@@ -183,7 +191,8 @@ class Judge:
 
     def _assertion(self, case: Case, outcome: Outcome) -> str:
         """Check an assertion on the results; computed conditions run in a sandbox of their own."""
-        assertion, results = case.assertion, outcome.value
+        assertion = case.assertion
+        results = outcome.value
         assert assertion is not None
         if not isinstance(results, tuple) or len(results) != assertion.results:
             return WRONG
@@ -247,13 +256,16 @@ class Judge:
         return verdict
 
 
-def _verdict(said: object) -> bool | None:
+def _verdict(answer: object) -> bool | None:
     """Read a checker's verdict: a truth value or 0 or 1, returned or printed as the last word."""
-    if isinstance(said, bool):
-        return said
-    word = str(said).lower().strip(".")
-    word = word.removesuffix(".0") if isinstance(said, int | float | str) else ""
-    return True if word in _RIGHT else False if word in _WRONG_WORDS else None
+    if isinstance(answer, bool):
+        return answer
+    if not isinstance(answer, int | float | str):
+        return None
+    word = str(answer).lower().strip(".").removesuffix(".0")
+    if word in _RIGHT:
+        return True
+    return False if word in _WRONG_WORDS else None
 
 
 def _has_object(value: object) -> bool:

@@ -49,8 +49,8 @@ def script_of(test: str, setup: str = "", entry_point: str | None = None, prefix
         elif not (isinstance(statement, ast.Import) and statement.names[0].name in _SOLUTION):
             kept.append(statement)
     kept = [*_helpers(prefix, names), *kept]
-    known = set(dir(builtins)).union({"__name__"}, *(bound_anywhere(s) for s in kept))
-    free = _loaded(kept) - known - names.keys()
+    bound_names = set(dir(builtins)).union({"__name__"}, *(bound_anywhere(s) for s in kept))
+    free = _loaded(kept) - bound_names - names.keys()
     modules = (free & STANDARD) - {name for statement in kept for name in called(statement)}
     kept = [*imports(modules), *kept]
     names |= {name: name for name in free - modules}
@@ -71,13 +71,20 @@ def _refuse_shared_state(body: Iterable[ast.stmt]) -> None:
         UnsupportedTestError: the test writes files, or replaces what the program would use.
     """
     for node in (n for statement in body for n in ast.walk(statement)):
-        word = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else ""
-        word = node.attr if isinstance(node, ast.Attribute) else word
+        word = ""
+        if isinstance(node, ast.Name):
+            word = node.id
+        elif isinstance(node, ast.arg):
+            word = node.arg
+        elif isinstance(node, ast.Attribute):
+            word = node.attr
         writes = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open"
         replaces = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and word in ("stdin", "input")
         if word in _SHARED or writes or replaces:
-            what = word or "open"
-            raise UnsupportedTestError(f"the test shares files or patches with the program ({what}), which cannot be")
+            culprit = word or "open"
+            raise UnsupportedTestError(
+                f"the test shares files or patches with the program ({culprit}), which cannot be"
+            )
 
 
 def _name(entry_point: str) -> str:

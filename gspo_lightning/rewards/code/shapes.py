@@ -73,14 +73,11 @@ def from_apps(answer: Mapping[str, Any]) -> dict[str, Any]:
     if not answer.get("fn_name"):
         tests = [{"input": _text(i), "output": _text(o)} for i, o in pairs]
         return {"type": "stdin", "tests": tests, "comparison": "tolerance", "tolerance": 1e-5}
-    called = [
-        {
-            "input": [_integer_keys(value) for value in i],
-            "outputs": [_integer_keys(v) for v in (o, *(o if isinstance(o, list) and len(o) == 1 else []))],
-        }
-        for i, o in pairs
-    ]
-    return {"type": "call", "entry_point": answer["fn_name"], "tests": called}
+    calls = []
+    for arguments, output in pairs:
+        outputs = [output, *output] if isinstance(output, list) and len(output) == 1 else [output]
+        calls.append({"input": list(map(_integer_keys, arguments)), "outputs": list(map(_integer_keys, outputs))})
+    return {"type": "call", "entry_point": answer["fn_name"], "tests": calls}
 
 
 def from_mbpp(answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,7 +92,8 @@ def from_humaneval(answer: Mapping[str, Any]) -> dict[str, Any]:
 
     A test that cannot be split runs unchanged: ``check`` is called with the program's function.
     """
-    entry, test = answer.get("entry_point"), answer["test"]
+    entry = answer.get("entry_point")
+    test = answer["test"]
     plain: dict[str, Any] = {"type": "assert", "entry_point": entry, "prefix": answer.get("prompt") or ""}
     if not entry:
         return plain | {"tests": [test], "prefix": ""}
@@ -120,12 +118,13 @@ def from_livecodebench(answer: Mapping[str, Any]) -> dict[str, Any]:
     if not any(test.get("testtype") == "functional" for test in tests):
         plain = [{"input": t["input"], "output": t["output"]} for t in tests]
         return {"type": "stdin", "tests": plain, "preamble": True}
-    called = [
-        {"input": [load_json(line) for line in t["input"].split("\n")], "output": load_json(t["output"])} for t in tests
-    ]
+    calls = []
+    for test in tests:
+        arguments = [load_json(line) for line in test["input"].split("\n")]
+        calls.append({"input": arguments, "output": load_json(test["output"])})
     methods = _METHOD.findall(answer.get("starter_code") or "")
     name = metadata.get("func_name") or (methods[-1] if methods else None)
-    return {"type": "call", "entry_point": name, "tests": called, "preamble": True}
+    return {"type": "call", "entry_point": name, "tests": calls, "preamble": True}
 
 
 def from_codecontests(answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,11 +133,11 @@ def from_codecontests(answer: Mapping[str, Any]) -> dict[str, Any]:
     for column in ("public_tests", "private_tests", "generated_tests"):
         group = _json(answer.get(column) or {"input": [], "output": []})
         tests += [{"input": i, "output": o} for i, o in zip(group["input"], group["output"], strict=True)]
-    found: dict[str, Any] = {"type": "stdin", "tests": tests, "comparison": "codecontests"}
+    task: dict[str, Any] = {"type": "stdin", "tests": tests, "comparison": "codecontests"}
     for word in ("input_file", "output_file"):
         if answer.get(word):
             raise ValueError(f"the problem reads and writes files ({word}), which is not supported")
-    return found | _limit(answer.get("time_limit"))
+    return task | _limit(answer.get("time_limit"))
 
 
 def from_codeforces(answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,10 +145,10 @@ def from_codeforces(answer: Mapping[str, Any]) -> dict[str, Any]:
     if (answer.get("input_mode") or "stdio") != "stdio":
         raise ValueError("the problem reads and writes files (input_mode), which is not supported")
     tests = [{"input": t["input"], "output": t["output"]} for t in _json(answer["official_tests"])]
-    found: dict[str, Any] = {"type": "stdin", "tests": tests, "comparison": "tolerance"}
+    task: dict[str, Any] = {"type": "stdin", "tests": tests, "comparison": "tolerance"}
     if answer.get("generated_checker"):
-        found["checker"] = answer["generated_checker"]
-    return found | _limit(answer.get("time_limit"))
+        task["checker"] = answer["generated_checker"]
+    return task | _limit(answer.get("time_limit"))
 
 
 def _limit(given: Any) -> dict[str, float]:
@@ -199,12 +198,12 @@ def unpack_tests(text: str) -> Any:
     if unzip.unconsumed_tail:
         raise ValueError(f"the private tests are larger than {MOST_BYTES} bytes")
     try:
-        found = _OnlyText(io.BytesIO(data)).load()
+        unpickled = _OnlyText(io.BytesIO(data)).load()
     except (pickle.UnpicklingError, EOFError, IndexError, KeyError, AttributeError, TypeError, UnicodeError) as error:
         raise ValueError(f"the private tests are no pickle of text: {error}") from error
-    if not isinstance(found, str):
-        raise ValueError(f"the private tests are a pickle of {type(found).__name__}, not of text")
-    return load_json(found)
+    if not isinstance(unpickled, str):
+        raise ValueError(f"the private tests are a pickle of {type(unpickled).__name__}, not of text")
+    return load_json(unpickled)
 
 
 class _OnlyText(pickle.Unpickler):

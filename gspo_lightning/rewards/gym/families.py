@@ -63,9 +63,9 @@ def check_installed() -> None:
     fix = install_command("logic")
     if importlib.util.find_spec("reasoning_gym") is None:
         raise UserError("ReasoningGym", "needs reasoning-gym, which is not installed", fix=fix)
-    found = installed_version("reasoning-gym")
-    if found != VERSION:
-        problem = f"reasoning-gym is {found}, but its scorers were only tested in {VERSION}"
+    version = installed_version("reasoning-gym")
+    if version != VERSION:
+        problem = f"reasoning-gym is {version}, but its scorers were only tested in {VERSION}"
         raise UserError("ReasoningGym", problem, fix=fix)
 
 

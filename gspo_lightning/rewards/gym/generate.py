@@ -43,21 +43,23 @@ def _of_family(family: str, request: Mapping[str, Any]) -> Iterator[dict[str, st
     seed = stream(request["seed"], stable_hash(family)) % (1 << 31)
     most = DRAWS * -(-request["size"] // len(request["families"])) + PATIENCE // 10
     source = open_source(family, seed, most, request["configs"].get(family, {}))
-    seen: set[str] = set()
-    index = idle = 0
-    while idle < PATIENCE and index < most:
+    questions: set[str] = set()
+    idle = 0
+    for index in range(most):
+        if idle == PATIENCE:
+            break
         entry = make_item(source, index, stream(seed, index) % (1 << 32))
-        index, idle = index + 1, idle + 1
+        idle += 1
         question = str(entry["question"])
-        if question in seen or stable_hash(question) % 10 not in request["split"]:
+        if question in questions or stable_hash(question) % 10 not in request["split"]:
             continue
         written = write_entry(entry)
         if written is None or not graded(source, family, entry["answer"], read_entry(written)):
             continue
-        seen.add(question)
+        questions.add(question)
         idle = 0
         yield {"question": question, "answer": entry["answer"], "family": family, "entry": written}
-    raise ValueError(f"{family} has only {len(seen)} items for this split with these settings")
+    raise ValueError(f"{family} has only {len(questions)} items for this split with these settings")
 
 
 def main() -> int:

@@ -54,8 +54,8 @@ def make_item(source: Source, index: int, seed: int) -> Entry:
     np.random.seed(seed % (1 << 32))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found: Entry = source[index]
-    return found
+        entry: Entry = source[index]
+    return entry
 
 
 def write_entry(entry: Entry) -> str | None:
@@ -73,12 +73,12 @@ def read_entry(text: str) -> Entry:
         ValueError: the text is not an item.
     """
     try:
-        found = ast.literal_eval(text)
+        entry = ast.literal_eval(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"the entry is no literal: {type(error).__name__}") from error
-    if not isinstance(found, dict) or not {"question", "answer", "metadata"} <= found.keys():
+    if not isinstance(entry, dict) or not {"question", "answer", "metadata"} <= entry.keys():
         raise ValueError("the entry has no question, answer and metadata")
-    return found
+    return entry
 
 
 def graded(source: Source, family: str, text: str, entry: Entry) -> bool:

@@ -36,7 +36,8 @@ class ReasoningGym(Reward):
         if max_characters < 1:
             raise UserError("ReasoningGym.max_characters", f"is {max_characters}; it must be at least 1")
         check_installed()
-        self.marker, self.max_characters = marker, max_characters
+        self.marker = marker
+        self.max_characters = max_characters
         self._sources: dict[str, Source] = {}
 
     def prepare(self) -> None:
@@ -61,7 +62,8 @@ class ReasoningGym(Reward):
             key = f"{family} {config or {}}"
             if key not in self._sources:
                 self._sources[key] = open_source(family, 0, 1, config or {})
-            source, item = self._sources[key], read_entry(entry)
+            source = self._sources[key]
+            item = read_entry(entry)
         except ValueError as error:
             return Score.missing(str(error))
         text, problem = final_answer(completion, self.marker, truncated, unfinished_thought)

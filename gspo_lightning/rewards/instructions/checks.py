@@ -129,7 +129,8 @@ def json_format(text: str) -> bool:
 def title(text: str) -> bool:
     """True if the text has a title in ``<<double angular brackets>>``, on one line."""
     for line in text.split("\n"):
-        start, end = line.find("<<"), line.rfind(">>")
+        start = line.find("<<")
+        end = line.rfind(">>")
         if 0 <= start < end and line[start:end].strip("<> \t"):
             return True
     return False
@@ -144,8 +145,9 @@ def two_responses(text: str) -> bool:
 
 def repeat_prompt(text: str, prompt_to_repeat: str) -> bool:
     """True if the text begins with the request, word for word, and an answer follows."""
-    said, asked = text.strip().lower(), prompt_to_repeat.strip().lower()
-    return said.startswith(asked) and said != asked
+    response = text.strip().lower()
+    prompt = prompt_to_repeat.strip().lower()
+    return response.startswith(prompt) and response != prompt
 
 
 def end_checker(text: str, end_phrase: str) -> bool:

@@ -72,7 +72,8 @@ def count_sentences(text: str) -> int:
     """
     matches = list(_END.finditer(text))
     small: bool | None = None
-    count, start = 0, 0
+    count = 0
+    start = 0
     for match in matches:
         if match["alone"] is None:
             if _before_small(text, match):
@@ -134,7 +135,8 @@ def _abbreviates(text: str, match: re.Match[str], word: str, after: str) -> bool
     before = line.split()[-1].lstrip(_OPENING) if line.split() else ""
     if before.isdigit():
         return line.strip() == before and "\n" not in text[match.end() : match.end() + 1]  # of a list
-    short, capital = before.lower(), word[:1].isupper()
+    short = before.lower()
+    capital = word[:1].isupper()
     if short in _CONTINUE:
         return True
     if short in _TITLES:

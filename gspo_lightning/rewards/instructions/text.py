@@ -97,4 +97,6 @@ def script_of(character: str) -> str:
     first = unicodedata.name(character, "").partition(" ")[0]
     if first in ("COMBINING", "MODIFIER"):
         return ""
-    return "EAST ASIAN" if first in _EAST_ASIAN else "LATIN" if first == "FULLWIDTH" else first
+    if first in _EAST_ASIAN:
+        return "EAST ASIAN"
+    return "LATIN" if first == "FULLWIDTH" else first

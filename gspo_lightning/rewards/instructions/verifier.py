@@ -47,10 +47,10 @@ def read_instructions(ids: object, arguments: object) -> list[Instruction]:
     names = _list("instruction_id_list", ids)
     if not names:
         raise BadInstructionError("instruction_id_list is empty")
-    given = _list("kwargs", arguments) if arguments is not None else [{}] * len(names)
-    if len(names) != len(given):
-        raise BadInstructionError(f"{len(names)} ids in instruction_id_list, but {len(given)} entries in kwargs")
-    return [_instruction(name, _mapping(one)) for name, one in zip(names, given, strict=True)]
+    entries = _list("kwargs", arguments) if arguments is not None else [{}] * len(names)
+    if len(names) != len(entries):
+        raise BadInstructionError(f"{len(names)} ids in instruction_id_list, but {len(entries)} entries in kwargs")
+    return [_instruction(name, _mapping(entry)) for name, entry in zip(names, entries, strict=True)]
 
 
 def _list(column: str, value: object) -> list[Any]:
@@ -79,11 +79,12 @@ def _mapping(value: object) -> dict[str, Any]:
 def _instruction(name: object, given: Mapping[str, Any]) -> Instruction:
     if not isinstance(name, str) or name not in CHECKS:
         raise BadInstructionError(f"{name!r} is not a kind of instruction; {did_you_mean(str(name), CHECKS)}")
-    wanted = list(inspect.signature(CHECKS[name]).parameters)[1:]
-    if absent := [word for word in wanted if word not in given]:
-        raise BadInstructionError(f"{name} needs {absent[0]!r} in kwargs")
+    parameters = list(inspect.signature(CHECKS[name]).parameters)[1:]
+    for parameter in parameters:
+        if parameter not in given:
+            raise BadInstructionError(f"{name} needs {parameter!r} in kwargs")
     try:
-        return Instruction(name, {word: _READERS[word](given[word]) for word in wanted})
+        return Instruction(name, {parameter: _READERS[parameter](given[parameter]) for parameter in parameters})
     except ValueError as error:
         raise BadInstructionError(f"{name}: {error}") from error
 
@@ -113,10 +114,10 @@ def _letter(value: object) -> str:
 
 
 def _texts(value: object) -> list[str]:
-    found = [_text(v) for v in _list("its list", value)]
-    if not found:
+    texts = [_text(v) for v in _list("its list", value)]
+    if not texts:
         raise ValueError("its list is empty")
-    return found
+    return texts
 
 
 def _relation(value: object) -> str:
@@ -197,7 +198,9 @@ class IFVerifier(Reward):
         if max_characters < 1:
             raise UserError("IFVerifier.max_characters", f"is {max_characters}; it must be at least 1")
         check_installed()
-        self.scoring, self.loose, self.max_characters = scoring, loose, max_characters
+        self.scoring = scoring
+        self.loose = loose
+        self.max_characters = max_characters
 
     def prepare(self) -> None:
         """Load the language detection model."""
@@ -216,12 +219,13 @@ class IFVerifier(Reward):
             return Score.model_error(UNFINISHED)
         if len(text) > self.max_characters:
             return Score.model_error(f"longer than {self.max_characters} characters")
-        broken = [one.id for one in instructions if not self._followed(one, text)]
+        broken = [instruction.id for instruction in instructions if not self._followed(instruction, text)]
         share = 1 - len(broken) / len(instructions)
         return Score(share if self.scoring == "fraction" else float(not broken), detail=", ".join(broken))
 
     def _followed(self, instruction: Instruction, text: str) -> bool:
-        return any(instruction.followed(form) for form in (_forms(text) if self.loose else (text,)))
+        forms = _forms(text) if self.loose else (text,)
+        return any(instruction.followed(form) for form in forms)
 
 
 def _forms(text: str) -> Iterator[str]:

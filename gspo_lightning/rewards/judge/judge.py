@@ -19,7 +19,7 @@ from gspo_lightning.rewards.judge.verdict import UnreadableError, VerdictCache, 
 from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.types import Sample, Score
 
-_Asked = dict[str, "asyncio.Task[dict[str, float]]"]
+_Requests = dict[str, "asyncio.Task[dict[str, float]]"]
 """Requests of a batch by their keys: each question is sent once."""
 _BATCH = 32
 """Samples per batch in a worker."""
@@ -93,14 +93,25 @@ class LLMJudge(Reward):
         _check_numbers(scale=(scale, 1, 100), concurrency=(concurrency, 1, 1024), retries=(retries, 0, 20),
                        timeout_s=(timeout_s, 0.001, 3600), backoff_s=(backoff_s, 0, 3600),
                        max_characters=(max_characters, 1, math.inf))  # fmt: skip
-        self.url, self.model = check_url(url, plain_http), model
-        self.rubric, self.weights = dict(rubric), _weights(rubric, weights or {})
-        self.mode, self.reference, self.scale, self.reasoning = mode, reference, scale, reasoning
-        self.response_format, self.options = response_format, dict(options or {})
-        self.concurrency, self.timeout_s, self.retries, self.backoff_s = concurrency, timeout_s, retries, backoff_s
-        self.max_characters, self.agrees_with = max_characters, agrees_with
+        self.url = check_url(url, plain_http)
+        self.model = model
+        self.rubric = dict(rubric)
+        self.weights = _weights(rubric, weights or {})
+        self.mode = mode
+        self.reference = reference
+        self.scale = scale
+        self.reasoning = reasoning
+        self.response_format = response_format
+        self.options = dict(options or {})
+        self.concurrency = concurrency
+        self.timeout_s = timeout_s
+        self.retries = retries
+        self.backoff_s = backoff_s
+        self.max_characters = max_characters
+        self.agrees_with = agrees_with
         self.cache = VerdictCache(cache)
-        self._silent_until, self._silence = -math.inf, ""
+        self._silent_until = -math.inf
+        self._silence = ""
         self._refused: set[str] = set()
         rounds = math.ceil(_BATCH * (2 if mode == "pairwise" else 1) / concurrency)
         self.deadline_s = rounds * ((retries + 1) * timeout_s + retries * MAX_WAIT_S) + 10  # its own limits come first
@@ -125,21 +136,21 @@ class LLMJudge(Reward):
     async def _score_all(self, samples: Sequence[Sample]) -> list[Score]:
         if time.monotonic() < self._silent_until:  # wait for a dead server only once
             raise InfrastructureError(self._silence)
-        asked: _Asked = {}
+        requests: _Requests = {}
         async with ChatServer(self.url, self.concurrency, self.timeout_s, self.retries, self.backoff_s) as server:
             try:
-                scores = await asyncio.gather(*(self._score_one(server, sample, asked) for sample in samples))
+                scores = await asyncio.gather(*(self._score_one(server, sample, requests) for sample in samples))
             finally:
-                for task in asked.values():  # one request may show that none can be answered
+                for task in requests.values():  # one request may show that none can be answered
                     task.cancel()
-                ends = await asyncio.gather(*asked.values(), return_exceptions=True)
+                ends = await asyncio.gather(*requests.values(), return_exceptions=True)
         if ends and all(isinstance(end, NoReplyError) for end in ends):
             self._silence = f"the judge at {self.url}: {ends[0]}"
             self._silent_until = time.monotonic() + MAX_WAIT_S
             raise InfrastructureError(self._silence)
         return list(scores)
 
-    async def _score_one(self, server: ChatServer, sample: Sample, asked: _Asked) -> Score:
+    async def _score_one(self, server: ChatServer, sample: Sample, requests: _Requests) -> Score:
         if self.reference is not None and sample.columns.get(self.reference) is None:
             return Score.missing(f"the record's {self.reference} is null")
         text = after_thinking(sample.completion, sample.unfinished_thought)
@@ -152,32 +163,35 @@ class LLMJudge(Reward):
         tasks = []
         for question in self._questions(sample, text):
             body = self._body(question)
-            if (key := key_of(body)) not in asked:
-                asked[key] = asyncio.create_task(self._verdict(server, question, body, key))
-            tasks.append(asked[key])
-        found = await asyncio.gather(*tasks, return_exceptions=True)
-        for error in found:
+            key = key_of(body)
+            if key not in requests:
+                requests[key] = asyncio.create_task(self._verdict(server, question, body, key))
+            tasks.append(requests[key])
+        verdicts = await asyncio.gather(*tasks, return_exceptions=True)
+        for error in verdicts:
             if isinstance(error, NoReplyError | RefusedError | UnreadableError):
                 return Score.missing(str(error))
             if isinstance(error, BaseException):
                 raise error
-        return self._score([v for v in found if isinstance(v, dict)])
+        return self._score([v for v in verdicts if isinstance(v, dict)])
 
     def _score(self, verdicts: list[dict[str, float]]) -> Score:
         if self.mode == "absolute":
             (verdict,) = verdicts
-            return Score(weighted(verdict, self.weights), detail=_said(verdict))
-        there, back = verdicts[0], {name: 1 - value for name, value in verdicts[1].items()}
-        mean = {name: (there[name] + back[name]) / 2 for name in there}
-        disagree = "" if there == back else "; the two orders disagree"
-        return Score(weighted(mean, self.weights), detail=_said(mean) + disagree)
+            return Score(weighted(verdict, self.weights), detail=_listed(verdict))
+        as_first, as_second = verdicts  # values are those of the first answer: of this completion, then of the other
+        swapped = {name: 1 - value for name, value in as_second.items()}
+        mean = {name: (as_first[name] + swapped[name]) / 2 for name in as_first}
+        disagreement = "" if as_first == swapped else "; the two orders disagree"
+        return Score(weighted(mean, self.weights), detail=_listed(mean) + disagreement)
 
     def _questions(self, sample: Sample, text: str) -> list[Question]:
-        column = sample.columns.get(self.reference) if self.reference is not None else None
-        other = column if isinstance(column, str) or column is None else json.dumps(column, ensure_ascii=False)
+        reference = sample.columns.get(self.reference) if self.reference is not None else None
+        if reference is not None and not isinstance(reference, str):
+            reference = json.dumps(reference, ensure_ascii=False)
         if self.mode == "absolute":
-            return [Question(self.rubric, sample.prompt, [text], other, self.scale, self.reasoning)]
-        orders = ([text, other or ""], [other or "", text])
+            return [Question(self.rubric, sample.prompt, [text], reference, self.scale, self.reasoning)]
+        orders = ([text, reference or ""], [reference or "", text])
         return [Question(self.rubric, sample.prompt, order, None, self.scale, self.reasoning) for order in orders]
 
     def _body(self, question: Question) -> dict[str, Any]:
@@ -192,7 +206,8 @@ class LLMJudge(Reward):
             try:
                 return await server.ask(body)
             except RefusedError as error:
-                if not (refused := refused_fields(str(error), removable)):
+                refused = refused_fields(str(error), removable)
+                if not refused:
                     raise
                 if refused - self._refused:
                     log.warning("the judge at %s decides %s: it refuses them", self.url, ", ".join(sorted(refused)))
@@ -202,8 +217,8 @@ class LLMJudge(Reward):
     async def _verdict(
         self, server: ChatServer, question: Question, body: dict[str, Any], key: str
     ) -> dict[str, float]:
-        if (known := self.cache.get(key)) is not None:
-            return known
+        if (cached := self.cache.get(key)) is not None:
+            return cached
         choice = await self._ask(server, body)
         scale = None if question.pairwise else self.scale
         verdict = read_verdict(choice, question.check, list(self.rubric), scale)
@@ -211,7 +226,7 @@ class LLMJudge(Reward):
         return verdict
 
 
-def _said(verdict: dict[str, float]) -> str:
+def _listed(verdict: dict[str, float]) -> str:
     return ", ".join(f"{name} {value:.3g}" for name, value in verdict.items())
 
 
@@ -239,9 +254,9 @@ def _weights(rubric: dict[str, str], weights: dict[str, float]) -> dict[str, flo
             raise UserError("LLMJudge.weights", f"{name!r} is not a criterion; {did_you_mean(name, rubric)}")
         if not 0 <= weight < math.inf:
             raise UserError("LLMJudge.weights", f"{name} has {weight}; a weight is a finite number from 0 on")
-    found = {name: float(weights.get(name, 1.0)) for name in rubric}
-    if sum(found.values()) == 0:
+    weight_of = {name: float(weights.get(name, 1.0)) for name in rubric}
+    if sum(weight_of.values()) == 0:
         raise UserError("LLMJudge.weights", "are all 0", fix="give one criterion a weight")
-    if sum(found.values()) == math.inf:
+    if sum(weight_of.values()) == math.inf:
         raise UserError("LLMJudge.weights", "add up to infinity", fix="give smaller ones: only their ratios matter")
-    return found
+    return weight_of

@@ -56,7 +56,10 @@ class ChatServer:
     """
 
     def __init__(self, url: str, concurrency: int, timeout_s: float, retries: int, backoff_s: float) -> None:
-        self.url, self.timeout_s, self.retries, self.backoff_s = url, timeout_s, retries, backoff_s
+        self.url = url
+        self.timeout_s = timeout_s
+        self.retries = retries
+        self.backoff_s = backoff_s
         self._gate = asyncio.Semaphore(concurrency)
         self._session: aiohttp.ClientSession | None = None
 
@@ -101,17 +104,18 @@ class ChatServer:
         limit = aiohttp.ClientTimeout(total=self.timeout_s)
         try:
             async with self._session.post(address, json=body, timeout=limit, allow_redirects=False) as reply:
-                status, found = reply.status, await read_body(reply, reply_limit(body))
+                status = reply.status
+                answer = await read_body(reply, reply_limit(body))
                 after = reply.headers.get("Retry-After", "")
         except TimeoutError as error:
             raise _TryAgainError(f"nothing in {self.timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError, BodyError) as error:
             raise _TryAgainError(visible(error) or type(error).__name__) from error
-        text = visible(found.text) if status >= 300 else ""
+        text = visible(answer.text) if status >= 300 else ""
         if status >= 500 or status in (408, 409, 425, 429):
             raise _TryAgainError(f"status {status}: {text[:_SHOWN]}", float(after) if after.isdecimal() else 0.0)
         self._check_status(status, text)
-        return _choice(found)
+        return _choice(answer)
 
     def _check_status(self, status: int, text: str) -> None:
         if status in (401, 403):

@@ -39,11 +39,11 @@ def read_verdict(choice: Mapping[str, Any], check: str, criteria: Sequence[str],
         UnreadableError: no verdict, one with other criteria or values, or several that differ.
     """
     text = answer_text(choice["message"].get("content")) or ""
-    said = [found for found in last_objects(text) if found.get("check") == check]
-    if not said:
+    fenced = [reply for reply in last_objects(text) if reply.get("check") == check]
+    if not fenced:
         cut = ", cut at the limit of tokens" if choice.get("finish_reason") == "length" else ""
         raise UnreadableError(f"no verdict with its code in the judge's reply{cut}: {text[:_SHOWN]!r}")
-    verdicts = [_values(found.get("verdict"), criteria, scale) for found in said]
+    verdicts = [_values(reply.get("verdict"), criteria, scale) for reply in fenced]
     if any(verdict != verdicts[0] for verdict in verdicts):
         raise UnreadableError("several verdicts that differ in the judge's reply")
     return verdicts[0]
@@ -58,10 +58,10 @@ def weighted(verdict: Verdict, weights: Mapping[str, float]) -> float:
     return sum(weights[name] * value for name, value in verdict.items()) / sum(weights.values())
 
 
-def _values(said: object, criteria: Sequence[str], scale: int | None) -> Verdict:
-    if not isinstance(said, Mapping) or set(said) != set(criteria):
-        raise UnreadableError(f"a verdict with other criteria than {', '.join(criteria)}: {str(said)[:_SHOWN]}")
-    return {name: _value(name, said[name], scale) for name in criteria}
+def _values(verdict: object, criteria: Sequence[str], scale: int | None) -> Verdict:
+    if not isinstance(verdict, Mapping) or set(verdict) != set(criteria):
+        raise UnreadableError(f"a verdict with other criteria than {', '.join(criteria)}: {str(verdict)[:_SHOWN]}")
+    return {name: _value(name, verdict[name], scale) for name in criteria}
 
 
 def _value(name: str, value: object, scale: int | None) -> float:
@@ -71,8 +71,8 @@ def _value(name: str, value: object, scale: int | None) -> float:
         raise UnreadableError(f"{name} is {value!r}, none of {', '.join(CHOICES)}")
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= scale:
         return value / scale
-    shown = f"{value:g}" if isinstance(value, float) else repr(value)
-    raise UnreadableError(f"{name} is {shown}, no number from 0 to {scale}")
+    text = f"{value:g}" if isinstance(value, float) else repr(value)
+    raise UnreadableError(f"{name} is {text}, no number from 0 to {scale}")
 
 
 def key_of(body: dict[str, Any]) -> str:
@@ -89,7 +89,7 @@ class VerdictCache:
 
     def __init__(self, file: str | None) -> None:
         self.file = file
-        self._known: dict[str, dict[str, float]] = {}
+        self._verdicts: dict[str, dict[str, float]] = {}
 
     def get(self, key: str) -> dict[str, float] | None:
         """Return the stored verdict, or None.
@@ -97,11 +97,11 @@ class VerdictCache:
         Raises:
             UserError: the file is not a cache.
         """
-        if key not in self._known and self.file is not None:
+        if key not in self._verdicts and self.file is not None:
             rows = self._run("SELECT verdict FROM verdicts WHERE key = ?", key)
             if rows:
                 self._remember(key, json.loads(rows[0][0]))
-        return self._known.get(key)
+        return self._verdicts.get(key)
 
     def put(self, key: str, verdict: dict[str, float]) -> None:
         """Store a verdict; the file keeps the first one of a key.
@@ -114,9 +114,9 @@ class VerdictCache:
             self._run("INSERT OR IGNORE INTO verdicts VALUES (?, ?)", key, json.dumps(verdict))
 
     def _remember(self, key: str, verdict: dict[str, float]) -> None:
-        if len(self._known) >= _MEMORY:
-            del self._known[next(iter(self._known))]
-        self._known[key] = verdict
+        if len(self._verdicts) >= _MEMORY:
+            del self._verdicts[next(iter(self._verdicts))]
+        self._verdicts[key] = verdict
 
     def _run(self, statement: str, *values: str) -> list[tuple[str]]:
         assert self.file is not None

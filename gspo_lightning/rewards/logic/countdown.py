@@ -51,13 +51,15 @@ class Countdown(Family):
         numbers = [rng.randint(1, 9 if difficulty == 1 else 25) for _ in range(difficulty + 2)]
         parts = [(n, str(n)) for n in numbers]
         while len(parts) > 1:
-            (a, left), (b, right) = (parts.pop(rng.randrange(len(parts))) for _ in range(2))
+            left_value, left = parts.pop(rng.randrange(len(parts)))
+            right_value, right = parts.pop(rng.randrange(len(parts)))
             sign = rng.choice("+-*/")
-            value = _OPERATIONS[sign](Fraction(a), Fraction(b))
+            value = _OPERATIONS[sign](Fraction(left_value), Fraction(right_value))
             if value < 1 or value.denominator != 1:
                 return None
             parts.append((int(value), f"({left}{sign}{right})"))
-        target, solution = parts[0][0], parts[0][1][1:-1]
+        target, expression = parts[0]
+        solution = expression[1:-1]  # without the outer brackets
         if target > 999 or target in numbers:
             return None
         listed = " ".join(str(n) for n in sorted(numbers))
@@ -81,10 +83,10 @@ class Countdown(Family):
         numbers, target = _gold(answer)
         try:
             sides = _sides(text)
-            used = [sorted(int(t) for t in side if t.isdigit()) for side in sides]
+            used = [sorted(int(token) for token in side if token.isdigit()) for side in sides]
             if sorted(numbers) not in used:
                 return Grade(0, 1, "does not use each number exactly once")
-            if len(sides) > _SIDES or any(len(numbers_of) > _LARGEST for numbers_of in used):
+            if len(sides) > _SIDES or max(map(len, used)) > _LARGEST:
                 return Grade.unread("more than an expression and its value")
             if len(sides) == 1:
                 return Grade(int(evaluate(sides[0]) == target), 1)
@@ -106,7 +108,8 @@ def evaluate(tokens: list[str]) -> Fraction:
         ZeroDivisionError: a division by zero.
     """
     values: list[Fraction] = []
-    operators, expects_value = ["("], True
+    operators = ["("]
+    expects_value = True
     for token in [*tokens, ")"]:  # brackets around the whole expression
         if not operators or expects_value != (token == "(" or token.isdigit()):
             raise ValueError("not an expression")
@@ -117,7 +120,8 @@ def evaluate(tokens: list[str]) -> Fraction:
             expects_value = False
         else:
             while operators[-1] != "(" and _RANK[token] <= _RANK[operators[-1]]:
-                right, left = values.pop(), values.pop()
+                right = values.pop()
+                left = values.pop()
                 values.append(_OPERATIONS[operators.pop()](left, right))
             if token == ")":
                 operators.pop()
@@ -144,11 +148,15 @@ def _sides(text: str) -> list[list[str]]:
             opened.append(token)
         elif token in _OPENED_BY and (not opened or opened.pop() != _OPENED_BY[token]):
             raise ValueError("not an expression")
-        token = "(" if token in "([{" else ")" if token in ")]}" else token
-        before = sides[-1][-1] if sides[-1] else ""
-        if (token == "(" and (before == ")" or before.isdigit())) or (token.isdigit() and before == ")"):
-            sides[-1].append("*")
-        sides[-1].append(token)
+        if token in "([{":
+            token = "("
+        elif token in ")]}":
+            token = ")"
+        side = sides[-1]
+        last_token = side[-1] if side else ""
+        if (token == "(" and (last_token == ")" or last_token.isdigit())) or (token.isdigit() and last_token == ")"):
+            side.append("*")
+        side.append(token)
     return sides
 
 
@@ -159,14 +167,15 @@ def _tokens(text: str) -> list[str]:
     while fractions:  # the inner ones first, whose braces are gone then
         text, fractions = _FRACTION.subn(lambda m: f"(({m[1] or m[3]})/({m[2] or m[4]}))", text)
     text = _TIMES.sub("*", text).strip()
-    found, position = [], 0
+    tokens = []
+    position = 0
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
             raise ValueError("more than an expression")
-        found.append(match[1])
+        tokens.append(match[1])
         position = match.end()
-    return found
+    return tokens
 
 
 def _gold(answer: object) -> tuple[list[int], int]:
@@ -174,9 +183,11 @@ def _gold(answer: object) -> tuple[list[int], int]:
         answer = json.loads(answer)
     if isinstance(answer, str) and _GOLD.fullmatch(answer):
         left, _, right = answer.partition("=")
-        numbers, target = [int(n) for n in re.findall(r"\d+", left)], int(right)
+        numbers = [int(n) for n in re.findall(r"\d+", left)]
+        target = int(right)
     elif isinstance(answer, Mapping) and {"numbers", "target"} <= answer.keys():
-        numbers, target = list(answer["numbers"]), answer["target"]
+        numbers = list(answer["numbers"])
+        target = answer["target"]
         if not all(isinstance(n, int) for n in (*numbers, target)):
             raise ValueError(f"{str(answer)[:80]!r} has a number that is not whole")
     else:

@@ -51,11 +51,11 @@ def final_answer(completion: str, marker: str, truncated: bool, unfinished: bool
         return (text[start:closing], "") if _AFTER_BOX.fullmatch(text, closing + 1) else ("", "more after the box")
     if count != 1:
         return "", f"{count} times {marker}" if count else f"no {marker}"
-    after = text.partition(marker)[2] if marker else text
+    answer = text.partition(marker)[2] if marker else text
     if is_tag:
-        after, closed, _ = after.partition(f"</{marker[1:]}")
-        return (after, "") if closed else ("", f"{marker} is not closed")
-    return ("", "truncated") if truncated else (after, "")
+        answer, closing_tag, _ = answer.partition(f"</{marker[1:]}")
+        return (answer, "") if closing_tag else ("", f"{marker} is not closed")
+    return ("", "truncated") if truncated else (answer, "")
 
 
 def plain(text: str) -> str:
@@ -73,10 +73,13 @@ def layers(text: str) -> list[str]:
     >>> layers(" **Done.** ")
     ['**Done.**', 'Done.', 'Done']
     """
-    found = [text.strip()]
-    while len(found) <= _LAYERS and (inner := _unwrapped(found[-1]).strip()) != found[-1]:
-        found.append(inner)
-    return found
+    texts = [text.strip()]
+    while len(texts) <= _LAYERS:
+        inner = _unwrapped(texts[-1]).strip()
+        if inner == texts[-1]:
+            break
+        texts.append(inner)
+    return texts
 
 
 def without_emphasis(text: str) -> str:

@@ -17,7 +17,7 @@ from gspo_lightning.rewards.logic.statements import read_statements
 Claim = tuple[int, bool, str, int, bool]
 """A claim: person, is a knight, operator, person, is a knight."""
 _WORDS = {"*": "{} and {}", "+": "{} or {}, or both", "=": "{} if and only if {}"}
-Found = dict[str, bool]
+Kinds = dict[str, bool]
 _TABLE_HEAD = re.compile(r"\|[^|\n]*\|[^|\n]*\|\s*\n\|[-: |]+\|\s*\n")
 
 
@@ -37,14 +37,16 @@ class Knights(Family):
         people = difficulty + 1
         claims = [_draw(rng, people) for _ in range(people)]
         table = [(who, _truths(claims, who)) for who in itertools.product((True, False), repeat=people)]
-        fitting = [who for who, truths in table if who == truths]
+        # an assignment fits if just its knights say the truth
+        fitting = [place for place, (who, truths) in enumerate(table) if who == truths]
         if len(fitting) != 1:
             return None
-        solution = _spell(fitting[0])
-        tried = table[: table.index((fitting[0], fitting[0])) + 1]
+        tried = table[: fitting[0] + 1]
+        solution = _spell(tried[-1][0])
         spoken = " ".join(f"{chr(65 + i)} says: {_sentence(claim)}." for i, claim in enumerate(claims))
+        columns = zip(*(truths for _, truths in table), strict=True)  # of each claim: its truth in every assignment
         return Puzzle(
-            key="/".join("".join("01"[truths[i]] for _, truths in table) for i in range(people)),
+            key="/".join("".join("01"[truth] for truth in column) for column in columns),
             text=f"Knights always tell the truth, knaves always lie. {spoken} Who is a knight and who is a knave?",
             form="one statement for each, such as: A is a knight, B is a knave",
             answer=solution,
@@ -56,11 +58,11 @@ class Knights(Family):
 
     def grade(self, text: str, answer: object) -> Grade:
         """Grade person by person; ``answer`` is ``AbC``, or ``{name: "knight" | "knave"}`` with names of any kind."""
-        wanted = _gold(answer)
-        found = read_kinds(text, list(wanted))
-        if isinstance(found, str):
-            return Grade.unread(found)
-        return Grade(sum(found[name] == is_knight for name, is_knight in wanted.items()), len(wanted))
+        gold = _gold(answer)
+        kinds = read_kinds(text, list(gold))
+        if isinstance(kinds, str):
+            return Grade.unread(kinds)
+        return Grade(sum(kinds[name] == is_knight for name, is_knight in gold.items()), len(gold))
 
 
 def _draw(rng: random.Random, people: int) -> Claim:
@@ -74,11 +76,17 @@ def _truths(claims: Sequence[Claim], who: tuple[bool, ...]) -> tuple[bool, ...]:
     >>> _truths([(0, True, "*", 1, False)], (True, True))
     (False,)
     """
-    found = []
+    truths = []
     for first, first_is, operator, second, second_is in claims:
-        left, right = who[first] == first_is, who[second] == second_is
-        found.append((left and right) if operator == "*" else (left or right) if operator == "+" else left == right)
-    return tuple(found)
+        left = who[first] == first_is
+        right = who[second] == second_is
+        if operator == "*":
+            truths.append(left and right)
+        elif operator == "+":
+            truths.append(left or right)
+        else:
+            truths.append(left == right)
+    return tuple(truths)
 
 
 def _spell(who: Sequence[bool]) -> str:
@@ -97,10 +105,8 @@ def _notation(claim: Claim) -> str:
 
 def _sentence(claim: Claim) -> str:
     first, first_is, operator, second, second_is = claim
-    left, right = (
-        f"{chr(65 + person)} is a {'knight' if is_knight else 'knave'}"
-        for person, is_knight in ((first, first_is), (second, second_is))
-    )
+    left = f"{chr(65 + first)} is a {'knight' if first_is else 'knave'}"
+    right = f"{chr(65 + second)} is a {'knight' if second_is else 'knave'}"
     return _WORDS[operator].format(left, right)
 
 
@@ -108,15 +114,15 @@ def _gold(answer: object) -> dict[str, bool]:
     if isinstance(answer, str) and answer.lstrip().startswith("{"):
         answer = json.loads(answer)
     if isinstance(answer, str) and answer.isascii() and answer.isalpha():
-        found = {c.upper(): c.isupper() for c in answer}
-        if len(found) == len(answer):
-            return found
+        kinds = {c.upper(): c.isupper() for c in answer}
+        if len(kinds) == len(answer):
+            return kinds
     elif isinstance(answer, Mapping) and answer and all(v in ("knight", "knave") for v in answer.values()):
         return {str(name): kind == "knight" for name, kind in answer.items()}
     raise ValueError(f"{answer!r} is neither like AbC nor a mapping of names to 'knight' and 'knave'")
 
 
-def read_kinds(text: str, names: Sequence[str]) -> Found | str:
+def read_kinds(text: str, names: Sequence[str]) -> Kinds | str:
     """Return each name and whether it is a knight, or the problem as text.
 
     >>> read_kinds("A and C are **knights**, B is the knave.", ["A", "B", "C"])
@@ -134,17 +140,21 @@ def read_kinds(text: str, names: Sequence[str]) -> Found | str:
     return read_statements(text, names)
 
 
-def _object(text: str, names: Sequence[str]) -> Found | str:
+def _object(text: str, names: Sequence[str]) -> Kinds | str:
     try:
-        said, end = parse_object(text)
+        entries, end = parse_object(text)
     except ValueError as error:
         return str(error)
-    kinds = {key.strip().lower(): value for key, value in said.items()}
-    if text[end:].strip() or set(kinds) != {name.lower() for name in names}:
+    words = {key.strip().lower(): value for key, value in entries.items()}
+    if text[end:].strip() or set(words) != {name.lower() for name in names}:
         return "not one entry for each name"
-    found = {name: _kind(kinds[name.lower()]) for name in names}
-    known = {name: kind for name, kind in found.items() if kind is not None}
-    return known if len(known) == len(names) else "an entry is neither knight nor knave"
+    kinds: Kinds = {}
+    for name in names:
+        kind = _kind(words[name.lower()])
+        if kind is None:
+            return "an entry is neither knight nor knave"
+        kinds[name] = kind
+    return kinds
 
 
 def _kind(value: object) -> bool | None:

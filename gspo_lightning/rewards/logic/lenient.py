@@ -67,30 +67,31 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
 
 
 def _members(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
-    found: dict[str, Any] = {}
-    seen: set[str] = set()
+    members: dict[str, Any] = {}
+    keys: set[str] = set()
     while (at := _skip(text, at)) < len(text) and text[at] != "}":
-        key = _STRING.match(text, at)
-        colon = _skip(text, key.end()) if key is not None else len(text)
-        if key is None or text[colon : colon + 1] != ":":
+        quoted = _STRING.match(text, at)
+        colon = _skip(text, quoted.end()) if quoted is not None else len(text)
+        if quoted is None or text[colon : colon + 1] != ":":
             raise ValueError("not a member")
-        name = _unquoted(key[0])
+        name = _unquoted(quoted[0])
         value, at = _value(text, colon + 1, depth)
-        if name.strip().lower() in seen:
+        key = name.strip().lower()
+        if key in keys:
             raise ValueError("a key twice")
-        seen.add(name.strip().lower())
-        found[name] = value
+        keys.add(key)
+        members[name] = value
         at = _comma(text, at, "}")
-    return found, _closed(text, at)
+    return members, _closed(text, at)
 
 
 def _items(text: str, at: int, depth: int) -> tuple[list[Any], int]:
-    found: list[Any] = []
+    items: list[Any] = []
     while (at := _skip(text, at)) < len(text) and text[at] != "]":
         value, at = _value(text, at, depth)
-        found.append(value)
+        items.append(value)
         at = _comma(text, at, "]")
-    return found, _closed(text, at)
+    return items, _closed(text, at)
 
 
 def _skip(text: str, at: int) -> int:

@@ -59,7 +59,10 @@ class LogicPuzzle(Reward):
             raise UserError("LogicPuzzle.threshold", "means nothing with partial: true", fix="set one of the two")
         if max_characters < 1:
             raise UserError("LogicPuzzle.max_characters", f"is {max_characters}; it must be at least 1")
-        self.family, self.marker, self.threshold, self.partial = family, marker, threshold, partial
+        self.family = family
+        self.marker = marker
+        self.threshold = threshold
+        self.partial = partial
         self.max_characters = max_characters
 
     def required_columns(self) -> tuple[str, ...]:

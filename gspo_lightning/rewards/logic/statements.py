@@ -147,7 +147,8 @@ def read_statements(text: str, names: Sequence[str]) -> dict[str, bool] | str:
     pattern, people = _placeholders(tuple(names))
     text = pattern.sub(lambda m: m[1] or people[m[2].lower()], text)
     reading = _Reading()
-    position, statements = 0, 0
+    position = 0
+    statements = 0
     while True:
         between = _BETWEEN.match(text, position)
         assert between is not None  # the pattern matches the empty text
@@ -159,8 +160,10 @@ def read_statements(text: str, names: Sequence[str]) -> dict[str, bool] | str:
         groups = match.groupdict()
         kind = (groups.get("kind") or groups.get("verb") or "").lower()
         is_knight = kind.startswith(("knight", "truth", "tell")) != bool(groups.get("not"))
-        action(reading, [names[ord(c) - _FIRST] for c in _PERSON.findall(groups.get("who") or "")], is_knight)
-        position, statements = match.end(), statements + 1
+        placeholders = _PERSON.findall(groups.get("who") or "")
+        action(reading, [names[ord(placeholder) - _FIRST] for placeholder in placeholders], is_knight)
+        position = match.end()
+        statements += 1
     if position < len(text):
         return "more than names with knight or knave" if statements else "not like: A is a knight, B is a knave"
     return reading.result(names)

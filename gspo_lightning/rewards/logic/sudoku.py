@@ -13,14 +13,17 @@ from gspo_lightning.rewards.logic.final import without_emphasis
 
 _BLANKS = (0, 4, 6, 8, 10, 12)
 """Number of blanks by difficulty; no puzzle with a single solution has more than 12."""
-_PEERS = [
-    [
-        j
-        for j in range(16)
-        if j != i and (j // 4 == i // 4 or j % 4 == i % 4 or (j // 8 == i // 8 and j % 4 // 2 == i % 4 // 2))
-    ]
-    for i in range(16)
-]
+
+
+def _share_a_unit(cell: int, other: int) -> bool:
+    """True if two cells, counted row by row, are in one row, column or 2x2 box."""
+    row, column = divmod(cell, 4)
+    other_row, other_column = divmod(other, 4)
+    same_box = row // 2 == other_row // 2 and column // 2 == other_column // 2
+    return row == other_row or column == other_column or same_box
+
+
+_PEERS = [[other for other in range(16) if other != cell and _share_a_unit(cell, other)] for cell in range(16)]
 _SEPARATORS = re.compile(r"[\s/|,;\[\]+-]+")
 _LAYOUT = re.compile(r"\\(?:begin|end)\{(?:[a-z]{0,8}matrix|array)\}(?:\{[c|]+\})?|\\hline|[&\\\"'(){}\u2500-\u257f]")
 """Markup that only draws a grid: matrices in LaTeX, quotation marks, brackets, box-drawing characters."""
@@ -39,7 +42,8 @@ class Sudoku(Family):
     def generate(self, rng: random.Random, difficulty: int) -> Puzzle | None:
         """Remove digits from a full grid as long as a search finds no second solution."""
         full = next(solutions([0] * 16, rng))
-        givens, blanks = list(full), 0
+        givens = list(full)
+        blanks = 0
         for cell in rng.sample(range(16), 16):
             if blanks == _BLANKS[difficulty]:
                 break
@@ -49,7 +53,8 @@ class Sudoku(Family):
             blanks += unique
         if blanks < _BLANKS[difficulty]:
             return None
-        puzzle, solution = _rows(givens), _rows(full)
+        puzzle = _rows(givens)
+        solution = _rows(full)
         return Puzzle(
             key=puzzle,
             text="Fill the dots of this 4x4 sudoku so that every row, every column and every 2x2 box holds 1, 2, 3 and "
@@ -65,15 +70,17 @@ class Sudoku(Family):
         """Grade the blanks; ``answer`` is ``givens = solution``, or the solution alone."""
         givens, solution = _gold(answer)
         text = without_emphasis(text)
-        if (rows := [first or second for first, second in _ROW.findall(text)]) and rows != list("1234"):
+        row_labels = [first or second for first, second in _ROW.findall(text)]
+        if row_labels and row_labels != list("1234"):
             return Grade.unread("not rows 1 to 4, each once and in order")
-        found = _SEPARATORS.sub("", _LAYOUT.sub(" ", _ROW.sub(" ", text)))
-        if not re.fullmatch("[1-4]{16}", found):
+        digits = _SEPARATORS.sub("", _LAYOUT.sub(" ", _ROW.sub(" ", text)))
+        if not re.fullmatch("[1-4]{16}", digits):
             return Grade.unread("not 16 digits from 1 to 4")
-        if any(given not in (".", cell) for given, cell in zip(givens, found, strict=True)):
+        if any(given not in (".", cell) for given, cell in zip(givens, digits, strict=True)):
             return Grade.unread("a given digit was changed")
-        blank = [i for i, given in enumerate(givens) if given == "."]
-        return Grade(sum(found[i] == solution[i] for i in blank), len(blank))
+        blanks = [i for i, given in enumerate(givens) if given == "."]
+        correct = sum(digits[i] == solution[i] for i in blanks)
+        return Grade(correct, len(blanks))
 
 
 def solutions(givens: Sequence[int], rng: random.Random | None = None) -> Iterator[list[int]]:
@@ -82,7 +89,10 @@ def solutions(givens: Sequence[int], rng: random.Random | None = None) -> Iterat
     >>> len(list(solutions([0] * 16)))
     288
     """
-    choices = {i: {1, 2, 3, 4} - {givens[j] for j in _PEERS[i]} for i, digit in enumerate(givens) if digit == 0}
+    choices: dict[int, set[int]] = {}
+    for cell, digit in enumerate(givens):
+        if digit == 0:
+            choices[cell] = {1, 2, 3, 4} - {givens[peer] for peer in _PEERS[cell]}
     if not choices:
         yield list(givens)
         return
@@ -103,7 +113,11 @@ def _gold(answer: object) -> tuple[str, str]:
     if not isinstance(answer, str):
         raise ValueError(f"{answer!r} is not text")
     left, equals, right = answer.partition("=")
-    givens, solution = (_SEPARATORS.sub("", part) for part in ((left, right) if equals else ("................", left)))
+    if not equals:  # the solution alone: all cells are blanks
+        right = left
+        left = "." * 16
+    givens = _SEPARATORS.sub("", left)
+    solution = _SEPARATORS.sub("", right)
     fits = len(givens) == len(solution) and all(g in (".", s) for g, s in zip(givens, solution, strict=True))
     if not fits or not re.fullmatch("[1-4]{16}", solution) or "." not in givens:
         raise ValueError(f"{answer!r} is not like 1.../..2./.3../...4 = 1243/...")

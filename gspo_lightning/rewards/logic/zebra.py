@@ -50,19 +50,24 @@ class Zebra(Family):
         houses, width = _SIZES[difficulty]
         columns = rng.sample(list(_COLUMNS), width)
         grid = [rng.sample(_COLUMNS[column][:houses], houses) for column in columns]
-        where = {(c, value): house for c, values in enumerate(grid) for house, value in enumerate(values)}
+        where: dict[Cell, int] = {}
+        for number, values in enumerate(grid):
+            for house, value in enumerate(values):
+                where[number, value] = house
         cells = sorted(where)
         clues = true_clues(where, houses)
         rng.shuffle(clues)
         used = _fewest(clues, cells, houses)
-        solution = {f"House {h + 1}": {column: grid[c][h] for c, column in enumerate(columns)} for h in range(houses)}
+        solution = {}
+        for house, values in enumerate(zip(*grid, strict=True)):
+            solution[f"House {house + 1}"] = dict(zip(columns, values, strict=True))
         listed = "\n".join(f"- {column}: {', '.join(sorted(grid[c]))}" for c, column in enumerate(columns))
-        said = "\n".join(f"{i}. {clue.sentence(columns)}" for i, clue in enumerate(used, 1))
+        numbered = "\n".join(f"{i}. {clue.sentence(columns)}" for i, clue in enumerate(used, 1))
         example = {f"House {h + 1}": dict.fromkeys(columns, "...") for h in range(houses)}
         return Puzzle(
             key=json.dumps([sorted(clue.sentence(columns) for clue in used), solution], sort_keys=True),
             text=f"There are {houses} houses in a row, numbered 1 to {houses} from left to right. Each has one value "
-            f"of every column, and no two houses share a value:\n{listed}\n\nClues:\n{said}",
+            f"of every column, and no two houses share a value:\n{listed}\n\nClues:\n{numbered}",
             form=f"JSON: {json.dumps({'reasoning': '...', 'solution': example})}",
             answer=json.dumps(solution),
             solution=json.dumps({"reasoning": "", "solution": solution}),
@@ -73,22 +78,24 @@ class Zebra(Family):
 
         ``answer`` is ``{"House 1": {column: value}}``, or ZebraLogic's ``{"header": [...], "rows": [...]}``.
         """
-        wanted = _gold(answer)
-        total = sum(len(row) for row in wanted.values())
-        found = _last_solution(text)
-        if found is None:
+        gold = _gold(answer)
+        total = sum(len(row) for row in gold.values())
+        solution = _last_solution(text)
+        if solution is None:
             return Grade(0, total, "no JSON object with solution")
         correct = 0
-        houses = _by_key(found, _house)
-        for house, row in wanted.items():
+        houses = _by_key(solution, _house)
+        for house, row in gold.items():
             cells = _by_key(houses.get(_house(house)), _column)
-            correct += sum(_says(cells.get(_column(column)), cell) for column, cell in row.items())
+            for column, value in row.items():
+                correct += _says(cells.get(_column(column)), value)
         return Grade(correct, total)
 
 
 def _fewest(clues: Sequence[Clue], cells: Sequence[Cell], houses: int) -> list[Clue]:
     """Return the first clues that leave one solution, without superfluous ones."""
-    low, high = 0, len(clues)
+    low = 0
+    high = len(clues)
     while low < high:
         middle = (low + high) // 2
         if count_solutions(clues[:middle], cells, houses, most=2) == 1:
@@ -105,12 +112,12 @@ def _fewest(clues: Sequence[Clue], cells: Sequence[Cell], houses: int) -> list[C
 
 def _last_solution(text: str) -> Mapping[str, Any] | None:
     """Return the value of ``solution`` in the last outermost object that has one."""
-    found: Mapping[str, Any] | None = None
-    for value in last_objects(text):
-        solution = {key.strip().lower(): v for key, v in value.items()}.get("solution")
+    last: Mapping[str, Any] | None = None
+    for reply in last_objects(text):
+        solution = {key.strip().lower(): value for key, value in reply.items()}.get("solution")
         if isinstance(solution, dict):
-            found = solution
-    return found
+            last = solution
+    return last
 
 
 def _by_key(value: object, key: Callable[[str], str]) -> dict[str, Any]:
@@ -142,7 +149,10 @@ def _gold(answer: object) -> dict[str, dict[str, str]]:
         answer = {f"House {row[0]}": dict(zip(header[1:], row[1:], strict=True)) for row in answer["rows"]}
     if not isinstance(answer, Mapping) or not answer or not all(isinstance(v, Mapping) and v for v in answer.values()):
         raise ValueError(f"{str(answer)[:80]!r} is not a grid")
-    return {str(h): {str(c): str(v).strip().lower() for c, v in row.items()} for h, row in answer.items()}
+    gold = {}
+    for house, row in answer.items():
+        gold[str(house)] = {str(column): str(value).strip().lower() for column, value in row.items()}
+    return gold
 
 
 class _Relation(NamedTuple):
@@ -183,18 +193,18 @@ class Clue:
 
 def true_clues(where: Mapping[Cell, int], houses: int) -> list[Clue]:
     """Return every clue that is true of a grid, given as the house of each cell, in a fixed order."""
-    found = []
+    clues = []
     for cell in sorted(where):
-        found.append(Clue("in", cell, house=where[cell]))
-        found += [Clue("not in", cell, house=h) for h in range(houses) if h != where[cell]]
+        clues.append(Clue("in", cell, house=where[cell]))
+        clues += [Clue("not in", cell, house=h) for h in range(houses) if h != where[cell]]
     for first, second in itertools.permutations(sorted(where), 2):
         for kind, relation in _RELATIONS.items():
             symmetric = kind in ("same", "beside", "gap")
             if (symmetric and first > second) or (kind == "same" and first[0] == second[0]):
                 continue
             if relation.holds(where[first], where[second]):
-                found.append(Clue(kind, first, second))
-    return found
+                clues.append(Clue(kind, first, second))
+    return clues
 
 
 def count_solutions(clues: Sequence[Clue], cells: Sequence[Cell], houses: int, most: int) -> int:
@@ -210,17 +220,17 @@ def count_solutions(clues: Sequence[Clue], cells: Sequence[Cell], houses: int, m
 def _count(domains: dict[Cell, int], clues: Sequence[Clue], houses: int, most: int) -> int:
     if not _narrow(domains, clues, houses):
         return 0
-    open_cells = [cell for cell, mask in domains.items() if mask & (mask - 1)]
+    open_cells = [cell for cell, mask in domains.items() if mask & (mask - 1)]  # several bits: several houses
     if not open_cells:
         return 1
     cell = min(open_cells, key=lambda c: domains[c].bit_count())
-    found = 0
+    count = 0
     for house in range(houses):
         if domains[cell] >> house & 1:
-            found += _count({**domains, cell: 1 << house}, clues, houses, most - found)
-            if found >= most:
+            count += _count({**domains, cell: 1 << house}, clues, houses, most - count)
+            if count >= most:
                 break
-    return found
+    return count
 
 
 def _narrow(domains: dict[Cell, int], clues: Sequence[Clue], houses: int) -> bool:
@@ -228,17 +238,16 @@ def _narrow(domains: dict[Cell, int], clues: Sequence[Clue], houses: int) -> boo
     columns: dict[int, list[Cell]] = {}
     for cell in domains:
         columns.setdefault(cell[0], []).append(cell)
-    changed = True
-    while changed:
-        before = list(domains.values())
+    while True:
+        old_masks = list(domains.values())
         for clue in clues:
             _apply(clue, domains, houses)
         for values in columns.values():
             _all_different(values, domains, houses)
         if 0 in domains.values():
             return False
-        changed = before != list(domains.values())
-    return True
+        if old_masks == list(domains.values()):
+            return True
 
 
 def _apply(clue: Clue, domains: dict[Cell, int], houses: int) -> None:
@@ -256,9 +265,13 @@ def _apply(clue: Clue, domains: dict[Cell, int], houses: int) -> None:
 @cache
 def _reach(kind: str, houses: int) -> tuple[list[int], list[int]]:
     """Return, for each house of the first cell, the mask of possible houses of the second, and vice versa."""
-    holds = _RELATIONS[kind].holds
-    forwards = [sum(1 << b for b in range(houses) if holds(a, b)) for a in range(houses)]
-    return forwards, [sum(1 << a for a in range(houses) if holds(a, b)) for b in range(houses)]
+    forwards = [0] * houses
+    backwards = [0] * houses
+    for first, second in itertools.product(range(houses), repeat=2):
+        if _RELATIONS[kind].holds(first, second):
+            forwards[first] |= 1 << second
+            backwards[second] |= 1 << first
+    return forwards, backwards
 
 
 def _all_different(values: Sequence[Cell], domains: dict[Cell, int], houses: int) -> None:

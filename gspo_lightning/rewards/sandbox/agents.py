@@ -60,7 +60,8 @@ class AgentSandbox:
             python = replace(python, agent=(*paths, self._socket))
         self._driver = Driver(kind, python, layers)
         self._stop_read, self._stop_write = os.pipe()
-        self._open, self._lock = True, threading.Lock()
+        self._open = True
+        self._lock = threading.Lock()
         setup: dict[str, Any] = {
             "program": "", "preamble": False, "packages": [], "library": b"", "channel": -1, "role": "agent",
             "namespaces": self._namespaces,
@@ -100,11 +101,12 @@ class AgentSandbox:
         assert answers is not None
         if self._stop_read in select.select([answers.fileno(), self._stop_read], [], [])[0]:
             return Ended(_STOPPED, 0, "", "", cut=False)
-        found = self._driver.receive(_START_S)
-        out, errors = (base64.b64decode(found[name]).decode("utf-8", "replace") for name in ("out", "err"))
-        if not found["confined"]:
-            raise InfrastructureError(f"a command could not be confined: {errors[-300:] or found['status']}")
-        return Ended(found["end"], found["status"], out, errors, cut=found["full"])
+        report = self._driver.receive(_START_S)
+        out = base64.b64decode(report["out"]).decode("utf-8", "replace")
+        err = base64.b64decode(report["err"]).decode("utf-8", "replace")
+        if not report["confined"]:
+            raise InfrastructureError(f"a command could not be confined: {err[-300:] or report['status']}")
+        return Ended(report["end"], report["status"], out, err, cut=report["full"])
 
     def stop(self) -> None:
         """Make :meth:`run` return; may be called from another thread, and after the end."""

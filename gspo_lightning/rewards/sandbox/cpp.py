@@ -88,10 +88,10 @@ def _compile(isolation: Isolation, program: str) -> bytes | Outcome:
     assert tools is not None
     python = replace(isolation.python, packages=(), tools=tools.paths)
     env = {"PATH": tools.search, "TMPDIR": ".", "LC_ALL": "C"}
-    for last in (False, True):
+    for _ in range(2):  # a compiler that a busy machine held up gets a second try
         with Sandbox(isolation.kind, python, program, COMPILING, role="compiler") as box:
             outcome = box.compile({"compile": [tools.executable, *_FLAGS], "env": env})
-        if last or not outcome.asleep:
+        if not outcome.asleep:
             break
     if outcome.end is not End.FINISHED:
         return outcome
@@ -105,24 +105,24 @@ def _compile(isolation: Isolation, program: str) -> bytes | Outcome:
 def _toolchain() -> _Toolchain | None:
     """Return the system's g++ with its parts, or None."""
     folders = os.pathsep.join(folder for folder in _FOLDERS if folder in os.get_exec_path())
-    found = {name: shutil.which(name, path=folders) for name in ("g++", "as", "ld")}
-    compiler = found["g++"]
-    if compiler is None or not all(found.values()):
+    programs = {name: shutil.which(name, path=folders) for name in ("g++", "as", "ld")}
+    compiler = programs["g++"]
+    if compiler is None or not all(programs.values()):
         return None
     parts = [_ask(compiler, f"-print-prog-name={name}") for name in ("cc1plus", "collect2")]
-    paths = [path for path in found.values() if path is not None]
+    paths = [path for path in programs.values() if path is not None]
     paths += [os.path.dirname(os.path.realpath(part)) for part in parts if os.path.isabs(part)]
     paths += [folder for folder in _include_folders(compiler) if os.path.isdir(folder)]
-    search = ":".join(dict.fromkeys(os.path.dirname(path) for path in found.values() if path is not None))
+    search = ":".join(dict.fromkeys(os.path.dirname(path) for path in programs.values() if path is not None))
     return _Toolchain(compiler, tuple(dict.fromkeys(paths)), search)
 
 
 def _include_folders(compiler: str) -> list[str]:
-    said = subprocess.run(
+    search = subprocess.run(
         [compiler, "-E", "-x", "c++", "-v", "/dev/null"], capture_output=True, text=True, timeout=60, check=False
     ).stderr
-    listed = said.partition("#include <...> search starts here:")[2].partition("End of search list")[0]
-    return [os.path.realpath(line.strip()) for line in listed.splitlines() if line.strip()]
+    folders = search.partition("#include <...> search starts here:")[2].partition("End of search list")[0]
+    return [os.path.realpath(line.strip()) for line in folders.splitlines() if line.strip()]
 
 
 def _ask(compiler: str, question: str) -> str:

@@ -76,18 +76,18 @@ def examine(
         if judge not in ready:
             judge.abandon()
             return Verdict(False, _early(box.outcome()))
-        found = judge.outcome()
-        verdict, why, changed = _read(found)
+        judged = judge.outcome()
+        verdict, why, changed = _read(judged)
         if box in ready:
             return Verdict(False, _early(box.outcome()))
-        if verdict == "failed" and found.end is not End.FINISHED:
+        if verdict == "failed" and judged.end is not End.FINISHED:
             box.abandon()  # the script has been ended, perhaps in the middle of a call
-            return Verdict(False, Outcome(End.FINISHED), cpu_s=found.cpu_s)
+            return Verdict(False, Outcome(End.FINISHED), cpu_s=judged.cpu_s)
         channel.sendall(len(_END).to_bytes(4, "big") + _END)
         outcome = box.outcome()
         if not outcome.alive:
-            return Verdict(False, _early(outcome), cpu_s=found.cpu_s)
-        return Verdict(verdict == "passed", outcome, why if verdict == "broken" else "", found.cpu_s, changed)
+            return Verdict(False, _early(outcome), cpu_s=judged.cpu_s)
+        return Verdict(verdict == "passed", outcome, why if verdict == "broken" else "", judged.cpu_s, changed)
 
 
 def _early(outcome: Outcome) -> Outcome:
@@ -95,11 +95,12 @@ def _early(outcome: Outcome) -> Outcome:
     return replace(outcome, end=End.RUNTIME_ERROR if outcome.end is End.FINISHED else outcome.end, alive=False)
 
 
-def _read(found: Outcome) -> tuple[str, str, bool]:
+def _read(outcome: Outcome) -> tuple[str, str, bool]:
     """Return a script's verdict, its reason, and whether it missed a change of an argument.
 
     "failed" if its process was ended: the program's values were too much.
     """
-    if found.end is End.FINISHED and isinstance(found.value, list) and len(found.value) == 3:
-        return str(found.value[0]), str(found.value[1]), found.value[2] is True
-    return "failed", found.detail, False
+    if outcome.end is End.FINISHED and isinstance(outcome.value, list) and len(outcome.value) == 3:
+        verdict, why, changed = outcome.value
+        return str(verdict), str(why), changed is True
+    return "failed", outcome.detail, False

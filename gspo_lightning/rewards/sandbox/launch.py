@@ -66,13 +66,14 @@ class Interpreter:
     @property
     def readable(self) -> list[str]:
         """Paths of the machine that the interpreter needs to read."""
-        found = [self.prefix, *(p for p in _LIBRARIES if os.path.exists(p) and not _below(p, self.prefix))]
-        found += [path for _, paths in self.packages for path in paths if not _below(path, self.prefix)]
-        found = [p for p in found if not os.path.islink(p)]
+        needed = [path for path in _LIBRARIES if os.path.exists(path)]
+        needed += [path for _, paths in self.packages for path in paths]
+        readable = [self.prefix, *(path for path in needed if not _below(path, self.prefix))]
+        readable = [path for path in readable if not os.path.islink(path)]
         for path in (*self.tools, *self.agent):  # bubblewrap binds the target of a link
-            if not any(_below(path, seen) for seen in found):
-                found.append(path)
-        return found
+            if not any(_below(path, folder) for folder in readable):
+                readable.append(path)
+        return readable
 
     @property
     def command(self) -> list[str]:

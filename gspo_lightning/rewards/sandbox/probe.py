@@ -78,9 +78,9 @@ def choose(wanted: str = AUTO) -> Isolation:
     Raises:
         UserError: nothing works (the message names the probes that failed and what to install); or ``unsafe`` as root.
     """
-    known = [AUTO, *(kind.value for kind in Kind)]
-    if wanted not in known:
-        raise UserError("CodeExecutor.isolation", f"{wanted!r} is unknown; {did_you_mean(wanted, known)}")
+    choices = [AUTO, *(kind.value for kind in Kind)]
+    if wanted not in choices:
+        raise UserError("CodeExecutor.isolation", f"{wanted!r} is unknown; {did_you_mean(wanted, choices)}")
     if not sys.dont_write_bytecode:
         compileall.compile_dir(INSIDE, quiet=2)  # halves the driver's start; nothing outside imports it
     if wanted == Kind.UNSAFE:
@@ -111,8 +111,8 @@ def with_packages(isolation: Isolation, names: tuple[str, ...]) -> Isolation:
         UserError: a package is installed for neither interpreter, or cannot be imported inside the sandbox.
     """
     python = isolation.python
-    found = tuple((name, _package(python, name)) for name in names)
-    extended = replace(isolation, python=replace(python, packages=found))
+    packages = tuple((name, _package(python, name)) for name in names)
+    extended = replace(isolation, python=replace(python, packages=packages))
     if names and (reason := _import_error(extended.kind, extended.python)):
         raise UserError(
             "CodeExecutor.packages",
@@ -138,11 +138,16 @@ def _import_error(kind: Kind, python: Interpreter) -> str:
 
 
 def _how_to_install(python: Interpreter, names: tuple[str, ...]) -> str:
-    packages, own = " ".join(names), os.path.realpath(sys.executable)
+    packages = " ".join(names)
+    executable = os.path.realpath(sys.executable)
     system = f"install python3-{names[0]} of this system, or: " if python.executable.startswith("/usr/bin/") else ""
     return (
         f"{system}{python.executable} -m pip install {packages}"
-        + (f"; or give {own} and its packages to every user to read (chmod)" if python.executable != own else "")
+        + (
+            f"; or give {executable} and its packages to every user to read (chmod)"
+            if python.executable != executable
+            else ""
+        )
         + "; or leave them out of `packages` if no program needs them"
     )
 
@@ -152,19 +157,20 @@ def _package(python: Interpreter, name: str) -> tuple[str, ...]:
     """Return the folder of a package, and the folder of its libraries if there is one."""
     if not name.isidentifier():
         raise UserError("CodeExecutor.packages", f"{name!r} is not a name of a package")
-    place = None
-    if python.executable != Interpreter.own().executable:
+    if python.executable == Interpreter.own().executable:
+        place = None
+        extensions = sysconfig.get_config_var("SOABI")
+    else:
         script = (
             "import importlib.util as u, json, sys, sysconfig as c; s = u.find_spec(sys.argv[1]); "
             "print(json.dumps([c.get_config_var('SOABI'), list(s.submodule_search_locations or ()) if s else []]))"
         )
-        asked = subprocess.run(
+        answer = subprocess.run(
             [python.executable, "-I", "-c", script, name], capture_output=True, text=True, timeout=60, check=False
         )
-        extensions, places = json.loads(asked.stdout) if asked.returncode == 0 else ("", [])
+        extensions, places = json.loads(answer.stdout) if answer.returncode == 0 else ("", [])
         place = places[0] if places else None
-    else:
-        extensions = sysconfig.get_config_var("SOABI")
+    # both interpreters can load an extension module of this environment if they name such modules alike
     if place is None and extensions == sysconfig.get_config_var("SOABI"):
         spec = importlib.util.find_spec(name)
         place = next(iter(spec.submodule_search_locations or ()), None) if spec is not None else None
@@ -175,7 +181,8 @@ def _package(python: Interpreter, name: str) -> tuple[str, ...]:
             fix=_how_to_install(python, (name,)),
         )
     folder = os.path.realpath(place)
-    return (folder, *(p for p in [f"{folder}.libs"] if os.path.isdir(p)))
+    libraries = f"{folder}.libs"
+    return (folder, libraries) if os.path.isdir(libraries) else (folder,)
 
 
 def trials(wanted: str = AUTO) -> Iterator[Trial]:
@@ -189,15 +196,15 @@ def trials(wanted: str = AUTO) -> Iterator[Trial]:
 @functools.cache
 def _interpreters() -> tuple[Interpreter, ...]:
     """Return this interpreter, and the system's for users who cannot read this one (``/root/...``)."""
-    own = Interpreter.own()
-    if not os.access(_SYSTEM_PYTHON, os.X_OK) or os.path.realpath(_SYSTEM_PYTHON) == own.executable:
-        return (own,)
+    interpreter = Interpreter.own()
+    if not os.access(_SYSTEM_PYTHON, os.X_OK) or os.path.realpath(_SYSTEM_PYTHON) == interpreter.executable:
+        return (interpreter,)
     script = "import json, sys; print(json.dumps([sys.base_prefix, sys.version_info[:2] >= (3, 10)]))"
-    asked = subprocess.run([_SYSTEM_PYTHON, "-I", "-S", "-c", script], capture_output=True, timeout=60, check=False)
-    if asked.returncode != 0:
-        return (own,)
-    prefix, recent = json.loads(asked.stdout)
-    return (own, Interpreter(os.path.realpath(_SYSTEM_PYTHON), prefix)) if recent else (own,)
+    answer = subprocess.run([_SYSTEM_PYTHON, "-I", "-S", "-c", script], capture_output=True, timeout=60, check=False)
+    if answer.returncode != 0:
+        return (interpreter,)
+    prefix, recent = json.loads(answer.stdout)
+    return (interpreter, Interpreter(os.path.realpath(_SYSTEM_PYTHON), prefix)) if recent else (interpreter,)
 
 
 def _try(kind: Kind, python: Interpreter) -> Trial:

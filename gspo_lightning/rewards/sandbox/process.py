@@ -58,7 +58,8 @@ class Sandbox:
         if kind is Kind.UNSAFE and os.geteuid() == 0:
             raise InfrastructureError("programs are never run without isolation as root")
         layers = layers_of(kind) - set(without)
-        self._limits, self._preamble = limits, preamble
+        self._limits = limits
+        self._preamble = preamble
         self._keeps = not without and channel < 0 and kind is not Kind.UNSAFE
         setup = {
             "program": program,
@@ -83,7 +84,9 @@ class Sandbox:
         self._begin(Driver(kind, python, layers, channel), setup)
 
     def _begin(self, driver: Driver, setup: dict[str, Any]) -> None:
-        self._driver, self._clean, self._closed = driver, True, False
+        self._driver = driver
+        self._clean = True
+        self._closed = False
         try:
             driver.send(setup | {"directory": driver.directory})
             self._receive(_START_S)
@@ -108,12 +111,13 @@ class Sandbox:
     def compile(self, frame: dict[str, Any]) -> Outcome:
         """Compile the program; the outcome's value is the library."""
         self._send(frame)
-        found = self._receive(self._limits.patience_s + _GRACE_S)
-        library, found["report"] = base64.b64decode(found["report"]), ""
-        outcome = _outcome(found)
+        report = self._receive(self._limits.patience_s + _GRACE_S)
+        library = base64.b64decode(report["report"])
+        report["report"] = ""  # what a compiler leaves there is the library, and not JSON
+        outcome = _outcome(report)
         if outcome.end is End.RUNTIME_ERROR:
-            said = base64.b64decode(found["err"]).decode("utf-8", "replace").strip()
-            return replace(outcome, end=End.SYNTAX_ERROR, detail=said[:300])
+            message = base64.b64decode(report["err"]).decode("utf-8", "replace").strip()
+            return replace(outcome, end=End.SYNTAX_ERROR, detail=message[:300])
         return replace(outcome, value=library, returned=True) if outcome.end is End.FINISHED else outcome
 
     def begin(self, test: dict[str, Any]) -> None:
@@ -157,16 +161,19 @@ class Sandbox:
         self._driver.send(message)
 
     def _receive(self, seconds: float) -> dict[str, Any]:
-        found = self._driver.receive(seconds)
-        ended_well = found["end"] in ("ready", "", "timeout", "overran", "memory", "disk")
-        self._clean = ended_well and found.get("confined", True)
-        return found
+        report = self._driver.receive(seconds)
+        ended_well = report["end"] in ("ready", "", "timeout", "overran", "memory", "disk")
+        self._clean = ended_well and report.get("confined", True)
+        return report
 
 
 def layers_of(kind: Kind) -> set[str]:
     """Return the layers of a kind of isolation."""
-    own = {"landlock"} if kind is Kind.BUBBLEWRAP else {"files", "network", "processes", "tasks"}
-    return set(LAYERS) - own - ({"landlock", "seccomp", "uid"} if kind is Kind.UNSAFE else set())
+    layers = set(LAYERS)
+    if kind is Kind.BUBBLEWRAP:
+        return layers - {"landlock"}
+    layers -= {"files", "network", "processes", "tasks"}
+    return layers - {"landlock", "seccomp", "uid"} if kind is Kind.UNSAFE else layers
 
 
 def _outcome(frame: dict[str, Any]) -> Outcome:
@@ -183,7 +190,9 @@ def _ended(frame: dict[str, Any]) -> Outcome:
     errors = base64.b64decode(frame["err"]).decode("utf-8", "replace").strip()
     if not frame["confined"]:
         raise InfrastructureError(f"a test could not be confined: {errors[-300:] or frame['status']}")
-    reason, status, cpu = frame["end"], frame["status"], frame["cpu"]
+    reason = frame["end"]
+    status = frame["status"]
+    cpu = frame["cpu"]
     if reason == "starved":
         raise InfrastructureError("a test was ready to run but got too little of the CPU")
     if reason in ("timeout", "overran", "asleep"):
@@ -211,10 +220,10 @@ def _ended(frame: dict[str, Any]) -> Outcome:
 def _report(data: bytes) -> dict[str, Any]:
     """Parse the program's own report of its end, which it may have forged: anything but an object says nothing."""
     try:
-        found = load_json(data or b"{}")
+        report = load_json(data or b"{}")
     except ValueError:
         return {"error": "forged report"}
-    return found if isinstance(found, dict) else {"error": "forged report"}
+    return report if isinstance(report, dict) else {"error": "forged report"}
 
 
 @dataclass(frozen=True, eq=False)

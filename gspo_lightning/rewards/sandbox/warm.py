@@ -82,8 +82,8 @@ class Driver:
         length = int.from_bytes(self._read(4, until), "big")
         if length > _LARGEST_FRAME:
             raise InfrastructureError(f"the sandbox sent a frame of {length} bytes")
-        found: dict[str, Any] = json.loads(self._read(length, until))
-        return found
+        frame: dict[str, Any] = json.loads(self._read(length, until))
+        return frame
 
     def close(self) -> None:
         """End the sandbox and remove all it left."""
@@ -121,10 +121,9 @@ class Driver:
     def _gone(self) -> InfrastructureError:
         self.process.wait()
         self._errors.seek(0)
-        said = self._errors.read()[-4000:].decode("utf-8", "replace").strip().splitlines()
-        return InfrastructureError(
-            f"the sandbox ended with {self.process.returncode}: {said[-1] if said else 'no message'}"
-        )
+        lines = self._errors.read()[-4000:].decode("utf-8", "replace").strip().splitlines()
+        message = lines[-1] if lines else "no message"
+        return InfrastructureError(f"the sandbox ended with {self.process.returncode}: {message}")
 
 
 class _Waiting:
@@ -149,17 +148,17 @@ _local = threading.local()
 
 
 def _waiting() -> _Waiting:
-    found: _Waiting | None = getattr(_local, "waiting", None)
-    if found is None or found.owner != os.getpid():
-        found = _local.waiting = _Waiting()
-    return found
+    waiting: _Waiting | None = getattr(_local, "waiting", None)
+    if waiting is None or waiting.owner != os.getpid():  # a fork inherits those of its parent
+        waiting = _local.waiting = _Waiting()
+    return waiting
 
 
 def borrow(kind: Kind, python: Interpreter) -> Driver | None:
     """Take an idle sandbox of this thread that still runs, or None."""
-    waiting = _waiting().drivers
-    for driver in [d for d in reversed(waiting) if d.key == (kind, python)]:
-        waiting.remove(driver)
+    drivers = _waiting().drivers
+    for driver in [d for d in reversed(drivers) if d.key == (kind, python)]:
+        drivers.remove(driver)
         if driver.process.poll() is None:
             return driver
         driver.close()
@@ -168,18 +167,18 @@ def borrow(kind: Kind, python: Interpreter) -> Driver | None:
 
 def give_back(driver: Driver) -> None:
     """Keep a sandbox for the next program, unless it has served 500; above 4 idle ones, close the oldest."""
-    waiting = _waiting().drivers
+    drivers = _waiting().drivers
     driver.programs += 1
-    waiting.append(driver)
+    drivers.append(driver)
     try:
         driver.send(None)
     except InfrastructureError:
         driver.programs = _MOST_PROGRAMS
     if driver.programs >= _MOST_PROGRAMS:
-        waiting.remove(driver)
+        drivers.remove(driver)
         driver.close()
-    elif len(waiting) > _MOST_WAITING:
-        waiting.pop(0).close()
+    elif len(drivers) > _MOST_WAITING:
+        drivers.pop(0).close()
 
 
 def close_waiting() -> None:

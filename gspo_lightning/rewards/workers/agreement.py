@@ -36,11 +36,12 @@ def agreements(judges: Judges, singles: Mapping[str, Score], parts: Mapping[str,
         singles: score of each single reward.
         parts: the same scores by name, as joined.
     """
-    found = {}
+    agrees = {}
     for name, reward in judges.single.items():
         if reward.agrees_with is None:
             continue
-        said, known = singles[name].reward, parts[reward.agrees_with].reward
-        if said is not None and known is not None:
-            found[judges.owner[name]] = (said >= 0.5) == (known >= 0.5)
-    return found
+        judged = singles[name].reward
+        reference = parts[reward.agrees_with].reward
+        if judged is not None and reference is not None:
+            agrees[judges.owner[name]] = (judged >= 0.5) == (reference >= 0.5)
+    return agrees

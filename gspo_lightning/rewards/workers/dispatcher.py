@@ -22,8 +22,10 @@ from gspo_lightning.rewards.workers.protocol import Setup
 
 _START_SECONDS = 120.0
 _START_ATTEMPTS = 10
-_PATIENCE, _PATIENCE_SECONDS = 10, 30.0
-"""Deadlines, and seconds of wall time, after which a sample starved of CPU is given up."""
+_PATIENCE = 10
+"""Deadlines after which a sample starved of CPU is given up, if they are more than the seconds below."""
+_PATIENCE_SECONDS = 30.0
+"""Seconds of wall time before which no such sample is given up."""
 _CRASH_SIGNALS = frozenset((signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL))
 
 
@@ -34,7 +36,9 @@ class Dispatcher:
     """
 
     def __init__(self, rewards: Mapping[str, Reward], setup: Setup, limits: Limits) -> None:
-        self._rewards, self._setup, self._limits = rewards, setup, limits
+        self._rewards = rewards
+        self._setup = setup
+        self._limits = limits
         self._workers: list[WorkerProcess] = []
         self._queue: deque[Task] = deque()
         self._jobs: deque[Job] = deque()
@@ -191,9 +195,11 @@ class Dispatcher:
             self._handle(worker, message)
 
     def _handle(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
-        kind, task = message["t"], worker.task
+        kind = message["t"]
+        task = worker.task
         if kind == "ready":
-            worker.ready, self._failed_starts = True, 0
+            worker.ready = True
+            self._failed_starts = 0
             worker.begin(message["cpu"])
         elif kind == "broken":
             self._fail_all(UserError("rewards", f"cannot be loaded in a worker: {message['error']}"), message["trace"])
@@ -205,7 +211,8 @@ class Dispatcher:
             worker.judged += 1
             worker.begin(message["cpu"])
         elif kind == "done":
-            worker.task, worker.address_space_mb = None, message["mb"]
+            worker.task = None
+            worker.address_space_mb = message["mb"]
             worker.begin(message["cpu"])
         elif kind == "unavailable":
             self._try_again(task, message["reason"])
@@ -250,8 +257,9 @@ class Dispatcher:
             self._remove(worker)
             self._overran(worker)
             return
-        seen = worker.look()
-        if (seen is not None and seen.asleep) or worker.wall > max(_PATIENCE * deadline, _PATIENCE_SECONDS):
+        usage = worker.look()
+        asleep = usage is not None and usage.asleep
+        if asleep or worker.wall > max(_PATIENCE * deadline, _PATIENCE_SECONDS):
             self._lost(worker, self._remove(worker), f"no result within {worker.wall:.1f} s, without using the CPU")
 
     def _overran(self, worker: WorkerProcess) -> None:
@@ -295,7 +303,8 @@ class Dispatcher:
             task.job.settle(task.reward, index, Score.missing(f"{why}, twice"))
 
     def _requeue(self, task: Task, indices: Sequence[int], *, together: bool) -> None:
-        for group in [list(indices)] if together else [[i] for i in reversed(indices)]:
+        groups = [list(indices)] if together else [[index] for index in reversed(indices)]
+        for group in groups:
             if group:
                 self._queue.appendleft(Task(task.job, task.reward, group, task.whole))
 
@@ -316,7 +325,8 @@ class Dispatcher:
 
 def _score(message: Mapping[str, Any]) -> Score:
     steps = tuple((int(end), float(score)) for end, score in message.get("p", ()))
-    logged, extra = message.get("m", {}), message.get("x", {})
+    logged = message.get("m", {})
+    extra = message.get("x", {})
     return Score(message["r"], ScoreStatus(message["s"]), message["d"], logged, extra, steps, message.get("f", False))
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from gspo_lightning.core.errors import InfrastructureError
 from gspo_lightning.rewards.types import Sample, Score
 
 _SAMPLES = 32
@@ -48,6 +49,17 @@ class Job:
         if not self.finished.is_set():
             self.error = error
             self.finished.set()
+
+
+def settled(score: Score | None) -> Score:
+    """Return a score of a job that has finished.
+
+    Raises:
+        InfrastructureError: the job has left it open.
+    """
+    if score is None:
+        raise InfrastructureError("a sample was left without a score")
+    return score
 
 
 @dataclass(slots=True)

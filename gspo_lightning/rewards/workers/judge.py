@@ -54,9 +54,9 @@ def _judge(name: str, reward: Reward, samples: Sequence[Sample]) -> Iterator[Sco
         import asyncio  # slow to import, and most workers never use it
 
         values = asyncio.run(values)
-    found = iter(check_batch(values, name, complete))
+    scores = iter(check_batch(values, name, complete))
     for reason in reasons:
-        yield next(found) if reason is None else Score.missing(reason)
+        yield next(scores) if reason is None else Score.missing(reason)
 
 
 def is_refusal(error: BaseException, name: str) -> TypeGuard[UserError]:
@@ -69,11 +69,12 @@ def plugin_error(name: str, sample_id: str, error: str, trace: str, place: str =
 
     The reward's own traceback is attached as a note.
     """
-    at, what = (f", at {place}", place) if place else ("", "the reward")
-    found = UserError(
+    at = f", at {place}" if place else ""
+    refusal = UserError(
         f"rewards.{name}",
         f"raised {error} on sample {sample_id}{at}",
-        fix=f"correct {what}; an answer that cannot be judged is Score.model_error(...), not an exception",
+        fix=f"correct {place or 'the reward'}; an answer that cannot be judged is Score.model_error(...), not an "
+        "exception",
     )
-    found.add_note(trace)
-    return found
+    refusal.add_note(trace)
+    return refusal

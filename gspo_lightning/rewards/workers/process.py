@@ -48,7 +48,8 @@ class WorkerProcess:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self.pid = self._process.pid
-        self.input, self.output = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self.input = self._process.stdin.fileno()
+        self.output = self._process.stdout.fileno()
         for descriptor in (self.input, self.output):
             os.set_blocking(descriptor, False)
         self.task: Task | None = None
@@ -88,15 +89,15 @@ class WorkerProcess:
 
     def receive(self) -> list[dict[str, Any]] | None:
         """Return the messages that have arrived, or None once the worker has closed its end."""
-        found: list[dict[str, Any]] = []
+        messages: list[dict[str, Any]] = []
         while True:
             try:
                 piece = os.read(self.output, _PIPE_PIECE)
             except BlockingIOError:
-                return found
+                return messages
             if not piece:
-                return found or None
-            found += self._reader.feed(piece)
+                return messages or None
+            messages += self._reader.feed(piece)
 
     # time --------------------------------------------------------------------------------------------------------
 
@@ -119,9 +120,11 @@ class WorkerProcess:
 
     def look(self) -> Usage | None:
         """Return the activity since the last look at this sample; None at the first look."""
-        now, busy = time.monotonic(), _session_cpu(self.pid) + _session_waiting(self.pid)
+        now = time.monotonic()
+        busy = _session_cpu(self.pid) + _session_waiting(self.pid)
         runnable = any(fields[0] == b"R" for _, fields in _session(self.pid))
-        before, self._look = self._look, (now, busy)
+        before = self._look
+        self._look = (now, busy)
         return None if before is None else Usage(now - before[0], busy - before[1], runnable)
 
     # end ---------------------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ class FrameReader:
             ValueError: the data is not a frame of this protocol.
         """
         self._buffer += piece
-        found: list[dict[str, Any]] = []
+        messages: list[dict[str, Any]] = []
         start = 0
         while len(self._buffer) - start >= LENGTH_BYTES:
             length = body_length(bytes(self._buffer[start : start + LENGTH_BYTES]))
@@ -95,6 +95,6 @@ class FrameReader:
             if not isinstance(message, dict):
                 raise ValueError("a frame that is no object")
             start = end
-            found.append(message)
+            messages.append(message)
         del self._buffer[:start]
-        return found
+        return messages

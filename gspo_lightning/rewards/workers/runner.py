@@ -20,7 +20,7 @@ from gspo_lightning.rewards.signature import BUILT_IN
 from gspo_lightning.rewards.types import Sample, SampleScore, Score, ScoreStatus
 from gspo_lightning.rewards.workers.agreement import agreements, check_agreements
 from gspo_lightning.rewards.workers.dispatcher import Dispatcher
-from gspo_lightning.rewards.workers.jobs import Job, Limits
+from gspo_lightning.rewards.workers.jobs import Job, Limits, settled
 from gspo_lightning.rewards.workers.judge import is_refusal, judge, plugin_error
 from gspo_lightning.rewards.workers.protocol import Setup
 from gspo_lightning.rewards.workers.runner_settings import check_settings, default_workers, fill_weights, pickle_rewards
@@ -35,8 +35,9 @@ class Pending:
     """Samples that are being scored; :meth:`result` waits for them."""
 
     def __init__(self, runner: RewardRunner, job: Job) -> None:
-        self._runner, self._job = runner, job
-        self._found: list[SampleScore] | None = None
+        self._runner = runner
+        self._job = job
+        self._scores: list[SampleScore] | None = None
 
     def done(self) -> bool:
         """True if :meth:`result` would return at once, apart from rewards that run in the trainer."""
@@ -54,9 +55,9 @@ class Pending:
             UserError: a reward raised, or returned something that is not a reward.
             InfrastructureError: more samples were lost than ``max_missing_rate`` allows, or no worker starts.
         """
-        if self._found is None:
-            self._found = self._runner.gather([self])
-        return self._found
+        if self._scores is None:
+            self._scores = self._runner.gather([self])
+        return self._scores
 
 
 class RewardRunner:
@@ -123,7 +124,8 @@ class RewardRunner:
 
     def close(self) -> None:
         """Kill the workers and wait until they are gone; scoring again starts new ones."""
-        dispatcher, self._dispatcher = self._dispatcher, None
+        dispatcher = self._dispatcher
+        self._dispatcher = None
         if dispatcher is not None:
             dispatcher.close()
 
@@ -195,7 +197,8 @@ class RewardRunner:
         if silent(self.judges, samples, [score.parts for score in scores]) and others:
             some = others[:: max(1, len(others) // FEW)]
             more = [sample for other, text in some for sample in canned(other, text, conversation)]
-            samples, scores = samples + more, scores + self._judge(more)
+            samples = samples + more
+            scores = scores + self._judge(more)
         for name, reasons in silent(self.judges, samples, [score.parts for score in scores]).items():
             raise UserError(
                 f"rewards.{name}",
@@ -216,18 +219,17 @@ class RewardRunner:
                 continue
             for column in reward.required_columns():
                 if column not in there:
-                    known = did_you_mean(column, [*there, *BUILT_IN])
+                    near = did_you_mean(column, [*there, *BUILT_IN])
                     raise UserError(
                         f"rewards.{name}",
-                        f"{type(reward).__name__} needs the column {column!r}, which the records do not have; {known}",
+                        f"{type(reward).__name__} needs the column {column!r}, which the records do not have; {near}",
                         fix="map a column of the data to it (data.columns), or rename the parameter",
                     )
 
     def _check_time(self, samples: Sequence[Sample], scores: Sequence[SampleScore]) -> None:
         """Check that every reward scores the canned completions in time."""
-        private = "that is the first record's answer"
-        shown = [*(repr(sample.completion) for sample in samples[:2]), private]
-        for text, score in zip(shown, scores, strict=True):
+        names = [*(repr(sample.completion) for sample in samples[:2]), "that is the first record's answer"]
+        for text, score in zip(names, scores, strict=True):
             for name, part in score.parts.items():
                 if part.status is ScoreStatus.TIMEOUT:
                     raise UserError(
@@ -242,10 +244,10 @@ class RewardRunner:
             return
         name, column = next(iter(self.judges.columns().items()))
         value = str(record.get(column))
-        known = did_you_mean(value, [key.removeprefix(f"{name}.") for key in self.rewards])
+        near = did_you_mean(value, [key.removeprefix(f"{name}.") for key in self.rewards])
         raise UserError(
             f"rewards.{name}",
-            f"no reward applies to a record with {column} = {value!r}; {known}",
+            f"no reward applies to a record with {column} = {value!r}; {near}",
             fix=f"name a reward for it ({value}: ...), or one for all others (default: ...)",
         )
 
@@ -253,12 +255,13 @@ class RewardRunner:
         """Return, by reward name, a message about records (columns, prompt) whose answer a reward cannot read."""
         names = [name for name, reward in self._remote.items() if reward.reads_answers]
         samples = [Sample(f"record/{i}", text, "", (), record) for i, (record, text) in enumerate(records)]
-        said = {}
+        messages = {}
         for name in names if samples else ():
             scores = self._parts(samples, [name])[name]
-            if (found := unreadable([record for record, _ in records], scores)) is not None:
-                said[name] = found
-        return said
+            message = unreadable([record for record, _ in records], scores)
+            if message is not None:
+                messages[name] = message
+        return messages
 
     def demand_openings(self, record: Mapping[str, Any], prompt: str) -> list[str]:
         """Return the rewards of workers that pay less for a thought that the prompt, not the completion, has opened."""
@@ -277,10 +280,10 @@ class RewardRunner:
         """Warn, once, about records whose answer a reward cannot read."""
         if not others or self._counted or os.environ.get("LOCAL_RANK", "0") != "0":
             return
-        said = self.unreadable(others)
+        messages = self.unreadable(others)
         self._counted = any(reward.reads_answers for reward in self._remote.values())
-        for name, found in said.items():
-            log.warning("rewards.%s: %s", name, found)
+        for name, message in messages.items():
+            log.warning("rewards.%s: %s", name, message)
 
     def _judge(self, samples: Sequence[Sample]) -> list[SampleScore]:
         job = self._begin(samples)
@@ -293,7 +296,8 @@ class RewardRunner:
     # inside ------------------------------------------------------------------------------------------------------
 
     def _begin(self, samples: Sequence[Sample], names: Collection[str] | None = None) -> Job:
-        kept, names = list(samples), self._remote if names is None else names
+        kept = list(samples)
+        names = self._remote if names is None else names
         parts = {name: [self.judges.silence(name, sample.columns) for sample in kept] for name in names}
         job = Job(kept, parts, open=sum(score is None for scores in parts.values() for score in scores))
         if job.open == 0:
@@ -306,33 +310,38 @@ class RewardRunner:
 
     def _finish(self, jobs: Sequence[Job]) -> list[SampleScore]:
         samples = [sample for job in jobs for sample in job.samples]
-        columns: dict[str, Sequence[Score | None]] = {
-            n: self._score_asked(n, r, samples) for n, r in self.rewards.items() if n not in self._remote
-        }
+        columns: dict[str, Sequence[Score | None]] = {}
+        for name, reward in self.rewards.items():
+            if name not in self._remote:
+                columns[name] = self._score_applying(name, reward, samples)
         for job in jobs:
             job.finished.wait()
             if job.error is not None:
                 raise job.error
         self._check_lost(jobs, len(samples))
-        columns |= {name: [score for job in jobs for score in job.parts[name]] for name in self._remote}
-        return [self._join({name: _known(columns[name][i]) for name in self.rewards}) for i in range(len(samples))]
+        for name in self._remote:
+            columns[name] = [score for job in jobs for score in job.parts[name]]
+        rows = range(len(samples))
+        return [self._join({name: settled(columns[name][row]) for name in self.rewards}) for row in rows]
 
     def _check_lost(self, jobs: Sequence[Job], samples: int) -> None:
         lost = [(job, i) for job in jobs for i in sorted(job.lost)]
         if len(lost) <= max(_FEW_LOST, self.max_missing_rate * samples):
             return
         job, first = lost[0]
-        details = next(s.detail for p in job.parts.values() if (s := p[first]) and s.status is ScoreStatus.MISSING)
+        scores = [scores[first] for scores in job.parts.values()]
+        details = next(score.detail for score in scores if score and score.status is ScoreStatus.MISSING)
         raise InfrastructureError(
             f"{len(lost)} of {samples} samples could not be scored, more than the tolerated share of "
             f"{self.max_missing_rate:g}; the first, {job.samples[first].id}: {details}"
         )
 
-    def _score_asked(self, name: str, reward: Reward, samples: Sequence[Sample]) -> list[Score]:
+    def _score_applying(self, name: str, reward: Reward, samples: Sequence[Sample]) -> list[Score]:
         """Score all samples with a reward of the trainer, which need not apply to all of them."""
-        scores = [self.judges.silence(name, sample.columns) for sample in samples]
-        asked = iter(self._score_here(name, reward, [s for s, q in zip(samples, scores, strict=True) if q is None]))
-        return [next(asked) if score is None else score for score in scores]
+        silences = [self.judges.silence(name, sample.columns) for sample in samples]
+        judged = [sample for sample, silence in zip(samples, silences, strict=True) if silence is None]
+        scores = iter(self._score_here(name, reward, judged))
+        return [next(scores) if silence is None else silence for silence in silences]
 
     def _score_here(self, name: str, reward: Reward, samples: Sequence[Sample]) -> list[Score]:
         trainer = os.getpid()
@@ -344,19 +353,19 @@ class RewardRunner:
                 os._exit(1)
 
     def _judge_here(self, name: str, reward: Reward, samples: Sequence[Sample]) -> list[Score]:
-        found: list[Score] = []
+        scores: list[Score] = []
         try:
             if name not in self._prepared:
                 reward.prepare()
                 self._prepared.add(name)
-            found.extend(judge(name, reward, samples))
+            scores.extend(judge(name, reward, samples))
         except Exception as error:
             settings_wrong = isinstance(error, UserError) and name not in self._prepared  # its message names the fix
             if settings_wrong or is_refusal(error, name):
                 raise
-            at = samples[min(len(found), len(samples) - 1)].id if samples else "-"
+            at = samples[min(len(scores), len(samples) - 1)].id if samples else "-"
             raise plugin_error(name, at, f"{type(error).__name__}: {error}", "", str(place_of(error) or "")) from error
-        return found
+        return scores
 
     def _join(self, singles: dict[str, Score]) -> SampleScore:
         parts = self.judges.join(singles)
@@ -387,9 +396,3 @@ def _report(error: GSPOError) -> None:
     """
     if (rank := os.environ.get("LOCAL_RANK", "0")) != "0":
         log.error("rank %s stops the run: %s", rank, error)
-
-
-def _known(score: Score | None) -> Score:
-    if score is None:
-        raise InfrastructureError("a sample was left without a score")
-    return score

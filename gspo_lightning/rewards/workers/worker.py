@@ -67,7 +67,8 @@ class _Replies:
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor, self._worker = descriptor, os.getpid()
+        self._descriptor = descriptor
+        self._worker = os.getpid()
         self._word = mmap.mmap(-1, mmap.PAGESIZE)
 
     @property
@@ -90,11 +91,13 @@ def take_over_pipes() -> tuple[int, int]:
 
     Writing to stderr never fails a reward, even if its reader is gone.
     """
-    requests, replies = os.dup(0), os.dup(1)
+    requests = os.dup(0)
+    replies = os.dup(1)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
-    sys.stdout, sys.stderr = forgiving(sys.stdout), forgiving(sys.stderr)
+    sys.stdout = forgiving(sys.stdout)
+    sys.stderr = forgiving(sys.stderr)
     return requests, replies
 
 
@@ -109,11 +112,11 @@ def die_with_parent(parent_pid: int, by: int = signal.SIGKILL) -> None:
 def _start(setup: Setup) -> dict[str, Reward]:
     sys.path[:] = setup.sys_path
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    found: dict[str, Reward] = _Unpickler(setup).load()
+    rewards: dict[str, Reward] = _Unpickler(setup).load()
     _limit(resource.RLIMIT_AS, setup.memory_mb * _MEBIBYTE)
-    for reward in found.values():
+    for reward in rewards.values():
         reward.prepare()
-    return found
+    return rewards
 
 
 class _Unpickler(pickle.Unpickler):
@@ -186,13 +189,17 @@ def _check_children(replies: _Replies, name: str) -> None:
 
 def _send(replies: _Replies, score: Score) -> None:
     detail = score.detail[:_DETAIL_CHARACTERS]
-    logged: dict[str, Any] = {key: dict(found) for key, found in (("m", score.logged), ("x", score.extra)) if found}
+    more: dict[str, Any] = {}  # what most scores do not have
+    if score.logged:
+        more["m"] = dict(score.logged)
+    if score.extra:
+        more["x"] = dict(score.extra)
     if score.steps:
-        logged["p"] = score.steps
+        more["p"] = score.steps
     if score.single:
-        logged["f"] = True
+        more["f"] = True
     status = ScoreStatus(score.status).value
-    replies.say(t="score", r=score.reward, s=status, d=detail, cpu=time.process_time(), **logged)
+    replies.say(t="score", r=score.reward, s=status, d=detail, cpu=time.process_time(), **more)
 
 
 def _read(requests: int) -> Any:

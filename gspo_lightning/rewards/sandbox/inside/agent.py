@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-_SIGKILL, _SIGSTOP = 9, 19
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_SIGKILL = 9
+_SIGSTOP = 19
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _CONNECTIONS = 64
 _PIECE = 1 << 16
 
@@ -92,26 +94,26 @@ def descendants(root: int) -> list[int]:
                 continue
             if fields[0] != b"Z":
                 parents[int(name)] = int(fields[1])
-    found = [root]
-    for known in found:  # the list grows meanwhile
-        found += [pid for pid, parent in parents.items() if parent == known]
-    return found[1:]
+    pids = [root]
+    for ancestor in pids:  # the list grows meanwhile
+        pids += [pid for pid, parent in parents.items() if parent == ancestor]
+    return pids[1:]
 
 
 def end_all(main: int) -> None:
     """End all processes below this one, stopped first so that none starts another; leave ``main`` to be waited for."""
     for _ in range(1000):
-        left = descendants(os.getpid())
-        if not left:
+        pids = descendants(os.getpid())
+        if not pids:
             return
         for signal in (_SIGSTOP, _SIGKILL):
-            for pid in left:
+            for pid in pids:
                 try:
                     os.kill(pid, signal)
                 except OSError:  # it has ended
                     continue
         time.sleep(0.001)
-        for pid in left:
+        for pid in pids:
             if pid != main:
                 try:
                     os.waitpid(pid, os.WNOHANG)

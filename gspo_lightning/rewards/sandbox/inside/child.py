@@ -33,9 +33,14 @@ class Child:
     """A confined child process and its tests: one, or all tests with ``shares`` until one of them ends it."""
 
     def __init__(self, setup: Mapping[str, Any], test: dict[str, Any], number: int, own_processes: int) -> None:
-        self.setup, self.test, self.limits = setup, test, setup["limits"]
-        self.shares, self.alive, self.confined = bool(test.get("shares")), False, False
-        self.own_processes, self.compiles = own_processes, setup["role"] == "compiler"
+        self.setup = setup
+        self.test = test
+        self.limits = setup["limits"]
+        self.shares = bool(test.get("shares"))
+        self.alive = False
+        self.confined = False
+        self.own_processes = own_processes
+        self.compiles = setup["role"] == "compiler"
         self.agent = setup["role"] == "agent"
         self.known = [1, os.getpid()]
         self.directory = "/tmp" if setup["namespaces"] else os.path.join(setup["directory"], f"test{number}")
@@ -46,11 +51,16 @@ class Child:
             self.go_read, self.go_write = os.pipe()
             self.over_read, self.over_write = os.pipe()
             os.set_blocking(self.go_write, False)  # a child that never reads cannot hold this process
-        self.cpu, self.spent, self.looks, self.awake = 0.0, 0.0, 0, 0
+        self.cpu = 0.0
+        self.spent = 0.0
+        self.looks = 0
+        self.awake = 0
 
     def outcome(self, test: dict[str, Any]) -> dict[str, Any]:
         """Run a test, return its report, and remove everything that it left, unless the child goes on."""
-        self.spent, self.looks, self.awake = self.cpu, 0, 0
+        self.spent = self.cpu
+        self.looks = 0
+        self.awake = 0
         if self.alive:
             self._send_test(test)
         else:
@@ -66,14 +76,14 @@ class Child:
         cpu = self.cpu - self.spent
         if end == "" and cpu > self.limits["cpu_s"]:
             end = "overran"
-        found: dict[str, Any] = {"end": end, "status": status, "cpu": cpu, **self._written()}
-        if self.alive and (end or found["full"]):
+        report: dict[str, Any] = {"end": end, "status": status, "cpu": cpu, **self._written()}
+        if self.alive and (end or report["full"]):
             self._kill()
         if not self.confined:
             self.confined = os.read(self.started_read, 1) == b"1"
         if not self.alive:
             self._clean()
-        return found | {"confined": self.confined, "alive": self.alive}
+        return report | {"confined": self.confined, "alive": self.alive}
 
     def close(self) -> None:
         """End a child that waits for another test."""
@@ -110,14 +120,15 @@ class Child:
     def _written(self) -> dict[str, Any]:
         """Return what the child wrote in this test, and empty the files for the next."""
         room = self.limits["file_mb"] << 20
-        found: dict[str, Any] = {"full": any(os.fstat(file).st_size >= room for file in self.files[1:])}
-        for name, file, most in zip(("out", "err", "report"), self.files[1:], (room, _ERRORS_SHOWN, room), strict=True):
+        _, out, err, claim = self.files
+        report: dict[str, Any] = {"full": any(os.fstat(file).st_size >= room for file in (out, err, claim))}
+        for name, file, most in (("out", out, room), ("err", err, _ERRORS_SHOWN), ("report", claim, room)):
             start = max(0, os.fstat(file).st_size - most) if self.agent else 0  # its last words say why it failed
-            found[name] = binascii.b2a_base64(os.pread(file, most, start), newline=False).decode("ascii")
+            report[name] = binascii.b2a_base64(os.pread(file, most, start), newline=False).decode("ascii")
             if self.alive:
                 os.ftruncate(file, 0)
                 os.lseek(file, 0, os.SEEK_SET)
-        return found
+        return report
 
     def _kill(self) -> None:
         os.kill(self.pid, _SIGKILL)
@@ -225,16 +236,17 @@ class Child:
         A child is asleep if at half of the samples it neither used a CPU nor waited for one. A child that a busy
         machine starves gets more time, and in the end nobody is at fault.
         """
-        limits, layers = self.limits, self.setup["layers"]
-        seen = used(self._processes(pid))
-        self.cpu = seen.cpu
+        limits = self.limits
+        layers = self.setup["layers"]
+        usage = used(self._processes(pid))
+        self.cpu = usage.cpu
         self.looks += 1
-        self.awake += seen.awake
-        if seen.cpu - self.spent > limits["cpu_s"] and "watch" in layers:
+        self.awake += usage.awake
+        if usage.cpu - self.spent > limits["cpu_s"] and "watch" in layers:
             return "timeout"
-        if self.agent and seen.processes > limits["tasks"]:
+        if self.agent and usage.processes > limits["tasks"]:
             return "processes"
-        if (seen.processes > 1 or self.agent) and seen.resident_mb > limits["memory_mb"] and "watch" in layers:
+        if (usage.processes > 1 or self.agent) and usage.resident_mb > limits["memory_mb"] and "watch" in layers:
             return "memory"
         if not self.setup["namespaces"] and "disk" in layers and overfull(self.directory, pid, limits):
             return "disk"

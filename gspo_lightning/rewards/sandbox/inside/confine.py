@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 _MEBIBYTE = 1 << 20
 _STACK_MB = 64
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _SIGKILL = 1, 4, 9
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_SIGKILL = 9
 _COVERED = ("/tmp/", "/dev/shm/")
 """Folders that the working directory takes the place of: the second is a link to the first in a root of bubblewrap."""
 
@@ -100,9 +102,9 @@ def limit(limits: Mapping[str, Any], layers: Collection[str], *, several: bool =
         "queues": (resource.RLIMIT_MSGQUEUE, 0),
         "locked": (resource.RLIMIT_MEMLOCK, 0),
     }
-    _, most = resource.getrlimit(resource.RLIMIT_STACK)
-    wanted = _STACK_MB * _MEBIBYTE
-    resource.setrlimit(resource.RLIMIT_STACK, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
+    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    stack = _STACK_MB * _MEBIBYTE
+    resource.setrlimit(resource.RLIMIT_STACK, (stack if hard == resource.RLIM_INFINITY else min(stack, hard), hard))
     for name, (kind, value) in values.items():
         if name in layers:
             _, hard = resource.getrlimit(kind)

@@ -18,9 +18,10 @@ class Named(tuple):
 
     def __new__(cls, parts: list[Any], other: Callable[[Any], Any]) -> Named:
         """Build from the output of :func:`encode`: the name of the type, the names of the items, and the items."""
-        made = super().__new__(cls, decode(parts[2], other))
-        made.name, made.fields = str(parts[0]), [str(name) for name in parts[1]]
-        return made
+        named = super().__new__(cls, decode(parts[2], other))
+        named.name = str(parts[0])
+        named.fields = [str(name) for name in parts[1]]
+        return named
 
     def __getattr__(self, name: str) -> Any:
         fields = self.__dict__.get("fields", ())
@@ -56,22 +57,25 @@ def decode(data: Any, other: Callable[[Any], Any]) -> Any:
 
 
 def _dict(pairs: list[list[Any]], other: Callable[[Any], Any]) -> Any:
-    return dict(zip(checked([decode(k, other) for k, _ in pairs]), [decode(v, other) for _, v in pairs], strict=True))
+    keys = checked([decode(key, other) for key, _ in pairs])
+    values = [decode(value, other) for _, value in pairs]
+    return dict(zip(keys, values, strict=True))
 
 
 def _decimal(text: str, _: object) -> Any:
     from decimal import Decimal
 
-    found = Decimal(text)
-    if found.is_snan():
+    number = Decimal(text)
+    if number.is_snan():
         raise ValueError("a number that may not be compared")
-    return found
+    return number
 
 
 def _fraction(parts: list[Any], other: Callable[[Any], Any]) -> Any:
     from fractions import Fraction
 
-    numerator, denominator = decode(parts[0], other), decode(parts[1], other)
+    numerator = decode(parts[0], other)
+    denominator = decode(parts[1], other)
     if max(numerator.bit_length(), denominator.bit_length()) > _MOST_BITS:
         raise ValueError("a fraction of numbers that would take minutes to reduce")
     return Fraction(numerator, denominator)

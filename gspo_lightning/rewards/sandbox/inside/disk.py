@@ -18,10 +18,10 @@ def overfull(directory: str, pid: int, limits: Mapping[str, int]) -> bool:
         for entry in entries:
             count += 1
             try:
-                found = entry.stat(follow_symlinks=False)
+                status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:  # the program has removed the file meanwhile
                 continue
-            size += _size(found)
+            size += _size(status)
     for removed in _open_and_removed(pid), _mapped_and_removed(pid, limits["file_mb"] << 20):
         count += len(removed)
         size += sum(removed.values())
@@ -38,29 +38,29 @@ def empty(directory: str) -> None:
         os.rmdir(directory)
 
 
-def _size(found: os.stat_result) -> int:
+def _size(status: os.stat_result) -> int:
     """Return the bytes of a file, the larger of its length and its blocks: either can be zero without the other."""
-    return max(found.st_size, found.st_blocks * _BLOCK)
+    return max(status.st_size, status.st_blocks * _BLOCK)
 
 
 def _open_and_removed(pid: int) -> dict[tuple[int, int], int]:
     """Return (device, inode) -> bytes of removed files that are still open; the first descriptors are the driver's."""
-    found = {}
+    sizes = {}
     try:
         for name in os.listdir(f"/proc/{pid}/fd"):
             if int(name) > 4:
                 file = os.stat(f"/proc/{pid}/fd/{name}")
                 if not file.st_nlink:
-                    found[file.st_dev, file.st_ino] = _size(file)
+                    sizes[file.st_dev, file.st_ino] = _size(file)
     except OSError:  # it has ended
         pass
-    return found
+    return sizes
 
 
 def _mapped_and_removed(pid: int, largest: int) -> dict[bytes, int]:
     """Return device and inode -> upper bound in bytes of mapped, removed files: only their names can be seen."""
-    mine = _deleted("self")
-    return dict.fromkeys(_deleted(str(pid)) - mine, largest)
+    driver_files = _deleted("self")
+    return dict.fromkeys(_deleted(str(pid)) - driver_files, largest)
 
 
 def _deleted(pid: str) -> set[bytes]:

@@ -154,9 +154,9 @@ def _import_shared(setup: Mapping[str, Any]) -> None:
         os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"  # threads do not survive a fork
     for name in sorted(names & (_WORTH_SHARING | folders.keys())):
         __import__(name)
-    own = setup["role"] or ("native" if setup["library"] else "")
-    if own:
-        __import__(f"gspo_lightning.rewards.sandbox.inside.{own}")
+    role = setup["role"] or ("native" if setup["library"] else "")
+    if role:
+        __import__(f"gspo_lightning.rewards.sandbox.inside.{role}")
 
 
 def _imported(source: str) -> set[str]:

@@ -53,9 +53,9 @@ def encode(value: object, other: Callable[[object], str] | None = None) -> str:
         return _tag("bytes", text_of(bytes(value).hex()))
     if isinstance(value, complex):
         return _tag("complex", _list([value.real, value.imag]))
-    known = _KNOWN.get((type(value).__module__, type(value).__name__))
-    if known is not None:
-        return known(value, other)
+    write = _KNOWN.get((type(value).__module__, type(value).__name__))
+    if write is not None:
+        return write(value, other)
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
         return encode(value.tolist(), other)  # arrays and numbers
     return other(value) if other else _tag("object", text_of(type(value).__name__[:80]))

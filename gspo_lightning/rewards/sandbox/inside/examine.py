@@ -63,8 +63,8 @@ def examine(test: Mapping[str, Any], script: str) -> list[Any]:
         shims.run_collected(namespace)
     except BaseException as error:
         why = f"{type(error).__name__}: {error}"[:300]
-        own = isinstance(error, _TESTS_OWN) and not getattr(error, "of_the_program", False)
-        return ["broken" if own or not peer.answers else "failed", why, peer.changed]
+        of_script = isinstance(error, _TESTS_OWN) and not getattr(error, "of_the_program", False)
+        return ["broken" if of_script or not peer.answers else "failed", why, peer.changed]
     if not peer.answers:
         return ["broken", "the test never calls the program", False]
     return ["passed", "", peer.changed]
@@ -79,8 +79,10 @@ class _Peer:
     """
 
     def __init__(self, *, changes: bool, expects_stops: bool) -> None:
-        self.changes, self.expects_stops = changes, expects_stops
-        self.answers, self.changed = 0, False
+        self.changes = changes
+        self.expects_stops = expects_stops
+        self.answers = 0
+        self.changed = False
         self.functions: list[Any] = []
         self.namespace: dict[str, Any] = {}
 
@@ -121,10 +123,10 @@ class _Peer:
         body = channel.receive()
         if body is None:
             os._exit(1)
-        found = json.loads(body)
-        if not isinstance(found, dict):
+        reply = json.loads(body)
+        if not isinstance(reply, dict):
             raise ValueError("no reply")
-        return found
+        return reply
 
     def call_back(self, reply: Mapping[str, Any]) -> None:
         """Call a function of the test for the program."""
@@ -150,25 +152,29 @@ class _Peer:
         Only ``next`` may see the end of an iterator: ``all(map(f, tests))`` would hold if a call of f could stop it.
         """
         names = [str(name) for name in reply["error"]]
-        known = (getattr(builtins, name, None) for name in names)
-        base = next((k for k in known if isinstance(k, type) and issubclass(k, Exception)), RuntimeError)
+        base: type[Exception] = RuntimeError
+        for name in names:
+            cls = getattr(builtins, name, None)
+            if isinstance(cls, type) and issubclass(cls, Exception):
+                base = cls
+                break
         if issubclass(base, _STOPS) and operation != "next" and not self.expects_stops:
             base = RuntimeError
         kind = type(names[0] if names else "Error", (base,), {"of_the_program": True})
         try:
-            found = kind(str(reply.get("text", "")))
+            error = kind(str(reply.get("text", "")))
         except TypeError:  # the exception needs more than a text
-            found = type("Error", (RuntimeError,), {"of_the_program": True})(str(reply.get("text", "")))
-        assert isinstance(found, Exception)
-        return found
+            error = type("Error", (RuntimeError,), {"of_the_program": True})(str(reply.get("text", "")))
+        assert isinstance(error, Exception)
+        return error
 
-    def change(self, mine: Any, value: Any) -> None:
+    def change(self, argument: Any, value: Any) -> None:
         """Apply to an argument the change that the program made to its copy."""
-        if isinstance(mine, list) and isinstance(value, list):
-            mine[:] = value
-        elif isinstance(mine, dict | set) and type(mine) is type(value):
-            mine.clear()
-            mine.update(value)
+        if isinstance(argument, list) and isinstance(value, list):
+            argument[:] = value
+        elif isinstance(argument, dict | set) and type(argument) is type(value):
+            argument.clear()
+            argument.update(value)
 
     def pack(self, value: Any) -> tuple[str, Any]:
         """Pack a value with objects or functions in it, for :meth:`_Server.unpack`."""

@@ -34,7 +34,7 @@ def checked(keys: Sequence[Any]) -> Sequence[Any]:
     most = MOST_COLLISIONS if all(cheap) else _MOST_COSTLY
     if len(keys) > most:
         hashes = sorted(map(hash, keys))  # sorted rather than counted in a dict, whose keys would collide
-        if any(one == other for one, other in zip(hashes, hashes[most:], strict=False)):
+        if any(first == second for first, second in zip(hashes, hashes[most:], strict=False)):
             raise ValueError(f"more than {most} keys with the same hash")
     return keys
 

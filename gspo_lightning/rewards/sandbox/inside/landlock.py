@@ -17,10 +17,19 @@ LEAST_ABI = 3
 AGENTS_ABI = 4
 """Linux 6.7; before it, TCP could not be restricted to a port."""
 
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
-_REMOVE_FILE, _MAKE_REG, _TRUNCATE = 1 << 5, 1 << 8, 1 << 14
-_PATH_BENEATH, _NET_PORT, _ASK_VERSION = 1, 2, 1
+_CREATE_RULESET = 444
+_ADD_RULE = 445
+_RESTRICT_SELF = 446
+_EXECUTE = 1 << 0
+_WRITE_FILE = 1 << 1
+_READ_FILE = 1 << 2
+_READ_DIR = 1 << 3
+_REMOVE_FILE = 1 << 5
+_MAKE_REG = 1 << 8
+_TRUNCATE = 1 << 14
+_PATH_BENEATH = 1
+_NET_PORT = 2
+_ASK_VERSION = 1
 _CONNECT_TCP = 1 << 1
 _NONE = "the kernel has no Landlock, or has turned it off"
 _RIGHTS = {3: 15, 4: 15, 5: 16}
@@ -43,14 +52,19 @@ def restrict(readable: Sequence[str], writable: str, *, executes: bool = False, 
     Raises:
         OSError: the kernel refuses, or its Landlock is older than :data:`LEAST_ABI`.
     """
-    version, least = abi(), AGENTS_ABI if ports else LEAST_ABI
+    version = abi()
+    least = AGENTS_ABI if ports else LEAST_ABI
     if version < least:
-        found = f"the kernel's Landlock is version {version}" if version else _NONE
-        raise OSError(errno.ENOSYS, f"{found}; version {least} is needed (Linux {'6.7' if ports else '6.2'})")
+        state = f"the kernel's Landlock is version {version}" if version else _NONE
+        raise OSError(errno.ENOSYS, f"{state}; version {least} is needed (Linux {'6.7' if ports else '6.2'})")
     files = (1 << _RIGHTS[min(version, 5)]) - 1
     network = 3 if version >= 4 else 0  # bind and connect
     scopes = 3 if version >= 6 else 0  # abstract sockets and signals
-    size = 24 if version >= 6 else 16 if version >= 4 else 8
+    # the kernel refuses fields that its version does not know
+    if version >= 6:
+        size = 24
+    else:
+        size = 16 if version >= 4 else 8
     rules = syscall(_CREATE_RULESET, struct.pack("=QQQ", files, network, scopes), size, 0)
     for path in readable:
         allow(rules, path, _READ_FILE | (_EXECUTE * executes) | (_READ_DIR if os.path.isdir(path) else 0))

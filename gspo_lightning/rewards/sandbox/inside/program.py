@@ -21,8 +21,14 @@ if TYPE_CHECKING:
 
 REPORT = 3
 """File descriptor of the report: the return value of a call, or how the program failed."""
-CHANNEL, TEST, GO, OVER = 5, 6, 7, 8
-"""File descriptors of the other side of a script, of the next test, and of the words "go" and "over" about a test."""
+CHANNEL = 5
+"""File descriptor of the other side of a script."""
+TEST = 6
+"""File descriptor of the next test."""
+GO = 7
+"""File descriptor of the word that the next test is there."""
+OVER = 8
+"""File descriptor of the word that a test is over."""
 _MOST_DIGITS = 50_000
 """Decimal digits of an integer that can be read and written: as many as in LiveCodeBench's evaluation."""
 
@@ -72,7 +78,8 @@ def run(test: Mapping[str, Any], source: str) -> int:
     try:
         _finish(source)
     except BaseException as error:  # from exit handlers or threads of the program
-        report, code = failure(type(error).__name__, error), 1
+        report = failure(type(error).__name__, error)
+        code = 1
     _write(report)
     return code
 
@@ -154,7 +161,8 @@ class _Program:
     """
 
     def __init__(self, source: str) -> None:
-        self.source, self.loaded = source, False
+        self.source = source
+        self.loaded = False
         self.namespace: dict[str, Any] = {}
         self.functions: dict[str, Any] = {}
         self.prepared = set[str]()
@@ -193,12 +201,11 @@ class _Program:
                 file.write(text)
         sys.argv = ["program.py", *test.get("argv", ())]
         stdin = "stdin" in test
-        wanted = test.get("preamble") or (not stdin and "class Solution" in self.source)
-        preamble = PREAMBLE if wanted else ""
-        if test.get("preamble"):
-            preamble = (
-                f"from statistics import *\nimport statistics\n{preamble}"  # slow to import, and LiveCodeBench's only
-            )
+        preamble = ""
+        if test.get("preamble"):  # statistics is slow to import, and LiveCodeBench's only
+            preamble = f"from statistics import *\nimport statistics\n{PREAMBLE}"
+        elif not stdin and "class Solution" in self.source:
+            preamble = PREAMBLE
         self.namespace = load("__main__" if stdin else "program", self.source, preamble)
         self.loaded = True
 
@@ -252,8 +259,9 @@ def _flush_files() -> None:
     import gc
     import io
 
-    left = [o for o in gc.get_objects() if type(o) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)]
-    for file in sorted(left, key=lambda o: type(o) is not io.TextIOWrapper):
+    kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+    files = [item for item in gc.get_objects() if type(item) in kinds]
+    for file in sorted(files, key=lambda file: type(file) is not io.TextIOWrapper):
         try:
             if not file.closed and file.writable():
                 file.flush()

@@ -49,10 +49,10 @@ class Remote:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call the target; an instance of a class under test is under test, too."""
-        found = self._ask("call", self._target, arguments, named)
-        if isinstance(found, Remote) and self._tested and isinstance(self._target, str):
-            return Remote(self._ask, found._target, tested=True)
-        return found
+        value = self._ask("call", self._target, arguments, named)
+        if isinstance(value, Remote) and self._tested and isinstance(self._target, str):
+            return Remote(self._ask, value._target, tested=True)
+        return value
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or (name == "keys" and not self._tested):  # dict() would take it for a mapping
@@ -63,10 +63,10 @@ class Remote:
 
     def _object_of(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Call a method that texts and collections have, too: it returns an object or None, but no plain value."""
-        found = self._ask("method", self._target, (name, *arguments), named)
-        if isinstance(found, Remote):
-            return Remote(self._ask, found._target, asked=True)
-        if found is None:
+        value = self._ask("method", self._target, (name, *arguments), named)
+        if isinstance(value, Remote):
+            return Remote(self._ask, value._target, asked=True)
+        if value is None:
             return None
         raise AttributeError(f"an object of the program is not asked for {name}")
 

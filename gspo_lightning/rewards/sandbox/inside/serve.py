@@ -64,7 +64,8 @@ def _wait(coroutine: Any) -> Any:
 
 class _Server:
     def __init__(self, resolve: Callable[[str], Any]) -> None:
-        self.resolve, self.seen = resolve, 0
+        self.resolve = resolve
+        self.seen = 0
         self.kept: list[Any] = []
 
     def answer(self, name: str, target: int | str | None, packed: bool, arguments: Any, named: Any) -> bool:
@@ -73,16 +74,20 @@ class _Server:
             return False
         try:
             if packed:
-                arguments, named = self.unpack(arguments), self.unpack(named)
+                arguments = self.unpack(arguments)
+                named = self.unpack(named)
             if target is not None:
-                arguments = (self.kept[target] if isinstance(target, int) else self.resolve(target), *arguments)
-            changing = [i for i, a in enumerate(arguments) if type(a) in (list, dict, set)] if name == "call" else []
-            before = [encode(arguments[i], _shown) for i in changing]
-            value = (_OPERATIONS.get(name) or getattr(operator, name))(*arguments, **named)
+                owner = self.kept[target] if isinstance(target, int) else self.resolve(target)
+                arguments = (owner, *arguments)
+            mutable = [i for i, a in enumerate(arguments) if type(a) in (list, dict, set)] if name == "call" else []
+            before = [encode(arguments[i], _shown) for i in mutable]
+            operate = _OPERATIONS.get(name) or getattr(operator, name)
+            value = operate(*arguments, **named)
             reply = f'"value": {encode(value, self.keep)}'
-            if changing:
-                after = [encode(arguments[i], self.keep) for i in changing]
-                pairs = [f"[{i - 1}, {new}]" for i, old, new in zip(changing, before, after, strict=True) if old != new]
+            if mutable:
+                after = [encode(arguments[i], self.keep) for i in mutable]
+                changes = zip(mutable, before, after, strict=True)
+                pairs = [f"[{i - 1}, {new}]" for i, old, new in changes if old != new]  # without the function itself
                 reply += f', "changed": [{", ".join(pairs)}]'
         except BaseException as error:
             reply = self.failure(error)
@@ -139,9 +144,9 @@ class _Server:
 
     def record(self, name: str, fields: Any) -> Any:
         """Make an instance of a class that both sides have, from its fields (a node of a list or a tree)."""
-        made = object.__new__(self.resolve(name))
-        made.__dict__.update({key: self.unpack(value) for key, value in fields})
-        return made
+        instance = object.__new__(self.resolve(name))
+        instance.__dict__.update({key: self.unpack(value) for key, value in fields})
+        return instance
 
     def callback(self, number: int) -> Callable[..., Any]:
         """Return a function of the test: calling it asks the other side, which may ask back meanwhile."""

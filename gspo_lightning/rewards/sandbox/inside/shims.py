@@ -14,7 +14,9 @@ class _Raises:
     """``with pytest.raises(ValueError, match="..."):``."""
 
     def __init__(self, kinds: Any, match: str | None = None) -> None:
-        self.kinds, self.match, self.value = kinds, match, None
+        self.kinds = kinds
+        self.match = match
+        self.value = None
 
     def __enter__(self) -> _Raises:
         return self
@@ -35,7 +37,9 @@ class _Approx:
     """``== pytest.approx(0.3)``: within 1e-6 of the value, or 1e-12."""
 
     def __init__(self, expected: Any, rel: float | None = None, abs: float | None = None) -> None:  # noqa: A002
-        self.expected, self.relative, self.absolute = expected, rel, abs
+        self.expected = expected
+        self.relative = rel
+        self.absolute = abs
 
     def __eq__(self, found: object) -> bool:
         return self._close(found, self.expected)
@@ -134,41 +138,43 @@ def run_collected(namespace: dict[str, Any]) -> None:
     Raises:
         Exception: raised by the first test that fails.
     """
-    for name, found in list(namespace.items()):
-        if name.startswith("test") and isinstance(found, types.FunctionType):
-            _run(found, namespace)
-        elif isinstance(found, type) and found.__module__ == "tests":
-            _run_class(found)
+    for name, value in list(namespace.items()):
+        if name.startswith("test") and isinstance(value, types.FunctionType):
+            _run(value, namespace)
+        elif isinstance(value, type) and value.__module__ == "tests":
+            _run_class(value)
 
 
 def _run(function: types.FunctionType, namespace: dict[str, Any]) -> Any:
     """Call a test or a fixture with the fixtures that it names; skip a test that wants anything else."""
     code = function.__code__
-    given = {}
+    arguments = {}
     for name in code.co_varnames[: code.co_argcount]:
         fixture = namespace.get(name)
         if name == "capsys":
-            given[name] = _Printed()
+            arguments[name] = _Printed()
         elif getattr(fixture, "is_fixture", False):
-            made = _run(namespace[name], namespace)
-            given[name] = next(made) if isinstance(made, types.GeneratorType) else made
+            value = _run(namespace[name], namespace)
+            # a fixture that yields: what it does after the test is left out
+            arguments[name] = next(value) if isinstance(value, types.GeneratorType) else value
         else:
             return None
-    found = function(**given)
-    if isinstance(found, types.CoroutineType):
+    result = function(**arguments)
+    if isinstance(result, types.CoroutineType):
         import asyncio
 
-        return asyncio.run(found)
-    return found
+        return asyncio.run(result)
+    return result
 
 
-def _run_class(found: type) -> None:
+def _run_class(cls: type) -> None:
     unittest = sys.modules.get("unittest")
-    if unittest is not None and issubclass(found, unittest.TestCase):
-        suite, result = unittest.defaultTestLoader.loadTestsFromTestCase(found), unittest.TestResult()
+    if unittest is not None and issubclass(cls, unittest.TestCase):
+        suite = unittest.defaultTestLoader.loadTestsFromTestCase(cls)
+        result = unittest.TestResult()
         suite.run(result)
         for _, text in [*result.errors, *result.failures]:
             raise AssertionError(text.strip().rpartition("\n")[2])
-    elif found.__name__.startswith("Test"):
-        for name in [n for n in dir(found) if n.startswith("test")]:
-            getattr(found(), name)()
+    elif cls.__name__.startswith("Test"):
+        for name in [n for n in dir(cls) if n.startswith("test")]:
+            getattr(cls(), name)()

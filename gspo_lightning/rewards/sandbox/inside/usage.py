@@ -16,7 +16,10 @@ class Usage:
     """Seconds of CPU, resident MiB, number of processes, and whether any of them runs or is ready to run."""
 
     def __init__(self, cpu: float, resident_mb: float, processes: int, *, awake: bool) -> None:
-        self.cpu, self.resident_mb, self.processes, self.awake = cpu, resident_mb, processes, awake
+        self.cpu = cpu
+        self.resident_mb = resident_mb
+        self.processes = processes
+        self.awake = awake
 
 
 def others(*known: int) -> list[int]:
@@ -26,14 +29,14 @@ def others(*known: int) -> list[int]:
 
 def family(pid: int) -> list[int]:
     """Return a process with all its descendants that have not ended; other processes may be visible, too."""
-    found = [pid]
-    for known in found:  # the list grows meanwhile
+    pids = [pid]
+    for parent in pids:  # the list grows meanwhile
         try:
-            with open(f"/proc/{known}/task/{known}/children", "rb") as file:
-                found += [int(child) for child in file.read().split()]
+            with open(f"/proc/{parent}/task/{parent}/children", "rb") as file:
+                pids += [int(child) for child in file.read().split()]
         except OSError:  # it has ended
             continue
-    return found
+    return pids
 
 
 def used(pids: Iterable[int]) -> Usage:
@@ -42,15 +45,18 @@ def used(pids: Iterable[int]) -> Usage:
     Processes that have just ended count 0. A process that its parent has not waited for is still there.
     """
     cpu = resident = 0.0
-    count, awake = 0, False
+    count = 0
+    awake = False
     for pid in pids:
         try:
             fields = _stat(f"/proc/{pid}/stat")
-            resident_here, awake_here = int(fields[21]), fields[0] == b"R"
+            resident_here = int(fields[21])
+            awake_here = fields[0] == b"R"
             if fields[17] != b"1":  # the process's fields are those of its first thread, which may have ended
                 for task in os.listdir(f"/proc/{pid}/task"):
                     thread = _stat(f"/proc/{pid}/task/{task}/stat")
-                    resident_here, awake_here = max(resident_here, int(thread[21])), awake_here or thread[0] == b"R"
+                    resident_here = max(resident_here, int(thread[21]))
+                    awake_here = awake_here or thread[0] == b"R"
         except OSError:
             continue
         cpu += sum(int(ticks) for ticks in fields[11:15]) / _TICKS
