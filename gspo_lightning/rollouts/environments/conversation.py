@@ -31,7 +31,10 @@ class Conversation:
     """
 
     def __init__(self, template: Environment, prompt: Prompt, seed: int, deadline_s: float) -> None:
-        self.template, self.prompt, self.seed, self.deadline_s = template, prompt, seed, deadline_s
+        self.template = template
+        self.prompt = prompt
+        self.seed = seed
+        self.deadline_s = deadline_s
         self.name = type(template).__name__
         self.opening: list[Message] | None = None
         self.steps: list[Step] = []
@@ -54,23 +57,26 @@ class Conversation:
     def successor(self) -> Conversation:
         """Return a copy of the conversation without an environment, for :meth:`again`."""
         other = Conversation(self.template, self.prompt, self.seed, self.deadline_s)
-        other.opening, other.steps, other.said = self.opening, list(self.steps), list(self.said)
+        other.opening = self.opening
+        other.steps = list(self.steps)
+        other.said = list(self.said)
         return other
 
     async def again(self) -> None:
         """Replay the whole conversation with a fresh environment, including the turn that has no answer yet."""
-        known = self.steps
+        earlier = self.steps
         await self.begin()
         for number, completion in enumerate(self.said):
             step = await self._step(completion)
-            if number < len(known) and step != known[number]:
+            if number < len(earlier) and step != earlier[number]:
                 raise InfrastructureError(f"{self.name}.step answered differently on a retry")
-            if number == len(known):
-                self.steps = [*known, step]
+            if number == len(earlier):
+                self.steps = [*earlier, step]
 
     async def close(self) -> None:
         """Close the environment."""
-        environment, self._environment = self._environment, None
+        environment = self._environment
+        self._environment = None
         if environment is not None and type(environment).close is not Environment.close:
             await self._call(environment.close)
 
@@ -86,10 +92,11 @@ class Conversation:
         environment.seed = self.seed
         return environment
 
-    async def _step(self, said: str | Turn) -> Step:
+    async def _step(self, turn: str | Turn) -> Step:
         assert self._environment is not None
-        name = "act" if isinstance(said, Turn) else "step"
-        return _step(await self._call(getattr(self._environment, name), said), defined(self.template, name))
+        name = "act" if isinstance(turn, Turn) else "step"
+        value = await self._call(getattr(self._environment, name), turn)
+        return _step(value, defined(self.template, name))
 
     async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
         """Return the result of a plain or async method; a task that does not finish in time is abandoned.
@@ -98,7 +105,7 @@ class Conversation:
             InfrastructureError: the method raised, or took longer than ``deadline_s``.
             UserError: the method raised one.
         """
-        what = f"{self.name}.{method.__name__}"
+        method_name = f"{self.name}.{method.__name__}"
         task = asyncio.ensure_future(result_of(method, *arguments))
         try:
             done, _ = await asyncio.wait({task}, timeout=self.deadline_s)
@@ -107,13 +114,13 @@ class Conversation:
             raise
         if not done:
             task.cancel()
-            raise InfrastructureError(f"{what} gave no answer in {self.deadline_s:g} s")
+            raise InfrastructureError(f"{method_name} gave no answer in {self.deadline_s:g} s")
         error = task.exception()
         if error is None or isinstance(error, UserError):
             return task.result()
         place = place_of(error)
         at = f" ({place})" if place is not None else ""
-        raise InfrastructureError(f"{what} raised {type(error).__name__}: {str(error)[:300]}{at}") from error
+        raise InfrastructureError(f"{method_name} raised {type(error).__name__}: {str(error)[:300]}{at}") from error
 
 
 def _messages(value: object, where: str) -> list[Message]:
@@ -122,9 +129,10 @@ def _messages(value: object, where: str) -> list[Message]:
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
         raise PluginError.returned(where, f"{_show(value)}; messages must be a list", rule)
     for message in value:
-        role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
-        silent = content is None and not (isinstance(message, Mapping) and message.get("tool_calls"))
-        if not isinstance(role, str) or silent or answer_text(content) is None:
+        fields = message if isinstance(message, Mapping) else {}
+        content = fields.get("content")
+        silent = content is None and not fields.get("tool_calls")
+        if not isinstance(fields.get("role"), str) or silent or answer_text(content) is None:
             raise PluginError.returned(where, f"the message {_show(message)}", rule)
     return [whole_values(message) for message in value]  # a tool may answer with half a character
 

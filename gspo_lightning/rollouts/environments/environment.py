@@ -47,9 +47,9 @@ class Environment(ABC):
             UserError: ``reset`` or ``step`` cannot be called with one argument.
         """
         super().__init_subclass__(**options)
-        for name, what in (("reset", "prompt"), ("step", "completion")):
+        for name, argument in (("reset", "prompt"), ("step", "completion")):
             if name in cls.__dict__:
-                _check_signature(cls, name, what)
+                _check_signature(cls, name, argument)
 
     @abstractmethod
     def reset(self, prompt: Prompt) -> Messages | Awaitable[Messages]:
@@ -95,15 +95,17 @@ class Environment(ABC):
         return copy.deepcopy(self)
 
 
-def _check_signature(cls: type[Environment], name: str, what: str) -> None:
+def _check_signature(cls: type[Environment], name: str, argument: str) -> None:
     method = cls.__dict__[name]
-    fix = f"write def {name}(self, {what}), plain or async"
+    fix = f"write def {name}(self, {argument}), plain or async"
     if not inspect.isfunction(method) or inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
         raise UserError(f"{cls.__qualname__}.{name}", "is not a plain or async method", fix=fix)
     try:
         inspect.signature(method).bind(None, None)
     except TypeError as error:
-        raise UserError(f"{cls.__qualname__}.{name}", f"cannot be called with the {what}: {error}", fix=fix) from error
+        raise UserError(
+            f"{cls.__qualname__}.{name}", f"cannot be called with the {argument}: {error}", fix=fix
+        ) from error
 
 
 async def result_of(method: Callable[..., Any], *arguments: Any) -> Any:
@@ -130,13 +132,15 @@ async def _in_thread(function: Callable[..., Any], arguments: Sequence[Any]) -> 
             future.set_result(value) if error is None else future.set_exception(error)
 
     def work() -> None:
-        value, failed = None, None
+        value = None
+        failure: BaseException | None = None
         try:
             value = function(*arguments)
         except BaseException as error:
-            failed = RuntimeError(str(error)) if isinstance(error, StopIteration) else error
+            # a future takes no StopIteration
+            failure = RuntimeError(str(error)) if isinstance(error, StopIteration) else error
         if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, value, failed)
+            loop.call_soon_threadsafe(settle, value, failure)
 
     threading.Thread(target=work, name="environment-method", daemon=True).start()
     return await future

@@ -35,7 +35,8 @@ class GuessNumber(Environment):
             raise UserError("GuessNumber.guesses", f"is {guesses}; it must be at least 1")
         if cost < 0:
             raise UserError("GuessNumber.cost", f"is {cost}; it must be 0 or above")
-        self.guesses, self.cost = guesses, cost
+        self.guesses = guesses
+        self.cost = cost
 
     async def reset(self, prompt: Prompt) -> list[Message]:
         """Take the number from the record.
@@ -46,15 +47,19 @@ class GuessNumber(Environment):
         answer = str(prompt.columns.get("answer", ""))
         if not (answer.isascii() and answer.isdigit()):
             raise UserError("GuessNumber", f"the answer of prompt {prompt.id} is {answer!r}; it must be a whole number")
-        self.secret, self.left = int(answer), self.guesses
+        self.secret = int(answer)
+        self.left = self.guesses
         return []
 
     async def step(self, completion: str) -> Step:
         """Compare the guess with the number."""
         self.left -= 1
-        found = _NUMBERS.findall(completion)
-        guess = int(found[0]) if len(found) == 1 else None
+        numbers = _NUMBERS.findall(completion)
+        guess = int(numbers[0]) if len(numbers) == 1 else None
         if guess == self.secret:
             return [], 1.0, True
-        hint = "?" if guess is None else "<" if guess > self.secret else ">"
+        if guess is None:
+            hint = "?"
+        else:
+            hint = "<" if guess > self.secret else ">"
         return [{"role": "user", "content": hint}], 0.0 - self.cost, self.left == 0

@@ -26,7 +26,9 @@ class Answers:
     """Handle of calls in progress."""
 
     def __init__(self, host: Host, future: concurrent.futures.Future[None], errors: list[Exception | None]) -> None:
-        self._host, self._future, self._errors = host, future, errors
+        self._host = host
+        self._future = future
+        self._errors = errors
 
     def wait(self) -> list[Exception | None]:
         """Return None or the exception of each call; :class:`BlockedError` if the loop hung before it ended."""
@@ -51,7 +53,8 @@ class Host:
     """
 
     def __init__(self, deadline_s: float, max_concurrent: int) -> None:
-        self.deadline_s, self.max_concurrent = deadline_s, max_concurrent
+        self.deadline_s = deadline_s
+        self.max_concurrent = max_concurrent
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._gate = asyncio.Semaphore(max_concurrent)
@@ -93,9 +96,12 @@ class Host:
         return self._loop
 
     def _stop(self, wait_s: float) -> None:
-        if self._loop is None or self._thread is None:
+        loop = self._loop
+        thread = self._thread
+        if loop is None or thread is None:
             return
-        loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        self._loop = None
+        self._thread = None
         loop.call_soon_threadsafe(loop.stop)
         thread.join(wait_s)
         if thread.is_alive():
@@ -110,10 +116,10 @@ class Host:
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     loop.run_forever()
-    if left := asyncio.all_tasks(loop):
-        for task in left:
+    if tasks := asyncio.all_tasks(loop):
+        for task in tasks:
             task.cancel()
-        loop.run_until_complete(asyncio.wait(left, timeout=_GRACE_S))
+        loop.run_until_complete(asyncio.wait(tasks, timeout=_GRACE_S))
     loop.close()
 
 

@@ -20,10 +20,10 @@ def result_text(result: Any) -> str:
         result: ``CallToolResult`` of the package mcp.
     """
     texts = [_text(block) for block in result.content]
-    shown = [_named(block) if text is None else text for block, text in zip(result.content, texts, strict=True)]
+    lines = [_named(block) if text is None else text for block, text in zip(result.content, texts, strict=True)]
     if result.structured_content is not None and all(text is None for text in texts):
-        shown.append(json.dumps(result.structured_content, ensure_ascii=False))
-    return "\n".join(shown) if shown else NOTHING
+        lines.append(json.dumps(result.structured_content, ensure_ascii=False))
+    return "\n".join(lines) if lines else NOTHING
 
 
 def _text(block: Any) -> str | None:

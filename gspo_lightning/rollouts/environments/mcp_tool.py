@@ -60,12 +60,13 @@ class McpTool(Tool):
             raise UserError("McpTool.timeout_s", f"is {timeout_s}; it must be a number of seconds above 0")
         if url:
             check_address(url, "McpTool.url", "of its command", key=None, plain_http=True)
-        self.tool, self.timeout_s = tool, timeout_s
+        self.tool = tool
+        self.timeout_s = timeout_s
         variables = check_variables(environment or {}, ENVIRONMENT)
         key = (tuple(command or ()), url, tuple(sorted(variables.items())))
         self._server = _servers.get(key) or _Server(key)
         _servers[key] = self._server
-        tools = {found.name: found for found in self._server.tools}
+        tools = {listed.name: listed for listed in self._server.tools}
         if tool not in tools:
             raise UserError("McpTool.tool", f"{tool!r} is no tool of {self._server.name}, which has {', '.join(tools)}")
         self.description = tools[tool].description or ""  # type: ignore[misc]
@@ -108,7 +109,9 @@ class _Server:
     """Connection to a server, on an event loop in a thread of its own."""
 
     def __init__(self, key: _Key) -> None:
-        self.command, self.url, self.environment = list(key[0]), key[1], dict(key[2])
+        command, self.url, environment = key
+        self.command = list(command)
+        self.environment = dict(environment)
         self.name = self.url or " ".join(self.command)
         self._lock = threading.Lock()
         self._link: _Link | None = None
@@ -163,10 +166,12 @@ class _Link:
             raise UserError("McpTool", "needs the package mcp, which is not installed", fix=fix) from error
         variables = read_variables(environment, ENVIRONMENT)
         server = url or mcp.StdioServerParameters(command=command[0], args=command[1:], env=variables)
-        self.client, self._environment = mcp.Client(server), environment
+        self.client = mcp.Client(server)
+        self._environment = environment
         self.refusal = mcp.MCPError
         self.loop = asyncio.new_event_loop()
-        self.over, self.tools = threading.Event(), list[Any]()
+        self.over = threading.Event()
+        self.tools: list[Any] = []
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._serve, name="mcp-server", daemon=True)
@@ -175,9 +180,11 @@ class _Link:
             self._ready.result(_START_S)
         except BaseException as error:
             self.stop()
-            what = f"{url or ' '.join(command)} is no MCP server that can be used: {type(error).__name__}: "
-            said = without_secrets(first_line(error), environment)[:300]
-            raise UserError("McpTool.url" if url else "McpTool.command", what + said) from error
+            cause = without_secrets(first_line(error), environment)[:300]
+            raise UserError(
+                "McpTool.url" if url else "McpTool.command",
+                f"{url or ' '.join(command)} is no MCP server that can be used: {type(error).__name__}: {cause}",
+            ) from error
 
     @property
     def ends(self) -> bool:
@@ -186,7 +193,8 @@ class _Link:
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> Any:
         """Return the result of a call, in the loop of the connection."""
-        work, gone = asyncio.ensure_future(self._call(tool, arguments)), asyncio.ensure_future(self._stop.wait())
+        work = asyncio.ensure_future(self._call(tool, arguments))
+        gone = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
         gone.cancel()
         if not work.done():
@@ -205,11 +213,11 @@ class _Link:
         try:
             return await self.client.call_tool(tool, dict(arguments))
         except self.refusal as error:
-            said = without_secrets(str(error), self._environment)
+            refusal = without_secrets(str(error), self._environment)
             if error.code in (-32602, -32601):  # invalid parameters, unknown method
-                raise ToolError(said) from error
+                raise ToolError(refusal) from error
             self._stop.set()
-            raise InfrastructureError(f"the MCP server failed: {said}") from error
+            raise InfrastructureError(f"the MCP server failed: {refusal}") from error
 
     def _serve(self) -> None:
         try:
@@ -227,7 +235,8 @@ class _Link:
             while True:
                 page = await client.list_tools(cursor=cursor)
                 self.tools += page.tools
-                if not (cursor := page.next_cursor):
+                cursor = page.next_cursor
+                if not cursor:
                     break
             self._ready.set_result(None)
             await self._stop.wait()

@@ -53,8 +53,13 @@ class OpenEnvEnvironment(Environment):
         check_address(url, "OpenEnvEnvironment.url", "", key=None, plain_http=True)
         if sessions < 1:
             raise UserError("OpenEnvEnvironment.sessions", f"is {sessions}; it must be at least 1")
-        self.url, self.action, self.observation = url.rstrip("/"), action, observation
-        self.columns, self.opens, self.role, self.max_concurrent = reset or [], opens, role, sessions
+        self.url = url.rstrip("/")
+        self.action = action
+        self.observation = observation
+        self.columns = reset or []
+        self.opens = opens
+        self.role = role
+        self.max_concurrent = sessions
         self._http: aiohttp.ClientSession | None = None
         self._socket: aiohttp.ClientWebSocketResponse | None = None
 
@@ -75,9 +80,9 @@ class OpenEnvEnvironment(Environment):
             self._socket = await self._http.ws_connect(f"{self.url}/ws", max_msg_size=_MOST_BYTES)
         except (aiohttp.ClientError, OSError) as error:
             raise InfrastructureError(f"{self.url}: {type(error).__name__}: {error}") from error
-        told = {"seed": prompt.columns.get("seed", prompt.id)} | {name: prompt.columns[name] for name in self.columns}
-        found = await self._ask("reset", told)
-        return [self._message(found)] if self.opens else []
+        data = {"seed": prompt.columns.get("seed", prompt.id)} | {name: prompt.columns[name] for name in self.columns}
+        reply = await self._ask("reset", data)
+        return [self._message(reply)] if self.opens else []
 
     async def step(self, completion: str) -> Step:
         """Send the text as an action; one that the server refuses is answered with its complaint.
@@ -86,20 +91,23 @@ class OpenEnvEnvironment(Environment):
             InfrastructureError: the server failed, or ended the conversation without a reward.
             UserError: the observation lacks the field.
         """
-        found = await self._ask("step", {self.action: completion})
-        if "refused" in found:
-            return [{"role": self.role, "content": f"error: {found['refused']}"}], 0.0, False
-        done = bool(found.get("done"))
-        messages: Messages = [self._message(found)] if not done or self.observation in found["observation"] else []
-        reward = found.get("reward")
+        reply = await self._ask("step", {self.action: completion})
+        if "refused" in reply:
+            return [{"role": self.role, "content": f"error: {reply['refused']}"}], 0.0, False
+        done = bool(reply.get("done"))
+        messages: Messages = [self._message(reply)] if not done or self.observation in reply["observation"] else []
+        reward = reply.get("reward")
         if (done and reward is None) or not math.isfinite(reward or 0.0):
-            what = "ended the conversation without a reward" if reward is None else f"gave the reward {reward}"
-            raise InfrastructureError(f"{self.url} {what} (null on its wire is None, NaN or an infinity)")
+            problem = "ended the conversation without a reward" if reward is None else f"gave the reward {reward}"
+            raise InfrastructureError(f"{self.url} {problem} (null on its wire is None, NaN or an infinity)")
         return messages, float(reward or 0.0), done
 
     async def close(self) -> None:
         """End the session."""
-        socket, http, self._socket, self._http = self._socket, self._http, None, None
+        socket = self._socket
+        http = self._http
+        self._socket = None
+        self._http = None
         if socket is not None and not socket.closed:
             await socket.send_str('{"type": "close"}')
             await socket.close()
@@ -118,21 +126,21 @@ class OpenEnvEnvironment(Environment):
             raise InfrastructureError(f"{self.url}: {type(error).__name__}: {error}") from error
         if answer.type is not aiohttp.WSMsgType.TEXT:
             raise InfrastructureError(f"{self.url} ended the session")
-        found = json.loads(answer.data)
-        said = found.get("data") or {}
-        if found.get("type") == "error":
-            if said.get("code") == "VALIDATION_ERROR" and kind == "step":
-                return {"refused": _refusal(said)}
-            raise InfrastructureError(f"{self.url} failed in {kind}: {said.get('code')}: {said.get('message')}")
-        if not isinstance(said.get("observation"), Mapping):
+        message = json.loads(answer.data)
+        reply = message.get("data") or {}
+        if message.get("type") == "error":
+            if reply.get("code") == "VALIDATION_ERROR" and kind == "step":
+                return {"refused": _refusal(reply)}
+            raise InfrastructureError(f"{self.url} failed in {kind}: {reply.get('code')}: {reply.get('message')}")
+        if not isinstance(reply.get("observation"), Mapping):
             raise InfrastructureError(f"{self.url} answered {kind} without an observation")
-        return said
+        return reply
 
-    def _message(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        observation = found["observation"]
+    def _message(self, reply: Mapping[str, Any]) -> dict[str, Any]:
+        observation = reply["observation"]
         if self.observation not in observation:
-            what = f"names {self.observation!r}, but an observation has {', '.join(observation)}"
-            raise UserError("OpenEnvEnvironment.observation", what)
+            problem = f"names {self.observation!r}, but an observation has {', '.join(observation)}"
+            raise UserError("OpenEnvEnvironment.observation", problem)
         value = observation[self.observation]
         return {
             "role": self.role,
@@ -140,15 +148,17 @@ class OpenEnvEnvironment(Environment):
         }
 
 
-def _refusal(said: Mapping[str, Any]) -> str:
+def _refusal(reply: Mapping[str, Any]) -> str:
     """Return why an action is not valid: the message, and pydantic's reason for each field.
 
     >>> _refusal({"message": "Invalid message", "errors": [{"loc": ["text"], "msg": "Field required", "input": {}}]})
     'Invalid message: text: Field required'
     """
-    errors = [error for error in said.get("errors") or () if isinstance(error, Mapping)]
-    places = [".".join(map(str, error.get("loc") or ())) for error in errors]
-    reasons = [
-        f"{place}: {e.get('msg')}" if place else str(e.get("msg")) for place, e in zip(places, errors, strict=True)
-    ]
-    return ": ".join(filter(None, (str(said.get("message") or "not valid"), "; ".join(reasons))))
+    reasons = []
+    for error in reply.get("errors") or ():
+        if isinstance(error, Mapping):
+            place = ".".join(map(str, error.get("loc") or ()))
+            reasons.append(f"{place}: {error.get('msg')}" if place else str(error.get("msg")))
+    message = str(reply.get("message") or "not valid")
+    details = "; ".join(reasons)
+    return f"{message}: {details}" if details else message

@@ -68,11 +68,14 @@ class Arguments:
         from pydantic import ValidationError
 
         try:
-            found = self._model.model_validate(dict(arguments))
+            values = self._model.model_validate(dict(arguments))
         except ValidationError as error:
-            wrong = (f"{'.'.join(map(str, one['loc'])) or 'arguments'}: {one['msg']}" for one in error.errors()[:3])
-            raise ValueError("; ".join(wrong)) from error
-        return {name: getattr(found, name) for name in type(found).model_fields}
+            problems = []
+            for details in error.errors()[:3]:
+                place = ".".join(map(str, details["loc"])) or "arguments"
+                problems.append(f"{place}: {details['msg']}")
+            raise ValueError("; ".join(problems)) from error
+        return {name: getattr(values, name) for name in type(values).model_fields}
 
 
 def _descriptions(call: Callable[..., Any]) -> dict[str, str]:
@@ -83,7 +86,14 @@ def _descriptions(call: Callable[..., Any]) -> dict[str, str]:
 
 def _untitled(schema: Any, of_names: bool = False) -> Any:
     """Return a schema without the titles that repeat its names."""
-    if isinstance(schema, dict):
-        kept = schema.items() if of_names else ((k, v) for k, v in schema.items() if k != "title")
-        return {k: _untitled(v, k in ("properties", "$defs") and not of_names) for k, v in kept}
-    return [_untitled(part) for part in schema] if isinstance(schema, list) else schema
+    if isinstance(schema, list):
+        return [_untitled(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    untitled = {}
+    for key, value in schema.items():
+        if of_names:  # keys are the names of arguments, one of which may be called title
+            untitled[key] = _untitled(value)
+        elif key != "title":
+            untitled[key] = _untitled(value, of_names=key in ("properties", "$defs"))
+    return untitled

@@ -67,21 +67,30 @@ class ToolUse(Environment):
             raise UserError("ToolUse.tools", "has a tool with several arguments, but style: line writes one text")
         if max_calls < 1:
             raise UserError("ToolUse.max_calls", f"is {max_calls}; it must be at least 1")
-        self.tools, self.style, self.wrong_call, self.max_calls = tools, style, wrong_call, max_calls
+        self.tools = tools
+        self.style = style
+        self.wrong_call = wrong_call
+        self.max_calls = max_calls
         self.max_concurrent = min(tool.max_concurrent for tool in tools.values())
         self.schemas = [tool.schema(name) for name, tool in tools.items()]
-        self.instructions = instructions if instructions is not None else _describe(tools) if style != "line" else ""
-        self._given, self._by_template = instructions or "", style == "template"
+        self._given = instructions or ""
+        self.instructions = self._given
+        if instructions is None and style != "line":
+            self.instructions = _describe(tools)
+        self._by_template = style == "template"
 
     async def reset(self, prompt: Prompt) -> Messages:
         """Tell the policy which tools it has."""
-        said = self._given if self._by_template else self.instructions
-        if not said:
+        instructions = self._given if self._by_template else self.instructions
+        if not instructions:
             return []
-        asked = prompt.messages or ({"role": "user", "content": prompt.text},)
-        if asked[0]["role"] == "system":
-            return [{"role": "system", "content": f"{said}\n\n{answer_text(asked[0]['content'])}"}, *asked[1:]]
-        return [{"role": "system", "content": said}, *asked]
+        messages = prompt.messages or ({"role": "user", "content": prompt.text},)
+        if messages[0]["role"] == "system":
+            return [
+                {"role": "system", "content": f"{instructions}\n\n{answer_text(messages[0]['content'])}"},
+                *messages[1:],
+            ]
+        return [{"role": "system", "content": instructions}, *messages]
 
     def offer(self, template_knows_tools: bool) -> Sequence[Mapping[str, Any]]:
         """Return the tools if the chat template is to show them.
@@ -133,7 +142,8 @@ class ToolUse(Environment):
     async def _tagged(self, text: str) -> str:
         try:
             call: Any = load_json(text)
-            name, arguments = call["name"], dict(call["arguments"].items())
+            name = call["name"]
+            arguments = dict(call["arguments"].items())
             tool = self.tools[name]
             if tool.takes_text and tool.argument not in arguments:
                 (_,) = arguments
@@ -151,15 +161,16 @@ class ToolUse(Environment):
         except ToolError as error:
             return self._wrong(str(error))
 
-    def _wrong(self, what: str) -> str:
-        return f"error: {what}" if self.wrong_call is None else self.wrong_call
+    def _wrong(self, problem: str) -> str:
+        return f"error: {problem}" if self.wrong_call is None else self.wrong_call
 
 
 def _describe(tools: dict[str, Tool]) -> str:
-    lines = [
-        f"- {name}({', '.join(shown['parameters'].get('properties', ()))}): {shown['description']}"
-        for name, shown in ((name, tool.schema(name)["function"]) for name, tool in tools.items())
-    ]
+    lines = []
+    for name, tool in tools.items():
+        function = tool.schema(name)["function"]
+        arguments = ", ".join(function["parameters"].get("properties", ()))
+        lines.append(f"- {name}({arguments}): {function['description']}")
     name, tool = next(iter(tools.items()))
     call = {"name": name, "arguments": dict.fromkeys(tool.parameters.get("properties", ()), "...")}
     example = json.dumps(call, ensure_ascii=False)

@@ -65,10 +65,10 @@ class Tool(ABC):
 
     def schema(self, name: str) -> dict[str, Any]:
         """Return the JSON schema of the tool in OpenAI's shape, which chat templates take."""
-        said = self.description or (inspect.getdoc(type(self).call) or "").partition("\n")[0]
+        description = self.description or (inspect.getdoc(type(self).call) or "").partition("\n")[0]
         return {
             "type": "function",
-            "function": {"name": name, "description": said, "parameters": self.parameters},
+            "function": {"name": name, "description": description, "parameters": self.parameters},
         }
 
     async def answer(self, arguments: Mapping[str, Any]) -> str:
@@ -169,7 +169,8 @@ class PythonTool(Tool):
         for name, value, least in (("memory_mb", memory_mb, 16), ("max_characters", max_characters, 1)):
             if value < least:
                 raise UserError(f"PythonTool.{name}", f"is {value}; it must be at least {least}")
-        self.limits, self.max_characters = Limits(timeout_s, memory_mb), max_characters
+        self.limits = Limits(timeout_s, memory_mb)
+        self.max_characters = max_characters
         self.chosen = choose(isolation)
         self.max_concurrent = os.cpu_count() or 1
 
@@ -180,7 +181,8 @@ class PythonTool(Tool):
             InfrastructureError: the sandbox failed, or got too little of the CPU.
         """
         fenced = _FENCE.findall(text)
-        with Sandbox(self.chosen.kind, self.chosen.python, fenced[-1] if fenced else text, self.limits) as box:
+        program = fenced[-1] if fenced else text
+        with Sandbox(self.chosen.kind, self.chosen.python, program, self.limits) as box:
             outcome = box.run({"stdin": True, "input": ""})
         return self._shown(outcome)
 

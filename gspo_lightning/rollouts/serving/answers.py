@@ -32,32 +32,34 @@ class Answer:
     """Weights that sampled each token, in optimizer steps, if they may have changed in between."""
 
 
-def checked(answer: Answer, reason: str, asked: Mapping[str, Any], vocabulary: int) -> Answer:
+def checked(answer: Answer, reason: str, request: Mapping[str, Any], vocabulary: int) -> Answer:
     """Return the answer after checking its token ids, its log-probabilities and its end.
 
     Raises:
         BadReplyError: the answer does not match the request.
     """
-    ids, logprobs = answer.token_ids, answer.logprobs
+    ids = answer.token_ids
     if not all(0 <= i < vocabulary for i in ids):
         raise BadReplyError(f"it sent the token id {max(ids, key=abs)}, but the policy's vocabulary has {vocabulary}")
-    if masked := set(asked.get("logit_bias") or ()).intersection(ids):
+    masked = set(request.get("logit_bias") or ()).intersection(ids)
+    if masked:
         rule = "which has no text or stands for a picture: no response may hold it"
         raise BadReplyError(f"it sent the token id {min(masked)}, {rule}")
-    if not all(is_finite(x) and x <= LARGEST_LOGPROB for x in logprobs):
-        raise BadReplyError(f"its log-probabilities are none: {shown(logprobs)}")
+    if not all(is_finite(logprob) and logprob <= LARGEST_LOGPROB for logprob in answer.logprobs):
+        raise BadReplyError(f"its log-probabilities are none: {shown(answer.logprobs)}")
     if not answer.cut:
-        _check_end(ids, reason, asked)
+        _check_end(ids, reason, request)
     return answer
 
 
-def _check_end(ids: Sequence[int], reason: str, asked: Mapping[str, Any]) -> None:
-    limit, stops = asked["max_tokens"], set(asked["stop_token_ids"])
+def _check_end(ids: Sequence[int], reason: str, request: Mapping[str, Any]) -> None:
+    limit = request["max_tokens"]
+    stops = set(request["stop_token_ids"])
     if len(ids) > limit:
         raise BadReplyError(f"it sent {len(ids)} tokens instead of at most {limit}")
     if stops.intersection(ids[:-1]):
         raise BadReplyError("it went on after an end token")
-    ended = ids[-1] in stops or (asked["stop"] and reason == "stop")
+    ended = ids[-1] in stops or (request["stop"] and reason == "stop")
     if not ended and len(ids) < limit:
         raise BadReplyError(f"it stopped after {len(ids)} of {limit} tokens without an end (finish_reason: {reason})")
 
@@ -71,10 +73,14 @@ def complete(ids: Sequence[int], before: Sequence[int], sampling: SamplingParams
 
     if not sampling.stop_strings or not has_stop(len(ids)):
         return len(ids) if ids[-1] in sampling.stop_token_ids else None
-    low, high = 1, len(ids)  # once a text contains a stop string, it always does
-    while low < high:
+    low = 1
+    high = len(ids)
+    while low < high:  # a binary search: once a text contains a stop string, it always does
         middle = (low + high) // 2
-        low, high = (low, middle) if has_stop(middle) else (middle + 1, high)
+        if has_stop(middle):
+            high = middle
+        else:
+            low = middle + 1
     return low
 
 

@@ -41,7 +41,8 @@ class ChatRequests:
     """
 
     def __init__(self, client: Client, model: str) -> None:
-        self.client, self.model = client, model
+        self.client = client
+        self.model = model
         self.chat = True
         """True while the model is believed to support chat."""
         self.refused: set[str] = set()
@@ -92,14 +93,14 @@ class ChatRequests:
         """
         reply = await self._neutral(messages, body)
         try:
-            spoken = [self._answer(choice) for choice in reply["choices"]]
+            answers = [self._answer(choice) for choice in reply["choices"]]
             counts = dict(reply.get("usage") or {})
             usage = {name: n for name, n in counts.items() if type(n) is int and 0 <= n < 1 << 53}
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ServerError(f"it sent no answer: {str(reply)[:100]!r}") from error
-        if not spoken:
+        if not answers:
             raise ServerError(f"it sent no answer: {str(reply)[:100]!r}")
-        return spoken, usage
+        return answers, usage
 
     async def _neutral(self, messages: Sequence[Mapping[str, str]], body: Mapping[str, Any]) -> Any:
         """Return the reply to a request with neutral values for the fields of sampling that it leaves out."""
@@ -108,7 +109,8 @@ class ChatRequests:
             try:
                 return await self._reply(messages, {"model": self.model, **added, **body})
             except UnsupportedError as error:
-                if not (refused := refused_fields(str(error), added)):
+                refused = refused_fields(str(error), added)
+                if not refused:
                     raise
                 if refused - self.refused:
                     log.warning("%s refuses %s: it decides them", self.model, ", ".join(sorted(refused)))
@@ -119,8 +121,8 @@ class ChatRequests:
             try:
                 return await self.client.chat({**body, "messages": list(messages)})
             except UnsupportedError as error:
-                said = str(error).lower()
-                if len(messages) > 1 or not ("template" in said or "status 404" in said):
+                reason = str(error).lower()
+                if len(messages) > 1 or not ("template" in reason or "status 404" in reason):
                     raise
                 if self.chat:
                     log.warning("%s cannot chat: prompts are completed as they are", self.model)

@@ -44,8 +44,10 @@ class Client:
         self, endpoint: Endpoint, timeout_s: float, health_timeout_s: float, per_token: int = PER_DETAILED_TOKEN
     ) -> None:
         self.per_token = per_token
-        self.endpoint, self.url = endpoint, endpoint.url
-        self.timeout_s, self.health_timeout_s = timeout_s, health_timeout_s
+        self.endpoint = endpoint
+        self.url = endpoint.url
+        self.timeout_s = timeout_s
+        self.health_timeout_s = health_timeout_s
         self._socket = urlsplit(self.url).path if self.url.startswith(UNIX) else None
         self._base = self.url if self._socket is None else "http://localhost"
         self._headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
@@ -261,7 +263,8 @@ class Client:
         """Unload adapters whose names begin with ``prefix``, all but ``keep``."""
         reply = await self._call("GET", "/v1/models", timeout_s=self.health_timeout_s)
         models = reply.get("data") if isinstance(reply, dict) else None
-        for name in (str(model.get("id")) for model in models or () if isinstance(model, dict)):
+        names = [str(model.get("id")) for model in models or () if isinstance(model, dict)]
+        for name in names:
             if name.startswith(prefix) and name != keep:
                 await self._text("POST", "/v1/unload_lora_adapter", {"lora_name": name}, refusals=True)
 
@@ -304,12 +307,13 @@ class Client:
             async with self._session.request(
                 method, self._base + path, json=body, timeout=limit, allow_redirects=False, headers=headers
             ) as reply:
-                found, status = await read_body(reply, reply_limit(body, self.per_token)), reply.status
+                answer = await read_body(reply, reply_limit(body, self.per_token))
+                status = reply.status
         except TimeoutError as error:
             raise ServerError(f"{method} {path} took more than {seconds:g} s") from error
         except (aiohttp.ClientError, OSError, BodyError) as error:
             raise ServerError(f"{method} {path}: {visible(error) or type(error).__name__}") from error
-        text = visible(found.text) if status >= 300 else ""
+        text = visible(answer.text) if status >= 300 else ""
         if status in (404, 405, 501):
             why = "; start it with VLLM_SERVER_DEV_MODE=1" if needed_for_sync else ""
             raise UnsupportedError(f"it has no {method} {path} (status {status}){why}")
@@ -323,7 +327,7 @@ class Client:
             raise UnsupportedError(f"it asks for another key at {method} {path} (status {status}): set {KEY}")
         if status >= 300:
             raise UnsupportedError(f"it refuses {method} {path} (status {status}): {text[:300]}")
-        return found
+        return answer
 
     def _connector(self) -> aiohttp.BaseConnector:
         import aiohttp

@@ -56,7 +56,8 @@ class Utilization:
             self._count()
             passed = self._counted - self._start
             idle = 1.0 - self._busy_s / passed if passed > 0 else 0.0
-            self._start, self._busy_s = self._counted, 0.0
+            self._start = self._counted
+            self._busy_s = 0.0
             return min(max(idle, 0.0), 1.0)
 
     def _count(self) -> None:
@@ -148,7 +149,8 @@ class Server:
 
     def lost(self, why: str) -> None:
         """Mark the server as not ready until its next health check, and cancel its calls."""
-        self.ready, self.ailment = False, why
+        self.ready = False
+        self.ailment = why
         for call in self.calls:
             call.cancel()
 
@@ -172,7 +174,10 @@ class Pool:
         *,
         in_flight: bool = False,
     ) -> None:
-        self.servers, self.faults, self.deliver, self.in_flight = list(servers), faults, deliver, in_flight
+        self.servers = list(servers)
+        self.faults = faults
+        self.deliver = deliver
+        self.in_flight = in_flight
         self.weights: Weights | None = None
 
     async def sync(self, weights: Weights) -> list[Server]:
@@ -224,11 +229,13 @@ class Pool:
 
     async def _look_after(self, server: Server) -> None:
         healthy, progress = await asyncio.gather(server.client.healthy(), server.client.progress())
-        now, limit = time.monotonic(), self.faults.silence_s
+        now = time.monotonic()
+        limit = self.faults.silence_s
         if not healthy:
             server.lost("it does not answer health checks")
         elif progress is not None and progress != server.progress:
-            server.heard, server.progress = now, progress
+            server.heard = now
+            server.progress = progress
         elif server.calls and now - server.heard > limit:
             server.lost(f"it has completed no request, and counted no token, for {limit:g} s")
 
@@ -240,7 +247,9 @@ class Pool:
         """
         if self.in_flight:
             return
-        for server in (s for s in self.servers if s.ready):
+        for server in self.servers:
+            if not server.ready:
+                continue
             async with server.lock:  # the server may be getting new weights
                 try:
                     same = await self._has(server)
@@ -259,10 +268,10 @@ class Pool:
         """
         reasons = await asyncio.gather(*(server.client.ailment() for server in self.servers))
         if all(reasons):
-            found = "; ".join(f"{s.client.url}: {why}" for s, why in zip(self.servers, reasons, strict=True))
+            ailments = "; ".join(f"{s.client.url}: {why}" for s, why in zip(self.servers, reasons, strict=True))
             raise UserError(
                 "data.rollouts.urls",
-                f"nothing answers a health check at {found}",
+                f"nothing answers a health check at {ailments}",
                 fix="start the servers first, or leave urls out: one is started here",
             )
 
@@ -348,9 +357,9 @@ class Pool:
 
     async def _has(self, server: Server) -> bool:
         """Return True if the server has the wanted weights, or newer ones with weights in flight."""
-        tag = await server.client.weights()
-        wanted = "" if self.weights is None else self.weights.tag
-        return tag == wanted or (self.in_flight and is_newer(tag, wanted))
+        server_tag = await server.client.weights()
+        tag = "" if self.weights is None else self.weights.tag
+        return server_tag == tag or (self.in_flight and is_newer(server_tag, tag))
 
     async def _run(self, server: Server, weights: Weights) -> None:
         """Start a local server, or restart it if it does not answer."""

@@ -23,7 +23,8 @@ class RequestMonitor:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self._waiting, self._last = 0, time.monotonic()
+        self._waiting = 0
+        self._last = time.monotonic()
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
@@ -52,9 +53,11 @@ class RequestMonitor:
                 continue
             try:
                 await self.client.model()
-                deaf, state = 0, "it names its model, so it may be busy"
+                deaf = 0
+                state = "it names its model, so it may be busy"
             except (ServerError, UnsupportedError) as error:
-                deaf, state = deaf + 1, f"it does not name its model either: {error}"
+                deaf += 1
+                state = f"it does not name its model either: {error}"
             log.warning(
                 "%s has answered none of %d requests for %.0f s; %s", self.client.url, self._waiting, silent, state
             )

@@ -37,18 +37,20 @@ class StreamedWeights:
     """
 
     def __init__(self, policy: Policy, *, adapters: bool = True) -> None:
-        self.policy, self.adapters = policy, adapters
+        self.policy = policy
+        self.adapters = adapters
         self._model = policy.model
         self._layers: dict[str, Any] = dict(adapted_layers(self._model))
         parameters = [(name, self._model.get_parameter(name).detach()) for name in policy.stream.names]
         plain = list(self._plain(parameters))
         expected = _shapes(_reverted(self._model, dict(plain) | self._buffers()).items())
         self._group_of: Callable[[str], str]
+        # the smallest groups that convert to what the whole model converts to, tried on the meta device
         for self._group_of in (_itself, _layer_of, _nothing):
-            found = list(self._converted(plain))
-            if len(found) == len(expected) and _shapes(found) == expected:
+            converted = list(self._converted(plain))
+            if len(converted) == len(expected) and _shapes(converted) == expected:
                 break
-        self.meta: dict[str, Tensor] = dict(found)
+        self.meta: dict[str, Tensor] = dict(converted)
         """Names, shapes and dtypes, in the order in which the weights come; tensors on the meta device."""
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
@@ -61,8 +63,9 @@ class StreamedWeights:
         for name, value in named:
             if group and self._group_of(name) != key:
                 yield from _flushed(self._model, group)
-            key, group[name] = self._group_of(name), value
-            del value
+            key = self._group_of(name)
+            group[name] = value
+            del value  # the group alone keeps it, and lets it go when it is yielded
         yield from _flushed(self._model, group)
         for name, value in self._buffers().items():
             yield from _reverted(self._model, {name: value}).items()
@@ -75,30 +78,35 @@ class StreamedWeights:
 
     def _plain(self, named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Merge the adapters of a layer into its weights, or leave them out, once all of them have come."""
-        layer, found = "", dict[str, Tensor]()
+        layer = ""
+        weights: dict[str, Tensor] = {}
         for name, value in named:
             owner = self._owner(name)
-            if owner != layer and found:
-                yield from self._merged(layer, found)
+            if owner != layer and weights:
+                yield from self._merged(layer, weights)
+            layer = owner
             if owner:
-                layer, found[name] = owner, value
+                weights[name] = value
             else:
-                layer = ""
                 yield name, value
             del value
-        if found:
-            yield from self._merged(layer, found)
+        if weights:
+            yield from self._merged(layer, weights)
 
     def _owner(self, name: str) -> str:
-        return next((layer for layer in self._layers if name.startswith(f"{layer}.")), "") if self._layers else ""
+        """Return the adapted layer of a parameter; '' if it is in none."""
+        return next((layer for layer in self._layers if name.startswith(f"{layer}.")), "")
 
-    def _merged(self, layer: str, found: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        holder, known = nn.Module(), not next(iter(found.values())).is_meta
-        parts = {id(self._model.get_parameter(name)): nn.Parameter(value, False) for name, value in found.items()}
-        found.clear()
-        holder.add_module("layer", copy.deepcopy(self._layers[layer], parts))
-        del parts
-        if self.adapters and known:
+    def _merged(self, layer: str, weights: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Empty the weights of a layer and yield them with its adapters merged, or without them."""
+        has_values = not next(iter(weights.values())).is_meta
+        # deepcopy takes what its memo holds for a parameter in place of a copy: the gathered weights
+        memo = {id(self._model.get_parameter(name)): nn.Parameter(value, False) for name, value in weights.items()}
+        weights.clear()
+        holder = nn.Module()
+        holder.add_module("layer", copy.deepcopy(self._layers[layer], memo))
+        del memo
+        if self.adapters and has_values:
             merge_adapters(holder)
         else:
             remove_adapters(holder)
@@ -107,17 +115,17 @@ class StreamedWeights:
 
 
 def _reverted(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = revert_weight_conversion(model, state)
-    return found
+    weights: dict[str, Tensor] = revert_weight_conversion(model, state)
+    return weights
 
 
 def _flushed(model: nn.Module, group: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Empty a group of parameters and yield what they are in files; nothing keeps what has been yielded."""
-    found = dict(_reverted(model, dict(group)))
+    weights = dict(_reverted(model, dict(group)))
     group.clear()
-    while found:
-        name = next(iter(found))
-        yield name, found.pop(name)
+    while weights:
+        name = next(iter(weights))
+        yield name, weights.pop(name)
 
 
 def _itself(name: str) -> str:
@@ -129,8 +137,8 @@ def _nothing(_: str) -> str:
 
 
 def _layer_of(name: str) -> str:
-    found = _LAYER.match(name)
-    return found[0] if found else ""
+    match = _LAYER.match(name)
+    return match[0] if match else ""
 
 
 def _shapes(named: Iterable[tuple[str, Tensor]]) -> dict[str, tuple[int, ...]]:

@@ -13,7 +13,8 @@ from torch import Tensor
 from gspo_lightning.core.temp_files import share
 from gspo_lightning.policy.policy import Policy
 
-HEAD, WHOLE = "lm_head.weight", "model.safetensors"
+HEAD = "lm_head.weight"
+WHOLE = "model.safetensors"
 
 
 def needs_own_head(policy: Policy) -> bool:
@@ -35,7 +36,8 @@ def own_head(policy: Policy, dtype: torch.dtype | None) -> dict[str, Tensor]:
 
 def untie(policy: Policy, folder: Path, dtype: torch.dtype | None) -> None:
     """Give a saved model with tied embeddings a separate output head with the same weights."""
-    index, whole = folder / f"{WHOLE}.index.json", folder / WHOLE
+    index = folder / f"{WHOLE}.index.json"
+    whole = folder / WHOLE
     retie(folder)
     if index.exists():  # the weights are in several files
         save_file(own_head(policy, dtype), folder / "lm_head.safetensors", metadata={"format": "pt"})
@@ -52,5 +54,5 @@ def retie(folder: Path) -> None:
 
 
 def _change(file: Path, words: dict[str, Any]) -> None:
-    found = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps(found | words, indent=2), encoding="utf-8")
+    config = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(config | words, indent=2), encoding="utf-8")

@@ -32,11 +32,11 @@ def main(folders: Sequence[str], command: Sequence[str]) -> int:
     owner = os.getppid()
     # orphans of the server become children of this process, which can then find them
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    asked: list[int] = []
+    signals: list[int] = []
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(signum, lambda number, _: asked.append(number))
+        signal.signal(signum, lambda number, _: signals.append(number))
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-    while server.poll() is None and not asked and os.getppid() == owner:
+    while server.poll() is None and not signals and os.getppid() == owner:
         try:
             readable = select.select([sys.stdin], [], [], 0.2)[0]
         except InterruptedError:
@@ -56,9 +56,9 @@ def _end(server: subprocess.Popen[bytes]) -> None:
     if server.poll() is None:
         os.killpg(server.pid, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_S
-    while left := _descendants(os.getpid()):
+    while pids := _descendants(os.getpid()):
         if time.monotonic() > deadline:
-            for pid in left:
+            for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
@@ -76,12 +76,13 @@ def _descendants(root: int) -> list[int]:
                 with open(f"/proc/{entry}/stat") as file:
                     fields = file.read().rpartition(")")[2].split()
                 children.setdefault(int(fields[1]), []).append(int(entry))
-    found, stack = [], [root]
+    pids = []
+    stack = [root]
     while stack:
         for pid in children.get(stack.pop(), []):
-            found.append(pid)
+            pids.append(pid)
             stack.append(pid)
-    return found
+    return pids
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ def version_in(tag: str, run: str) -> int | None:
     >>> version_in("a1b2-12-3", "a1b2"), version_in("default", "a1b2")
     (12, None)
     """
-    found = _parts(tag)
-    return found[1] if found is not None and found[0] == run else None
+    parts = _parts(tag)
+    return parts[1] if parts is not None and parts[0] == run else None
 
 
 def is_newer(tag: str, than: str) -> bool:
@@ -35,8 +35,13 @@ def is_newer(tag: str, than: str) -> bool:
     >>> is_newer("a1b2-12-3", "a1b2-8-2"), is_newer("a1b2-8-2", "a1b2-12-3"), is_newer("c3d4-12-3", "a1b2-8-2")
     (True, False, False)
     """
-    one, other = _parts(tag), _parts(than)
-    return one is not None and other is not None and one[0] == other[0] and one[2] > other[2]
+    parts = _parts(tag)
+    other = _parts(than)
+    if parts is None or other is None:
+        return False
+    run, _, count = parts
+    other_run, _, other_count = other
+    return run == other_run and count > other_count
 
 
 def _parts(tag: str) -> tuple[str, int, int] | None:

@@ -34,8 +34,8 @@ def in_checkpoint_format(policy: Policy, *, adapters: bool = True) -> dict[str, 
     """
     model = policy.merged_model() if adapters else policy.base_model()
     state = {name: value.detach() for name, value in model.state_dict().items()}
-    found: dict[str, Tensor] = revert_weight_conversion(model, remove_tied_weights_from_state_dict(state, model))
-    return found
+    weights: dict[str, Tensor] = revert_weight_conversion(model, remove_tied_weights_from_state_dict(state, model))
+    return weights
 
 
 def save_without_weights(policy: Policy, folder: str | Path) -> None:
@@ -58,7 +58,8 @@ class WeightFolders:
     """
 
     def __init__(self, root: str | None, in_memory: bool) -> None:
-        self._given, self._in_memory = root, in_memory
+        self._given = root
+        self._in_memory = in_memory
         self.root: Path | None = None
         self._count = 0
         self._made: list[Path] = []
@@ -83,14 +84,14 @@ class WeightFolders:
                 policy.model.generation_config.save_pretrained(folder)
             write_streamed(policy, folder, dtype, adapters=adapters)
             return folder
-        shown = transformers_logging.is_progress_bar_enabled()
+        showed_bars = transformers_logging.is_progress_bar_enabled()
         transformers_logging.disable_progress_bar()
         try:
             policy.save_pretrained(folder, dtype, adapters=adapters)
             if needs_own_head(policy):
                 untie(policy, folder, dtype)
         finally:
-            if shown:
+            if showed_bars:
                 transformers_logging.enable_progress_bar()
         return folder
 
@@ -103,8 +104,9 @@ class WeightFolders:
     def write_adapters(self, policy: Policy, dtype: torch.dtype | None = None) -> Path:
         """Write the adapters alone, in PEFT's format; return the folder."""
         folder = self._next(policy, "adapters")
-        with nullcontext(policy) if policy.stream is None else policy.stream.adapters() as found:
-            save_adapters(found.model, folder, dtype)
+        gathered = nullcontext(policy) if policy.stream is None else policy.stream.adapters()
+        with gathered as adapted:
+            save_adapters(adapted.model, folder, dtype)
         return folder
 
     def keep(self, *needed: Path | None) -> None:
@@ -116,9 +118,10 @@ class WeightFolders:
 
     def close(self) -> None:
         """Remove everything that was made here."""
-        for folder in [*self._made, *([self.root] if self.root is not None else [])]:
-            shutil.rmtree(folder, ignore_errors=True)
-        self._made, self.root = [], None
+        self.keep()
+        if self.root is not None:
+            shutil.rmtree(self.root, ignore_errors=True)
+        self.root = None
 
     def _next(self, policy: Policy, kind: str) -> Path:
         if self.root is None:
@@ -129,7 +132,11 @@ class WeightFolders:
 
     def _make_root(self, policy: Policy) -> Path:
         size = sum(p.numel() * p.element_size() for p in policy.parameters())
-        roomy = self._in_memory and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 3 * size
-        place = Path(self._given) if self._given is not None else MEMORY if roomy else Path(tempfile.gettempdir())
+        if self._given is not None:
+            place = Path(self._given)
+        elif self._in_memory and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 3 * size:
+            place = MEMORY
+        else:
+            place = Path(tempfile.gettempdir())
         place.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix="gspo-weights-", dir=place))

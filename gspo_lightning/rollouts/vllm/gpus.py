@@ -47,9 +47,11 @@ class Placement:
 
     def defaults(self, number: int) -> Defaults:
         """Return options and environment variables of a server, by its number."""
-        mine = set(self.servers[number]) & self.trained_on if self.servers else set()
-        beside = max((sum(card in server for server in self.servers) for card in mine), default=0)
-        options = {"gpu_memory_utilization": round(SHARE / beside, 3)} if beside else {}
+        options: dict[str, Any] = {}
+        shared = set(self.servers[number]) & self.trained_on if self.servers else set()
+        if shared:
+            servers = max(sum(card in server for server in self.servers) for card in shared)
+            options["gpu_memory_utilization"] = round(SHARE / servers, 3)
         return options, {"CUDA_VISIBLE_DEVICES": ",".join(self.servers[number])} if self.dealt else {}
 
 
@@ -69,15 +71,15 @@ def placed(
     """
     if not cards or cards[0] is None:
         return Placement()
-    host, own = cards[0]
+    host, first_card = cards[0]
     trained_on = frozenset(card[1] for card in cards if card is not None and card[0] == host)
     size = parallelism(local.options)
     if local.gpus is not None:
-        return Placement(own, [listed(names)[:size] for names in local.gpus], trained_on)
+        return Placement(first_card, [listed(names)[:size] for names in local.gpus], trained_on)
     visible = _visible(environment)
     free = [name for name in visible if name not in trained_on]
     if count == 1 and len(free) < size:
-        free = [own, *free]
+        free = [first_card, *free]
     if len(free) < count * size:
         raise UserError(
             "data.rollouts.start",
@@ -85,16 +87,17 @@ def placed(
             f"{_cards(len(visible))} here",
             fix="start: 1, which shares the first rank's card; fewer trainer.devices; or name data.rollouts.gpus",
         )
-    return Placement(own, [free[i * size : (i + 1) * size] for i in range(count)], trained_on, dealt=True)
+    dealt = [free[number * size : (number + 1) * size] for number in range(count)]
+    return Placement(first_card, dealt, trained_on, dealt=True)
 
 
 def merged(*defaults: Defaults) -> Defaults:
     """Return the options and the environment variables of all of them; the last ones take precedence."""
     options: dict[str, Any] = {}
     environment: dict[str, str] = {}
-    for one in defaults:
-        options |= one[0]
-        environment |= one[1]
+    for more_options, more_variables in defaults:
+        options |= more_options
+        environment |= more_variables
     return options, environment
 
 

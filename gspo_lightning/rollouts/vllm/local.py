@@ -109,9 +109,11 @@ def command(python: str, model: str | Path, url: str, options: Mapping[str, Any]
     else:
         line += ["--host", str(parts.hostname), "--port", str(parts.port)]
     for name, value in options.items():
-        if value is not False and value is not None:
-            said = json.dumps(value) if isinstance(value, dict | list) else str(value)
-            line += [f"--{name.replace('_', '-')}"] + ([] if value is True else [said])
+        if value is False or value is None:
+            continue
+        line.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            line.append(json.dumps(value) if isinstance(value, dict | list) else str(value))
     return [*line, "--middleware", GUARD]  # the last one is outermost
 
 
@@ -124,12 +126,14 @@ def watched(endpoint: Endpoint, private: Path, environment: Mapping[str, str]) -
         environment: the server's other variables, which may include ``PYTHONPATH``.
     """
     assert endpoint.key
-    before = environment.get("PYTHONPATH") or os.environ.get("PYTHONPATH")
+    search = [inside.__path__[0]]
+    if python_path := environment.get("PYTHONPATH") or os.environ.get("PYTHONPATH"):
+        search.append(python_path)
     if endpoint.url.startswith(UNIX):
         Path(urlsplit(endpoint.url).path).unlink(missing_ok=True)
     return {
         KEY: endpoint.key,
-        "PYTHONPATH": os.pathsep.join([inside.__path__[0], *([before] if before else [])]),
+        "PYTHONPATH": os.pathsep.join(search),
         "VLLM_RPC_BASE_PATH": str(private),  # sockets between its own processes, which take pickles
     }
 
@@ -150,8 +154,8 @@ def lora_rank(policy: Policy) -> int:
         UserError: they differ in rank or scale, which vLLM does not read.
     """
     if not uniform(policy.model):
-        what = "is true, but the adapters differ in rank or scale (rank_pattern, alpha_pattern), which vLLM ignores"
-        raise UserError("data.rollouts.options.enable_lora", what, fix="leave it out: adapters are merged")
+        problem = "is true, but the adapters differ in rank or scale (rank_pattern, alpha_pattern), which vLLM ignores"
+        raise UserError("data.rollouts.options.enable_lora", problem, fix="leave it out: adapters are merged")
     return next((size for size in _RANKS if size >= adapter_rank(policy.model)), _RANKS[-1])
 
 
@@ -167,7 +171,8 @@ def check_options(options: Mapping[str, Any], environment: Mapping[str, str]) ->
         UserError: one of them is set.
     """
     for name in options:
-        if (plain := name.strip("-").replace("-", "_")) in TAKEN:
+        plain = name.strip("-").replace("-", "_")
+        if plain in TAKEN:
             fix = "leave it out: each server gets its own key" if plain == "api_key" else "data.rollouts.host"
             raise UserError("data.rollouts.options", f"names {name}, which is decided here", fix=fix)
     if KEY in environment:
@@ -187,11 +192,11 @@ def check_in_flight(options: Mapping[str, Any], routed_experts: bool) -> None:
     """
     name = "data.rollouts.weights_in_flight"
     if options.get("enable_lora") or options.get("enable-lora"):
-        what = "is true, but a request keeps the adapters that it began with (options: enable_lora)"
-        raise UserError(name, what, fix="leave enable_lora out: adapters are merged, and whole weights sent")
+        problem = "is true, but a request keeps the adapters that it began with (options: enable_lora)"
+        raise UserError(name, problem, fix="leave enable_lora out: adapters are merged, and whole weights sent")
     if routed_experts:
-        what = "is true, but experts are reported once for a whole response (routed_experts)"
-        raise UserError(name, what, fix="use one of the two")
+        problem = "is true, but experts are reported once for a whole response (routed_experts)"
+        raise UserError(name, problem, fix="use one of the two")
 
 
 def check_installed(python: str) -> None:
@@ -201,14 +206,14 @@ def check_installed(python: str) -> None:
         UserError: it cannot.
     """
     if python == sys.executable:
-        found = importlib.util.find_spec("vllm") is not None
+        installed = importlib.util.find_spec("vllm") is not None
     else:
         code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
         try:
-            found = subprocess.run([python, "-c", code], check=False, capture_output=True).returncode == 0
+            installed = subprocess.run([python, "-c", code], check=False, capture_output=True).returncode == 0
         except OSError as error:
             raise UserError("data.rollouts.python", f"{python!r} cannot be run: {error.strerror}") from error
-    if not found:
+    if not installed:
         raise UserError(
             "data.rollouts",
             f"vLLM is not installed for {python}",

@@ -36,7 +36,8 @@ def preserve_process_state() -> Iterator[None]:
     An engine seeds all random numbers, replaces ``torch.set_num_threads``, and sets variables that child processes
     (reward workers) would inherit, ``LD_PRELOAD`` among them; variables that begin with ``VLLM_`` stay.
     """
-    set_threads, threads = torch.set_num_threads, torch.get_num_threads()
+    set_threads = torch.set_num_threads
+    threads = torch.get_num_threads()
     environment = dict(os.environ)
     with isolate_rng():
         try:

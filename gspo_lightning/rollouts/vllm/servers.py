@@ -56,12 +56,17 @@ class Servers:
         self, urls: list[str] | None, count: int, local: LocalVLLM, host: str | None, *, plain_http: bool,
         faults: Faults, health_timeout_s: float, in_flight: bool,
     ) -> None:  # fmt: skip
-        self.urls, self.count, self.local = urls, count, local
+        self.urls = urls
+        self.count = count
+        self.local = local
         self._given = [] if urls is None else given(urls, plain_http)
         if host is not None:
             check_host(host, plain_http)
-        self._host, self._plain_http = host, plain_http
-        self._faults, self._health_timeout_s, self._in_flight = faults, health_timeout_s, in_flight
+        self._host = host
+        self._plain_http = plain_http
+        self._faults = faults
+        self._health_timeout_s = health_timeout_s
+        self._in_flight = in_flight
         self.private = PrivateFolder()
         self.loop = LoopThread("vllm")
         self.timeout_s = faults.silence_s
@@ -97,28 +102,32 @@ class Servers:
 
     def connect(self, endpoints: Sequence[Endpoint] | None, deliver: Deliver | None) -> None:
         """Create the pool of servers at these endpoints; None takes those at the URLs."""
-        servers = [Server(self._client(endpoint)) for endpoint in (self._given if endpoints is None else endpoints)]
+        endpoints = self._given if endpoints is None else endpoints
+        servers = [Server(self._client(endpoint)) for endpoint in endpoints]
         self._pool = Pool(servers, self._faults, deliver, in_flight=self._in_flight)
 
     def add_own(self, policy: Policy, dtype: str, weight_sync: WeightSync) -> None:
         """Add the local servers, which start when they are first needed."""
         if self.urls is not None:
             return
-        also, placement = weight_sync.options(policy, self.local.options), self._placement
+        for_weights = weight_sync.options(policy, self.local.options)
+        placement = self._placement
         for number in range(self.count):
             private = self.private.make()
             endpoint = on_socket(private, number) if self._host is None else on_port(self._host)
-            own = merged(also, placement.defaults(number))
-            start = functools.partial(self._start, endpoint, number, policy.device.type, dtype, own, weight_sync)
+            defaults = merged(for_weights, placement.defaults(number))
+            start = functools.partial(self._start, endpoint, number, policy.device.type, dtype, defaults, weight_sync)
             self.pool.servers.append(Server(self._client(endpoint), start))
 
     def transport_context(self, policy: Policy) -> TransportContext:
         """Return the inputs for choosing a weight transport."""
-        cuda, ranks = policy.device.type == "cuda", rank_and_world()[1]
+        cuda = policy.device.type == "cuda"
+        _, ranks = rank_and_world()
         if self.urls is None:
             trusted = self._host is None or is_loopback(self._host) or self._plain_http
-            own, theirs = self._placement.own, self._placement.servers
-            return TransportContext(cuda, ranks, trusted, shown_to(policy) is not None, own, theirs)
+            placement = self._placement
+            pictures = shown_to(policy) is not None
+            return TransportContext(cuda, ranks, trusted, pictures, placement.own, placement.servers)
         backends = [self.loop.run(server.client.backend()) for server in self.pool.servers] if cuda else []
         return TransportContext(cuda, ranks, self._plain_http or all(map(is_near, self.urls)), configured=backends)
 
@@ -137,7 +146,8 @@ class Servers:
         if weight_sync.transport is None:
             weight_sync.transport = choose(transfer, self.transport_context(policy))
             self.add_own(policy, str(dtype)[6:], weight_sync)
-        weights, weight_sync.failure = weight_sync.prepare(policy, dtype, version), ""
+        weights = weight_sync.prepare(policy, dtype, version)
+        weight_sync.failure = ""
         try:
             return weights, self.loop.run(self.pool.sync(weights))
         except NoAdaptersError as error:
@@ -178,7 +188,8 @@ class Servers:
         self, endpoint: Endpoint, number: int, device: str, dtype: str, also: Defaults, weight_sync: WeightSync,
         folder: Path,
     ) -> LocalServer:  # fmt: skip
-        private, root = self.private.make(), weight_sync.folders.root
+        private = self.private.make()
+        root = weight_sync.folders.root
         if device == "cuda":
             empty_cache()  # a server that starts needs its share free, which this process may only keep
         return self.local.start(
@@ -212,8 +223,9 @@ class InflightRequests:
             names: dict[Client, list[str]] = defaultdict(list)
             for name, (client, _) in self._requests.items():
                 names[client].append(name)
-            told = await asyncio.gather(*(c.abort(own) for c, own in names.items()), return_exceptions=True)
-            if all(isinstance(answer, UnsupportedError) for answer in told):
+            aborts = [client.abort(requests) for client, requests in names.items()]
+            results = await asyncio.gather(*aborts, return_exceptions=True)
+            if all(isinstance(result, UnsupportedError) for result in results):
                 break
             await asyncio.sleep(AGAIN_S)
         for _, task in list(self._requests.values()):

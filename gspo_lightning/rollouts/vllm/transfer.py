@@ -43,15 +43,20 @@ class CheckpointWeights:
 
     def follow(self, stream: StreamedWeights, dtype: torch.dtype) -> None:
         """Take weights as they are gathered; floating-point ones are sent in ``dtype``."""
-        self._state, self._stream, self._dtype = stream.meta, stream, dtype
+        self._state = stream.meta
+        self._stream = stream
+        self._dtype = dtype
 
     def fill(self, state: dict[str, Tensor], dtype: torch.dtype) -> None:
         """Take these weights; floating-point ones are sent in ``dtype``."""
-        self._state, self._stream, self._dtype = state, None, dtype
+        self._state = state
+        self._stream = None
+        self._dtype = dtype
 
     def clear(self) -> None:
         """Release the weights."""
-        self._state, self._stream = {}, None
+        self._state = {}
+        self._stream = None
 
     @property
     def buffer(self) -> int:
@@ -78,7 +83,8 @@ class Calls:
     """Server calls of a vLLM transfer engine, from threads of its own (``VLLMWeightSyncClient``)."""
 
     def __init__(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
-        self._client, self._loop = client, loop
+        self._client = client
+        self._loop = loop
         self.failed: asyncio.Future[BaseException] = loop.create_future()
         """First failed call: the trainer's side may be waiting for a peer that will never come."""
 
@@ -92,10 +98,12 @@ class Calls:
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Receive weights on the server, and wait for them. Handles of GPU memory are no JSON: they are pickled."""
-        plain = dict(update_info)
-        if (handles := plain.pop("ipc_handles", None)) is not None:
-            plain["ipc_handles_pickled"] = base64.b64encode(pickle.dumps(handles)).decode()
-        self._post("/update_weights", {"update_info": {k: v for k, v in plain.items() if v is not None}})
+        fields = dict(update_info)
+        handles = fields.pop("ipc_handles", None)
+        if handles is not None:
+            fields["ipc_handles_pickled"] = base64.b64encode(pickle.dumps(handles)).decode()
+        body = {name: value for name, value in fields.items() if value is not None}
+        self._post("/update_weights", {"update_info": body})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """Activate the received weights."""
@@ -129,7 +137,8 @@ class Sender:
     """
 
     def __init__(self, transport: Transport, timeout_s: float) -> None:
-        self.transport, self.timeout_s = transport, timeout_s
+        self.transport = transport
+        self.timeout_s = timeout_s
         self._met: dict[Server, Meeting] = {}
         self._one_at_a_time = asyncio.Lock()
 
@@ -157,25 +166,27 @@ class Sender:
                     self._met[server] = await self._meet(server, source, policy.device)
                 engine, source, calls = self._met[server]
                 fill(source)
+                sending = functools.partial(_on, policy.device, self.transport, engine.send_weights)
                 try:
-                    await self._wait(calls, functools.partial(_on, policy.device, self.transport, engine.send_weights))
+                    await self._wait(calls, sending)
                 finally:
                     source.clear()
             except Exception as error:
                 self._met.pop(server, None)
                 with suppress(Exception):
                     await server.client.post("/finish_weight_update", {})  # else it refuses to start the next update
-                raise (
-                    error
-                    if isinstance(error, ServerError)
-                    else ServerError(f"weights did not arrive by {self.transport}: {type(error).__name__}: {error}")
+                if isinstance(error, ServerError):
+                    raise
+                raise ServerError(
+                    f"weights did not arrive by {self.transport}: {type(error).__name__}: {error}"
                 ) from error
 
     async def _meet(self, server: Server, source: CheckpointWeights, device: torch.device) -> Meeting:
         calls = Calls(server.client, asyncio.get_running_loop())
         workers = await server.client.world_size() if self.transport == "nccl" else 0
         opening = functools.partial(_open, self.transport, calls, source, address_for(server.client.url), workers)
-        return await self._wait(calls, functools.partial(_on, device, self.transport, opening)), source, calls
+        engine = await self._wait(calls, functools.partial(_on, device, self.transport, opening))
+        return engine, source, calls
 
     async def _wait(self, calls: Calls, work: Callable[[], Any]) -> Any:
         """Return the result of ``work``, unless a call to the server fails first.
@@ -242,18 +253,18 @@ def fixed_segments(environment: Mapping[str, str] = os.environ) -> Iterator[None
     PyTorch forgets every option that is not given again, so the others are repeated.
     """
     names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the second one, if set, counts
-    given = next((environment[name] for name in reversed(names) if environment.get(name)), "")
-    options = [part.strip() for part in given.split(",") if part.strip()]
+    settings = next((environment[name] for name in reversed(names) if environment.get(name)), "")
+    options = [part.strip() for part in settings.split(",") if part.strip()]
     kept = [part for part in options if part.lower().replace(" ", "") != "expandable_segments:true"]
     if len(kept) == len(options):
         yield
         return
-    tell: Callable[[str], None] = torch._C._accelerator_setAllocatorSettings
-    tell(",".join([*kept, "expandable_segments:False"]))
+    set_allocator: Callable[[str], None] = torch._C._accelerator_setAllocatorSettings
+    set_allocator(",".join([*kept, "expandable_segments:False"]))
     try:
         yield
     finally:
-        tell(given)
+        set_allocator(settings)
 
 
 def _on(device: torch.device, transport: Transport, work: Callable[[], Any]) -> Any:

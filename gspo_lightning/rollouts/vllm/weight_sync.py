@@ -46,7 +46,10 @@ class WeightSync:
     """
 
     def __init__(self, folders: WeightFolders, run: str, timeout_s: float, *, in_flight: bool = False) -> None:
-        self.folders, self.run, self.timeout_s, self.in_flight = folders, run, timeout_s, in_flight
+        self.folders = folders
+        self.run = run
+        self.timeout_s = timeout_s
+        self.in_flight = in_flight
         self.transport: Transport | None = None
         """Transport of whole weights; None: not decided yet."""
         self.failure = ""
@@ -69,13 +72,14 @@ class WeightSync:
         """
         self._dtype = dtype
         self._count += 1
-        tag, pictures = tag_of(self.run, version, self._count), shown_to(policy) is not None
+        pictures = shown_to(policy) is not None
         if not (self.adapters and has_adapters(policy.model)):
+            tag = tag_of(self.run, version, self._count)
             folder = self._folder(policy, adapters=True)
             self._prepared = tag, weakref.ref(policy), _one_of(policy)
             return Weights(folder, tag, in_files=self._in_files, pictures=pictures)
         norm = frozen_norm(policy) if policy.stream is None else policy.stream.frozen_norm()
-        if self._base is None or not math.isclose(self._base[0], norm, rel_tol=1e-6):
+        if self._base is None or not math.isclose(self._base[0], norm, rel_tol=1e-6):  # other frozen weights
             self._base = norm, self._folder(policy, adapters=False), f"{self.run}-base{self._count}"
         _, folder, base = self._base
         adapters = self.folders.write_adapters(policy, dtype)
@@ -95,7 +99,8 @@ class WeightSync:
     def use_files(self) -> None:
         """Send files from now on, after another transport has failed."""
         log.warning("weights go as files from now on: %s", self.failure)
-        self.transport, self.failure = "files", ""
+        self.transport = "files"
+        self.failure = ""
         self._base = self._sender = self._prepared = None
 
     def options(self, policy: Policy, given: Mapping[str, Any]) -> Defaults:
@@ -114,9 +119,9 @@ class WeightSync:
             log.warning("adapters are merged, and whole weights sent; %s", ENABLE)
             self.adapters = False
             return options, environment
-        return options | {"max_lora_rank": lora_rank(policy)}, environment | {
-            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"
-        }
+        options["max_lora_rank"] = lora_rank(policy)
+        environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
+        return options, environment
 
     def close(self) -> None:
         """Remove all files."""
@@ -134,16 +139,21 @@ class WeightSync:
 
     def holder(self, tag: str) -> Policy | None:
         """Return the policy that still has the whole weights of this tag, or can gather them now, if any."""
-        known, found, weight = self._prepared or ("", lambda: None, lambda: None)
-        policy = found()
-        if policy is None or weight() is not _one_of(policy)() or known != tag:
+        if self._prepared is None:
+            return None
+        prepared_tag, policy_ref, weight_ref = self._prepared
+        policy = policy_ref()
+        if policy is None or weight_ref() is not _one_of(policy)() or prepared_tag != tag:
             return None
         return policy if policy.stream is None or policy.stream.open else None
 
     def hold(self, policy: Policy) -> None:
         """Note that a policy has the prepared weights again, gathered anew from its shards."""
-        if self._prepared is not None and self._prepared[1]() is policy:
-            self._prepared = (*self._prepared[:2], _one_of(policy))
+        if self._prepared is None:
+            return
+        tag, policy_ref, _ = self._prepared
+        if policy_ref() is policy:
+            self._prepared = tag, policy_ref, _one_of(policy)
 
     async def deliver(self, server: Server, weights: Weights) -> None:
         """Give a server the weights that it lacks.
@@ -165,7 +175,8 @@ class WeightSync:
         if self.transport is None or self.transport == "files":
             await deliver_files(server, weights)
             return
-        if (policy := self.holder(weights.tag)) is None:  # newer weights may be in transfer
+        policy = self.holder(weights.tag)
+        if policy is None:  # newer weights may be in transfer
             raise ServerError("it lost its weights, and those that it had are gone here, too")
         if self._sender is None:
             self._sender = Sender(self.transport, self.timeout_s)

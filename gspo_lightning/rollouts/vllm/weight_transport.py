@@ -41,16 +41,19 @@ class TransportContext:
     def suited(self) -> Transport:
         """Fastest transport that these servers support."""
         if self.configured:
-            known = set(self.configured)
-            return "ipc" if known == {"ipc"} else "nccl" if known == {"nccl"} else "files"
-        if not self.own or not all(self.theirs) or any(not _alike(self.own, gpu) for s in self.theirs for gpu in s):
+            if set(self.configured) == {"ipc"}:
+                return "ipc"
+            return "nccl" if set(self.configured) == {"nccl"} else "files"
+        if not self.own or not all(self.theirs):
+            return "files"
+        if not all(_alike(self.own, gpu) for server in self.theirs for gpu in server):
             return "files"
         if all(list(server) == [self.own] for server in self.theirs):
             return "ipc"
         return "files" if any(self.own in server for server in self.theirs) else "nccl"
 
 
-def choose(requested: TransportOrAuto, found: TransportContext) -> Transport:
+def choose(requested: TransportOrAuto, context: TransportContext) -> Transport:
     """Return the requested transport; ``auto`` is the fastest possible one.
 
     Raises:
@@ -58,13 +61,14 @@ def choose(requested: TransportOrAuto, found: TransportContext) -> Transport:
     """
     if requested == "files":
         return "files"
-    transport = found.suited if requested == "auto" else requested
-    problem = None if transport == "files" else _obstacle(transport, found, requested)
-    if problem is None:
+    transport = context.suited if requested == "auto" else requested
+    obstacle = None if transport == "files" else _obstacle(transport, context, requested)
+    if obstacle is None:
         return transport
     if requested == "auto":
         return "files"
-    raise UserError(FIELD, f"is {requested}, but {problem[0]}", fix=problem[1])
+    problem, fix = obstacle
+    raise UserError(FIELD, f"is {requested}, but {problem}", fix=fix)
 
 
 def options_for(transport: Transport) -> tuple[dict[str, Any], dict[str, str]]:
@@ -75,25 +79,25 @@ def options_for(transport: Transport) -> tuple[dict[str, Any], dict[str, str]]:
     return options, {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"} if transport == "ipc" else {}
 
 
-def _obstacle(transport: Transport, found: TransportContext, requested: TransportOrAuto) -> tuple[str, str] | None:
+def _obstacle(transport: Transport, context: TransportContext, requested: TransportOrAuto) -> tuple[str, str] | None:
     """Return why a transport is not possible, and the fix."""
-    if not found.cuda:
+    if not context.cuda:
         return "the policy is not on a CUDA device", "use transfer: files"
     if importlib.util.find_spec("vllm") is None:
         return (
             "vLLM, which sends the weights, is not installed for the trainer's Python",
             f"{install_command('vllm')}; or use transfer: files",
         )
-    if other := [backend for backend in found.configured if backend != transport]:
+    if others := [backend for backend in context.configured if backend != transport]:
         return (
-            f"a server was started for {other[0] or 'files'}",
+            f"a server was started for {others[0] or 'files'}",
             f"start it with --weight-transfer-config '{json.dumps({'backend': transport})}'",
         )
-    if found.pictures:
+    if context.pictures:
         return "servers that read pictures need their weights to start", "use transfer: files, or start them yourself"
-    if transport == "ipc" and found.ranks > 1:
-        return f"there are {found.ranks} ranks and only the first one sends", "use transfer: nccl or files"
-    if transport == "nccl" and not found.trusted:
+    if transport == "ipc" and context.ranks > 1:
+        return f"there are {context.ranks} ranks and only the first one sends", "use transfer: nccl or files"
+    if transport == "nccl" and not context.trusted:
         return (
             "a server is on another host: weights would go there unencrypted, from a port that trusts everybody",
             "plain_http: true if nobody else can use that network, or use transfer: files",
@@ -106,6 +110,6 @@ def is_near(url: str) -> bool:
     return url.startswith(UNIX) or is_loopback(urlsplit(url).hostname or "")
 
 
-def _alike(one: str, other: str) -> bool:
+def _alike(gpu: str, other: str) -> bool:
     """Return True if both are numbers, or neither is: only then different names mean different GPUs."""
-    return one.isdigit() == other.isdigit()
+    return gpu.isdigit() == other.isdigit()
