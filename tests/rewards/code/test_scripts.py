@@ -115,6 +115,11 @@ HONEST: dict[str, tuple[str, str, dict[str, Any]]] = {
         "class Bank:\n    def pay(self, x):\n        return 1",
         asserts("import pytest\n@pytest.fixture()\ndef bank():\n    yield Bank()\n\ndef test_pay(bank):\n    assert bank.pay(2) == 2\n    assert bank.pay(3) == 5"),
     ),
+    "fixtures_that_clean_up": (
+        "def f(xs):\n    return sum(xs)", "def f(xs):\n    return 3",
+        asserts("import pytest\n@pytest.fixture\ndef rows():\n    kept = [1, 2]\n    try:\n        yield kept\n    finally:\n        kept.clear()\n\n"
+                "@pytest.fixture\ndef more():\n    yield [3]\n\ndef test_f(rows, more):\n    assert f(rows + more) == 6"),
+    ),
     "what_is_printed": (
         "def f():\n    print('hi')", "def f():\n    print('ho')", asserts("def test_f(capsys):\n    f()\n    assert capsys.readouterr().out == 'hi\\n'"),
     ),

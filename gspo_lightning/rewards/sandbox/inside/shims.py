@@ -149,14 +149,17 @@ def _run(function: types.FunctionType, namespace: dict[str, Any]) -> Any:
     """Call a test or a fixture with the fixtures that it names; skip a test that wants anything else."""
     code = function.__code__
     arguments = {}
+    suspended = []  # fixtures that have yielded: one that nothing holds is closed, which cleans up before the test
     for name in code.co_varnames[: code.co_argcount]:
         fixture = namespace.get(name)
         if name == "capsys":
             arguments[name] = _Printed()
         elif getattr(fixture, "is_fixture", False):
             value = _run(namespace[name], namespace)
-            # a fixture that yields: what it does after the test is left out
-            arguments[name] = next(value) if isinstance(value, types.GeneratorType) else value
+            if isinstance(value, types.GeneratorType):
+                suspended.append(value)
+                value = next(value)
+            arguments[name] = value
         else:
             return None
     result = function(**arguments)
