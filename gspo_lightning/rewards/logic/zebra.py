@@ -59,8 +59,8 @@ class Zebra(Family):
         rng.shuffle(clues)
         used = _fewest(clues, cells, houses)
         solution = {}
-        for house, values in enumerate(zip(*grid, strict=True)):
-            solution[f"House {house + 1}"] = dict(zip(columns, values, strict=True))
+        for house, row in enumerate(zip(*grid, strict=True)):
+            solution[f"House {house + 1}"] = dict(zip(columns, row, strict=True))
         listed = "\n".join(f"- {column}: {', '.join(sorted(grid[c]))}" for c, column in enumerate(columns))
         numbered = "\n".join(f"{i}. {clue.sentence(columns)}" for i, clue in enumerate(used, 1))
         example = {f"House {h + 1}": dict.fromkeys(columns, "...") for h in range(houses)}
