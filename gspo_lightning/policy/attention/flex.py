@@ -65,9 +65,8 @@ class FlexPlan:
         self.longest = longest
         self.tokens = sum(length for _, length in segments)
         self.padding = max(-self.tokens % BLOCK, FEWEST * BLOCK - self.tokens)
-        segment_starts = torch.arange(
-            self.tokens + self.padding
-        )  # padding sees itself: a softmax over nothing would be NaN
+        # padding sees itself: a softmax over nothing would be NaN
+        segment_starts = torch.arange(self.tokens + self.padding)
         for start, length in segments:
             segment_starts[start : start + length] = start
         prompt_starts = torch.zeros(len(segment_starts), dtype=torch.int64)
