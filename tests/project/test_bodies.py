@@ -19,15 +19,9 @@ WORDS = {
 NAME_IT = "name it by what the value is: rows, metrics, refusal, prefix, budget"
 SPLIT_IT = "write one assignment a line"
 LEFT: dict[str, tuple[int, int]] = {
-    "core": (35, 12), "core/metric_table": (2, 2), "data/corpus": (27, 16), "data/prompts": (136, 94),
-    "loop/experience": (27, 40), "loop/update": (10, 7), "policy": (19, 15), "policy/adapters": (8, 9),
-    "policy/attention": (37, 46), "policy/kernels": (6, 3), "policy/load": (7, 9), "policy/model_checks": (10, 14),
-    "policy/numerics": (4, 2), "policy/packing": (12, 8), "policy/parallel": (9, 8), "policy/routing": (4, 8),
-    "policy/strategies": (20, 12), "policy/vision": (27, 9), "report": (3, 8), "report/view": (22, 24), "rewards":
-    (20, 11), "rewards/code": (20, 18), "rewards/gym": (4, 3), "rewards/instructions": (6, 5), "rewards/judge": (9,
-    10), "rewards/logic": (19, 13), "rewards/sandbox": (48, 47), "rewards/workers": (20, 17), "rollouts": (17, 10),
-    "rollouts/conversations": (3, 6), "rollouts/environments": (22, 21), "rollouts/recording": (6, 6),
-    "rollouts/sampler": (15, 37), "rollouts/serving": (18, 26), "rollouts/vllm": (29, 30),
+    "core": (2, 0), "loop/experience": (1, 2), "policy/packing": (7, 2), "report": (3, 8), "report/view": (22, 24),
+    "rollouts": (17, 10), "rollouts/conversations": (3, 6), "rollouts/recording": (6, 6),
+    "rollouts/sampler": (15, 37), "rollouts/vllm": (14, 13),
 }  # fmt: skip
 """Room -> words and pairs of tuples that it had when the rule came; lower the numbers as they go. All others have 0."""
 

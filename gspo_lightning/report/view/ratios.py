@@ -63,8 +63,10 @@ def _ratio_band(run: Run, index: RolloutIndex) -> list[float] | None:
 def _value_at(run: Run, tag: str, step: int) -> int | None:
     """Return the whole number that was logged under a tag at an update."""
     series = run.get(tag)
-    places = [] if series is None else np.flatnonzero(series.steps == step)
-    return int(series.values[places[0]]) if series is not None and len(places) else None
+    if series is None:
+        return None
+    places = np.flatnonzero(series.steps == step)
+    return int(series.values[places[0]]) if len(places) else None
 
 
 def _is_band(band: Any) -> bool:
