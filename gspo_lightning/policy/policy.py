@@ -21,7 +21,7 @@ from gspo_lightning.policy.attention import PackedLayout, PagedPlan, Plan, atten
 from gspo_lightning.policy.decoding import Decoding
 from gspo_lightning.policy.disable_dropout import DisabledDropout, disable_dropout, hold
 from gspo_lightning.policy.kernels import grouped_experts as grouped_experts
-from gspo_lightning.policy.kernels.linear import use_onednn
+from gspo_lightning.policy.kernels.lean import use_cpu_kernels
 from gspo_lightning.policy.logprobs import head_chunk, token_logprobs
 from gspo_lightning.policy.older_readers import add_older_names
 from gspo_lightning.policy.parallel.context_parallel import ContextGroup
@@ -85,7 +85,7 @@ class Policy(nn.Module):
         self.routing: Routing | None = None
         """Routers of a mixture of experts, if they are measured, balanced or replayed."""
         self.disabled_dropout = disable_dropout(self.model) if disabled_dropout is None else disabled_dropout
-        use_onednn(self.model)
+        use_cpu_kernels(self.model)
         self.image_processor = image_processor_of(tokenizer) if reads_pictures(model.config) else None
         """Picture processor, if the model reads pictures."""
         if unsaid is None and tokenizer is not None:

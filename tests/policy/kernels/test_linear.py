@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from gspo_lightning.policy.adapters.lora import LoRA
 from gspo_lightning.policy.kernels import linear
@@ -163,3 +164,28 @@ def test_onednn_run_has_the_weights_of_an_mkl_run(
     assert len(calls) == multiplied
     assert runs.largest_difference(runs.weights(fast), runs.weights(plain)) < 1e-5
     assert runs.weights(fast).keys() == runs.weights(plain).keys()
+
+
+def test_the_gradients_of_a_head_tied_to_the_embedding_are_added_in_place(
+    calls: list[torch.Size], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transposed gradient would be summed into a third tensor of that size, and copied into a fourth."""
+    monkeypatch.setattr(linear, "LARGE", 1)
+    embedding, head = nn.Embedding(90, 3), nn.Linear(3, 90, bias=False)
+    head.weight = embedding.weight
+    as_onednn(head)
+    ids, weights = torch.arange(7) * 5, torch.linspace(-1, 1, 630).view(7, 90)
+    exact = embedding.weight.detach().double().requires_grad_()
+    (nn.functional.linear(exact[ids].tanh(), exact) * weights.double()).sum().backward()
+    assert exact.grad is not None
+    loss = (head(embedding(ids).tanh()) * weights).sum()
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
+        loss.backward()
+    assert calls
+    whole = [e.key for e in seen.key_averages(group_by_input_shape=True) if [90, 3] in e.input_shapes]
+    assert [name for name in whole if name in ("aten::add", "aten::add_", "aten::clone", "aten::copy_")] == [
+        "aten::add_"
+    ]
+    assert head.weight.grad is not None
+    assert head.weight.grad.is_contiguous()
+    assert float((head.weight.grad.double() - exact.grad).norm() / exact.grad.norm()) < 1e-6
