@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.clock import TOTAL
 from benchmarks.floor import bandwidth, matmul_rate, step_flops
@@ -27,7 +27,8 @@ from gspo_lightning.core.types import Prompt
 from gspo_lightning.data.prompts.encode import encode_prompts
 from gspo_lightning.data.prompts.tasks.word_problems import WordProblems
 from gspo_lightning.policy.adapters.lora import LoRA
-from gspo_lightning.policy.load.loading import load_policy
+from gspo_lightning.policy.load.gguf import loadable_name
+from gspo_lightning.policy.load.loading import load_policy, load_tokenizer
 from gspo_lightning.policy.load.model_settings import ModelSettings
 
 METHODS = ("adamw", "lora", "adamw8bit")
@@ -67,10 +68,18 @@ def make_work(given: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def load(given: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, WordProblemWork]:
-    """Model, tokenizer and work. The token with id 0 ends a response, so that lengths can be forced."""
+    """Model, tokenizer and work. The token with id 0 ends a response, so that lengths can be forced.
+
+    TRL gets transformers' own modules: a policy would have put this package's products and norms into them.
+    """
     lora = LoRA(r=RANK, alpha=ALPHA) if (given.side, given.method) == ("ours", "lora") else None
-    policy = load_policy(ModelSettings(given.model, lora=lora))
-    model, tokenizer = policy.model, policy.tokenizer
+    settings = ModelSettings(given.model, lora=lora)
+    if given.side == "trl":
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(loadable_name(given.model), dtype=torch.float32)
+        tokenizer = load_tokenizer(settings)
+    else:
+        policy = load_policy(settings)
+        model, tokenizer = policy.model, policy.tokenizer
     work = make_work(given, tokenizer)
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(EOS)
     model.config.eos_token_id = EOS

@@ -2,7 +2,7 @@
 
 On a CPU a step of a small model is bounded by its number of operators, and that of a larger one by products of few rows
 with weights in the wrong memory layout. Here the weights are copied once for a rollout: transposed or, if they are
-large, packed by oneDNN, multiplied by the scale of the preceding norm, and concatenated if they read the same input.
+large, packed by oneDNN; those of one input are concatenated and multiplied by the scale of the preceding norm before.
 Low-rank adapters are added to the copies. A norm is four operators and a rotation three. The result equals that of the
 model's own modules up to rounding; the decoder compares the two on a few tokens before it relies on it
 (:mod:`gspo_lightning.rollouts.sampler.decoding`).
@@ -136,7 +136,7 @@ class FastDecoderLayers:
         self.policy, self.backbone = policy, backbone
         self.layers = [_layer(layer) for layer in backbone.layers]
         self.eps = _eps(backbone.norm)
-        self.head = _product([policy.model.get_output_embeddings()], backbone.norm.weight)
+        self.scale, self.head = backbone.norm.weight, _product([policy.model.get_output_embeddings()])
 
     @classmethod
     def of(cls, policy: Policy) -> FastDecoderLayers | None:
@@ -152,7 +152,7 @@ class FastDecoderLayers:
         for layer in self.layers:
             x = layer.out.onto(x, self._attention(layer, _normed(x, layer.eps[0]), cos, sin, cache))
             x = layer.mlp.onto(x, _normed(x, layer.eps[1]))
-        return self.policy.finish_logits(self.head(_normed(x, self.eps)))
+        return self.policy.finish_logits(self.head(_normed(x, self.eps) * self.scale))
 
     @staticmethod
     def _attention(layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, cache: GroupCache) -> Tensor:
@@ -243,9 +243,14 @@ def _mlp(mlp: Any, scale: Tensor) -> _Dense | _Other:
 
 def _product(linears: list[Any], scale: Tensor | None = None) -> _Product:
     """Concatenate linear layers of the same input, with ``scale`` of that input multiplied in."""
-    weight = torch.cat([merged_weight(linear) for linear in linears])
-    if scale is not None:
-        weight *= scale
+    weights = [merged_weight(linear) for linear in linears]
+    if scale is None and len(weights) == 1:
+        (weight,) = weights  # both forms below copy it
+    else:
+        rows = sum(len(w) for w in weights)
+        weight = weights[0].new_empty(rows, weights[0].shape[1])
+        for own, w in zip(weight.split([len(w) for w in weights]), weights, strict=True):
+            own.copy_(w) if scale is None else torch.mul(w, scale, out=own)
     bias = None
     if any(linear.bias is not None for linear in linears):
         bias = torch.cat([_bias(linear) for linear in linears])
