@@ -210,7 +210,10 @@ def _differentiate(
             part = part.mul_(scale.neg_())
         else:
             part.zero_()
-        gradient[rows] = part.div_(temperature)
+        if gradient.dtype == part.dtype:
+            torch.div(part, temperature, out=gradient[rows])
+        else:
+            gradient[rows] = part.div_(temperature)
 
 
 DEFINITION = (_measure, _differentiate)

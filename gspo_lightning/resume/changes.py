@@ -49,6 +49,11 @@ ADDED: Mapping[str, Any] = {
 }
 """Settings that older checkpoints lack -> the value that matches their behaviour."""
 PACKAGES = ("gspo_lightning", "torch", "lightning", "transformers", "torchmetrics", "jsonargparse", "tensorboard")
+PRECISION = "trainer.precision"
+SPELLED: Mapping[Any, str] = {
+    None: "32-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed", "64": "64-true",
+}  # fmt: skip
+"""Other words for precisions -> Lightning's own; without a word it trains in float32."""
 _PLUGIN = re.compile(r"gspo_plugin_(\w+)_[0-9a-f]{8}\.(.+)")
 """Name of a class of a plug-in outside of the working directory (``import_plugins`` of the registry)."""
 _installed = functools.cache(installed_version)
@@ -91,6 +96,10 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], folders: tuple[st
     """
     values_before = dict(_flat(before))
     values_now = dict(_flat(now))
+    if PRECISION in values_before or PRECISION in values_now:
+        for values in (values_before, values_now):
+            word = values.get(PRECISION)
+            values[PRECISION] = SPELLED.get(None if word is None else str(word), word)
     for name, value in ADDED.items():
         if name in values_now:
             values_before.setdefault(name, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,9 @@ from gspo_lightning.loop.old_policy.logprobs import OldLogProbs
 from gspo_lightning.loop.update.nonfinite import NonFiniteGuard
 from gspo_lightning.resume import Provenance
 from gspo_lightning.training.evaluation.evaluator import Evaluator
+
+PRECISION = "gspo_precision"
+"""Key under which a checkpoint names its precision."""
 
 
 @dataclass(slots=True)
@@ -33,12 +37,15 @@ class RunRecord:
     evaluator: Evaluator
     critic: ValueModel | None = None
     provenance: Provenance = field(default_factory=dict)
+    may_change: bool = False
+    """True if the meaning of the run may change (``allow_changed_config``)."""
     _of_critic: dict[str, Any] | None = None
     _resumed: bool = False
 
-    def put_into(self, checkpoint: dict[str, Any]) -> None:
-        """Add the state to a checkpoint."""
+    def put_into(self, checkpoint: dict[str, Any], precision: str) -> None:
+        """Add the state to a checkpoint, and the precision (Lightning's name of it) in which it was computed."""
         checkpoint["gspo_run"] = self.provenance
+        checkpoint[PRECISION] = precision
         checkpoint["gspo_skipped"] = self.guard.skipped
         checkpoint["gspo_meter"] = self.update_metrics.state_dict()
         checkpoint["gspo_noise"] = self.old_logprobs.noise
@@ -54,6 +61,28 @@ class RunRecord:
         self.old_logprobs.noise = checkpoint.get("gspo_noise")
         self._of_critic = checkpoint.pop("gspo_critic", None)
         self._resumed = True
+
+    def check_precision(self, checkpoint: Mapping[str, Any], precision: str) -> None:
+        """Refuse to train on in another precision: its log-probabilities differ by more than a clip range.
+
+        The command line compares whole configs; a trainer of Lightning's own has none. A checkpoint that names no
+        precision is older than the record.
+
+        Args:
+            checkpoint: to resume from.
+            precision: of the trainer.
+
+        Raises:
+            UserError: the checkpoint was written in another one, and nothing allows a changed meaning.
+        """
+        before = checkpoint.get(PRECISION, precision)
+        if before != precision and not self.may_change:
+            raise UserError(
+                "trainer.precision",
+                f"is {precision!r}, but the checkpoint was trained in {before!r}: ratios would be those of other "
+                "log-probabilities",
+                fix=f"resume with precision {before!r}, or start a new run from an export of that policy",
+            )
 
     def restore_critic(self) -> None:
         """Load the critic's state from the checkpoint, once the critic is built and on its device.

@@ -263,6 +263,8 @@ class GSPOModule(PolicyModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Allocate the snapshot if the checkpoint has one, or drop it if this run keeps none."""
         close_epoch(checkpoint)
+        if self.trainer.state.fn == "fit":
+            self.run.check_precision(checkpoint, str(self.trainer.precision))
         self.run.take_from(checkpoint)
         if self.trainer.state.fn == "fit" and holds_average(checkpoint):
             self.restored = dict(checkpoint)
@@ -284,7 +286,7 @@ class GSPOModule(PolicyModule):
         """
         super().on_save_checkpoint(checkpoint)
         checkpoint["gspo_lightning"]["objective"] = repr(self.objective)
-        self.run.put_into(checkpoint)
+        self.run.put_into(checkpoint, str(self.trainer.precision))
         if self.average is not None:
             self.average.put_into(checkpoint)
         if not self.data.loader.spent:

@@ -41,6 +41,19 @@ def test_resume_allows_harmless_changes_and_forbids_others(name: str, harmless: 
     assert (not forbidden(changes({}, tree))) == harmless
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "change"),
+    [
+        (None, "32-true", None), ("32", None, None), ("bf16", "bf16-mixed", None), (32, "32-true", None),
+        (None, "bf16-mixed", "trainer.precision: 32-true -> bf16-mixed"),
+        ("bf16-mixed", None, "trainer.precision: bf16-mixed -> 32-true"),
+    ],
+)  # fmt: skip
+def test_precisions_are_compared_by_lightnings_own_words(before: object, now: object, change: str | None) -> None:
+    found = changes({"trainer": {"precision": before}}, {"trainer": {"precision": now}})
+    assert [str(c) for c in forbidden(found)] == ([] if change is None else [change])
+
+
 def resumption(config: dict[str, object], **before: object) -> Resumption:
     return Resumption("run/checkpoints/last.ckpt", before={"config": config, "versions": {"torch": "1"}, **before})
 

@@ -35,6 +35,7 @@ from gspo_lightning.core.escape import say
 from gspo_lightning.core.variables import check_settings
 from gspo_lightning.data.prompts.hub_revisions import begin, commits_read
 from gspo_lightning.loop.update.optimizers import decays
+from gspo_lightning.policy.load.cpu_bfloat16 import say_bfloat16
 from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.load.threads import few_threads, threads_of, width_of
 from gspo_lightning.policy.load.trained_dtype import check_dtype
@@ -294,10 +295,14 @@ class TrainingCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         """Run all checks that are possible before Lightning creates loggers and folders, then the subcommand."""
         self.model.weights_from = self.resumption.model
+        self.model.run.may_change = self.resumption.allowed
         if subcommand == "fit":
             self.resumption.check_layout(sharded=sharding_of(self.trainer.strategy) is not None)
         device = self.trainer.strategy.root_device
-        self.until_over.enter_context(few_threads(width_of(self.model.settings), device))
+        width = width_of(self.model.settings)
+        self.until_over.enter_context(few_threads(width, device))
+        if subcommand == "fit":
+            say_bfloat16(width, device, str(self.trainer.precision))
         try:
             self.model.prepare(subcommand, self.datamodule, self.trainer)
             if subcommand == "fit":

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from rich.table import Table
 
 from gspo_lightning.commands.plan.devices import GIB, Device
 from gspo_lightning.commands.plan.job import Job
 from gspo_lightning.commands.plan.memory import Memory, checkpoint_bytes
-from gspo_lightning.commands.plan.models import counts_of
+from gspo_lightning.commands.plan.models import config_of, counts_of
 from gspo_lightning.commands.plan.time import ASSUMPTIONS, DECODING, HOPED, SAMPLED, faster_with_experts, phases_of
 from gspo_lightning.commands.plan.vision import Tower, tower_of
 from gspo_lightning.commands.plan.work import equation, work_of
 from gspo_lightning.core.escape import terminal
+from gspo_lightning.policy.load.cpu_bfloat16 import bfloat16_line
 from gspo_lightning.training.callbacks.checkpoints import SMALL
 
 
@@ -72,6 +74,9 @@ def _head(job: Job, device: Device) -> Iterator[str]:
     if (tower := tower_of(job)) is not None:
         yield from _pictures(job, tower)
     yield f"{job.world} x {device.name}, {job.strategy}, {job.precision}, {_optimizer(job)}"
+    width = int(config_of(job.model).get_text_config().hidden_size)
+    if device.cpu and (line := bfloat16_line(width, torch.device("cpu"), job.precision)) is not None:
+        yield line
     yield ""
     yield equation(job)
     yield ""

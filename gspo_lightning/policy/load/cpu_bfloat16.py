@@ -1,0 +1,55 @@
+"""Say where a processor has instructions for products of bfloat16, which float32 leaves unused."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import torch
+from lightning.pytorch.utilities import rank_zero_only
+
+from gspo_lightning.policy.load.threads import NARROW
+
+log = logging.getLogger(__name__)
+
+UNITS = {"amx_bf16": "AMX-BF16", "avx512_bf16": "AVX512-BF16"}
+"""Flag of a processor -> name of its instructions, the faster ones first."""
+_CPU_INFO = Path("/proc/cpuinfo")
+
+
+def bfloat16_instructions() -> str | None:
+    """Return the name of this processor's instructions for products of bfloat16; None if it has none, or not on Linux.
+
+    By what the processor says of itself, not by a timing: the same in every run on this machine.
+    """
+    if not _CPU_INFO.is_file():
+        return None
+    flags = re.search(r"^flags\s*:(.*)$", _CPU_INFO.read_text(errors="replace"), re.MULTILINE)
+    known = set() if flags is None else set(flags[1].split())
+    return next((name for flag, name in UNITS.items() if flag in known), None)
+
+
+def bfloat16_line(width: int | None, device: torch.device, precision: str) -> str | None:
+    """Return a sentence about products of bfloat16 on this processor for a run that has none; else None.
+
+    Args:
+        width: hidden size of the model; None if it is not known. Casts cost a narrow model more than products.
+        device: compute device.
+        precision: ``trainer.precision``.
+    """
+    if device.type != "cpu" or precision not in ("32", "32-true", "None") or (width is not None and width <= NARROW):
+        return None
+    if (name := bfloat16_instructions()) is None:
+        return None
+    return (
+        f"this processor has {name}: products of bfloat16 may be faster (--config bf16), but bfloat16 moves sequences "
+        "across GSPO's clip range that float32 leaves inside (docs/real_model.md#bfloat16); nothing changes by itself"
+    )
+
+
+@rank_zero_only
+def say_bfloat16(width: int | None, device: torch.device, precision: str) -> None:
+    """Log :func:`bfloat16_line`."""
+    if (line := bfloat16_line(width, device, precision)) is not None:
+        log.info(line)
