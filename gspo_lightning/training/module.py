@@ -263,9 +263,9 @@ class GSPOModule(PolicyModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Allocate the snapshot if the checkpoint has one, or drop it if this run keeps none."""
         close_epoch(checkpoint)
+        self.run.take_from(checkpoint)
         if self.trainer.state.fn == "fit":
             self.run.check_precision(checkpoint, str(self.trainer.precision))
-        self.run.take_from(checkpoint)
         if self.trainer.state.fn == "fit" and holds_average(checkpoint):
             self.restored = dict(checkpoint)
             checkpoint["state_dict"] = training_weights(checkpoint)
