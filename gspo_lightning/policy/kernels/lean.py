@@ -35,8 +35,8 @@ class _LeanNorm(nn.Module):
         if _keeps(hidden_states) and hidden_states.dtype == self.weight.dtype == torch.float32:
             out: Tensor = _Norm.apply(hidden_states, self.weight, self.variance_epsilon)  # type: ignore[no-untyped-call]
             return out
-        own: Tensor = super().forward(hidden_states)
-        return own
+        plain: Tensor = super().forward(hidden_states)
+        return plain
 
 
 class _LeanMLP(nn.Module):
@@ -50,9 +50,11 @@ class _LeanMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., D] to [..., D]."""
         if not _keeps(x) or type(self.act_fn) not in SILU:
-            own: Tensor = super().forward(x)
-            return own
-        gate, up, down = self.gate_proj(x), self.up_proj(x), self.down_proj
+            plain: Tensor = super().forward(x)
+            return plain
+        gate = self.gate_proj(x)
+        up = self.up_proj(x)
+        down = self.down_proj
         if type(down) in PLAIN_LINEAR and not torch.is_autocast_enabled("cpu") and not _watched(down):
             out: Tensor = _GatedProduct.apply(gate, up, down.weight, down.bias, type(down))  # type: ignore[no-untyped-call]
             return out
@@ -82,7 +84,8 @@ class _Norm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight, scale = ctx.saved_tensors
-        normed, d_x, d_weight = x * scale, None, None
+        normed = x * scale
+        d_x = d_weight = None
         if ctx.needs_input_grad[1]:
             d_weight = (gradient * normed).flatten(0, -2).sum(0)
         if ctx.needs_input_grad[0]:

@@ -26,8 +26,8 @@ def bfloat16_instructions() -> str | None:
     if not _CPU_INFO.is_file():
         return None
     flags = re.search(r"^flags\s*:(.*)$", _CPU_INFO.read_text(errors="replace"), re.MULTILINE)
-    known = set() if flags is None else set(flags[1].split())
-    return next((name for flag, name in UNITS.items() if flag in known), None)
+    words = set() if flags is None else set(flags[1].split())
+    return next((name for flag, name in UNITS.items() if flag in words), None)
 
 
 def bfloat16_line(width: int | None, device: torch.device, precision: str) -> str | None:

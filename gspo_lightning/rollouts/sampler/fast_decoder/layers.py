@@ -136,7 +136,8 @@ class FastDecoderLayers:
         self.policy, self.backbone = policy, backbone
         self.layers = [_layer(layer) for layer in backbone.layers]
         self.eps = _eps(backbone.norm)
-        self.scale, self.head = backbone.norm.weight, _product([policy.model.get_output_embeddings()])
+        self.scale = backbone.norm.weight
+        self.head = _product([policy.model.get_output_embeddings()])
 
     @classmethod
     def of(cls, policy: Policy) -> FastDecoderLayers | None:
@@ -249,8 +250,8 @@ def _product(linears: list[Any], scale: Tensor | None = None) -> _Product:
     else:
         rows = sum(len(w) for w in weights)
         weight = weights[0].new_empty(rows, weights[0].shape[1])
-        for own, w in zip(weight.split([len(w) for w in weights]), weights, strict=True):
-            own.copy_(w) if scale is None else torch.mul(w, scale, out=own)
+        for part, w in zip(weight.split([len(w) for w in weights]), weights, strict=True):
+            part.copy_(w) if scale is None else torch.mul(w, scale, out=part)
     bias = None
     if any(linear.bias is not None for linear in linears):
         bias = torch.cat([_bias(linear) for linear in linears])
