@@ -43,8 +43,8 @@ def bfloat16_line(width: int | None, device: torch.device, precision: str) -> st
     if (name := bfloat16_instructions()) is None:
         return None
     return (
-        f"this processor has {name}: products of bfloat16 may be faster (--config bf16), but bfloat16 moves sequences "
-        "across GSPO's clip range that float32 leaves inside (docs/real_model.md#bfloat16); nothing changes by itself"
+        f"this processor has {name}: products of bfloat16 may be faster (--config bf16); nothing changes by itself, and "
+        "docs/real_model.md#bfloat16 says what its rounding is beside GSPO's clip range"
     )
 
 
