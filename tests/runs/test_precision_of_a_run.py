@@ -61,7 +61,7 @@ def resumed(root: Path, checkpoint: Path | None, precision: str) -> Path:
     return sorted(root.rglob("last.ckpt"))[-1]
 
 
-def test_lightnings_own_trainer_refuses_it_too(tmp_path: Path) -> None:
+def test_lightnings_own_trainer_refuses_another_precision(tmp_path: Path) -> None:
     last = resumed(tmp_path / "first", None, "32-true")
     with pytest.raises(UserError, match=r"(?s)trainer.precision: is 'bf16-mixed'.*was trained in '32-true'.*fix: "):
         resumed(tmp_path / "second", last, "bf16-mixed")

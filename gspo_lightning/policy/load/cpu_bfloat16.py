@@ -43,7 +43,7 @@ def bfloat16_line(width: int | None, device: torch.device, precision: str) -> st
     if (name := bfloat16_instructions()) is None:
         return None
     return (
-        f"this processor has {name}: products of bfloat16 may be faster (--config bf16); nothing changes by itself, and "
+        f"this processor has {name}: products of bfloat16 may be faster (--config bf16); nothing changes by itself; "
         "docs/real_model.md#bfloat16 says what its rounding is beside GSPO's clip range"
     )
 

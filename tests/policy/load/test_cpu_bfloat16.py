@@ -43,14 +43,16 @@ def test_the_instruction_set_is_read_from_the_flags(processor: Path) -> None:
         (576, CPU, "bf16-mixed", False), (576, torch.device("meta"), "32-true", False),
     ],
 )  # fmt: skip
-def test_it_is_said_of_wide_models_in_float32_on_a_cpu(
+def test_wide_models_in_float32_on_a_cpu_get_the_line(
     processor: Path, width: int | None, device: torch.device, precision: str, said: bool
 ) -> None:
     assert (bfloat16_line(width, device, precision) is not None) == said
 
 
 @pytest.mark.thorough
-def test_a_run_says_it_and_changes_nothing(processor: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_logs_the_line_and_changes_nothing(
+    processor: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     short = [*runs.UNTAUGHT, "--data.val=null", "--data.prompts_per_rollout=2", "--data.group_size=2"]
     run = runs.fit(tmp_path, *short, WIDE, "--trainer.max_epochs=1")
     assert capsys.readouterr().err.count(TOLD) == 1
@@ -59,7 +61,7 @@ def test_a_run_says_it_and_changes_nothing(processor: Path, tmp_path: Path, caps
     assert TOLD not in capsys.readouterr().err
 
 
-def test_a_plan_says_it_of_this_machine_only(processor: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_prints_the_line_for_this_machine_only(processor: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", f"--config={runs.QUICKSTART}", "--device=cpu", WIDE]) == 0
     assert capsys.readouterr().out.count(TOLD) == 1
     assert main(["plan", f"--config={runs.QUICKSTART}", "--device=80GB", "--trainer.accelerator=gpu", WIDE]) == 0
