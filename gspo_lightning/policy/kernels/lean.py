@@ -20,6 +20,8 @@ from gspo_lightning.policy.kernels.linear import PLAIN_LINEAR, plain_product, us
 
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "SmolLM3")
 """Families of transformers whose norm and MLP are computed as here."""
+PLAIN_TENSOR = (nn.Parameter, Tensor)
+"""Types of a weight that is whole: under FSDP it is a view of a flat one."""
 SILU = (nn.SiLU, SiLUActivation)
 _HOME = "transformers.models."
 
@@ -32,7 +34,8 @@ class _LeanNorm(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Map [..., D] to [..., D]."""
-        if _keeps(hidden_states) and hidden_states.dtype == self.weight.dtype == torch.float32:
+        float32 = hidden_states.dtype == self.weight.dtype == torch.float32
+        if float32 and _keeps(hidden_states) and type(self.weight) in PLAIN_TENSOR:
             out: Tensor = _Norm.apply(hidden_states, self.weight, self.variance_epsilon)  # type: ignore[no-untyped-call]
             return out
         plain: Tensor = super().forward(hidden_states)
@@ -68,7 +71,9 @@ def _keeps(x: Tensor) -> bool:
 
 
 def _watched(layer: nn.Module) -> bool:
-    """True if a layer has to be called as a module."""
+    """True if a layer has to be called as a module, or its weight is no plain tensor."""
+    if type(layer.weight) not in PLAIN_TENSOR:
+        return True
     hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
     return bool(hooks) or "forward" in vars(layer)
 
