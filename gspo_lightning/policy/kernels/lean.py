@@ -8,7 +8,6 @@ the MLP's gradients have the same bits as those of the modules' own.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -145,15 +144,22 @@ def _through_gate(gradient: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, T
     return d_gate, nn.functional.silu(gate).mul_(gradient)
 
 
-@functools.cache
+_CLASSES: dict[tuple[type, type], type] = {}
+"""A family's class, and the mixin before it -> the class of both."""
+
+
 def _lean(kind: type, mixin: type) -> type:
     """Return a class of the same name as a family's, which the rest of the package and transformers know it by."""
-    return type(kind.__name__, (mixin, kind), {"__module__": kind.__module__})
+    if (kind, mixin) not in _CLASSES:
+        _CLASSES[kind, mixin] = type(kind.__name__, (mixin, kind), {"__module__": kind.__module__})
+    return _CLASSES[kind, mixin]
 
 
 def use_lean_modules(model: nn.Module) -> None:
     """Turn a model's norms and gated MLPs into those of this file, in place; weights and their names stay."""
-    mixins = {f"{family}RMSNorm": _LeanNorm for family in FAMILIES} | {f"{family}MLP": _LeanMLP for family in FAMILIES}
+    mixins: dict[str, type] = {}
+    for family in FAMILIES:
+        mixins |= {f"{family}RMSNorm": _LeanNorm, f"{family}MLP": _LeanMLP}
     for module in model.modules():
         kind = type(module)
         mixin = mixins.get(kind.__name__) if kind.__module__.startswith(_HOME) else None
