@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 
 from benchmarks import real, real_side
 from benchmarks.peers.trl import trl_version
+from gspo_lightning.policy.kernels import linear
 from tests.support.model_families import COMMON
 
 TOY = ["--prompts", "2", "--group", "2", "--updates", "1", "--tokens", "6", "8", "--micro", "2"]
@@ -53,6 +54,21 @@ def test_lengths_of_the_default_lie_between_64_and_128_tokens(model: str) -> Non
     work = real_side.make_work(parser.parse_args([]), AutoTokenizer.from_pretrained(model))
     assert 56 <= int(work.lengths.min()) < int(work.lengths.max()) <= 128
     assert work.prompt_lengths == [len(p.token_ids) for p in work.make_prompts(0)]
+
+
+@pytest.mark.parametrize(("side", "whose"), [("trl", {"torch", "transformers"}), ("ours", {"gspo_lightning"})])
+def test_trl_trains_transformers_own_modules(
+    side: str, whose: set[str], model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "prefers_onednn", lambda: True)
+    parser = argparse.ArgumentParser()
+    real_side.add_work(parser)
+    given = parser.parse_args(["--model", model, *TOY])
+    given.side, given.method = side, "adamw"
+    loaded, _, _ = real_side.load(given)
+    bases = {base.__module__.split(".")[0] for m in loaded.modules() for base in type(m).__mro__ if base is not object}
+    assert whose <= bases
+    assert ("gspo_lightning" in bases) == (side == "ours")
 
 
 class Sides:
