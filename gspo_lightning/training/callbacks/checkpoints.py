@@ -321,7 +321,7 @@ class LastCheckpoint(Checkpoint):
         quiet = [path for path, manifest in existing if manifest.step in self.quiet]
         ends = [path for path, manifest in existing if manifest.ranks is None]  # of iterations: for any number of ranks
         kept = {path for path, _ in existing[: self.keep_last]}
-        kept.update(worst_first[len(worst_first) - self.keep_best :])
+        kept.update(worst_first[max(0, len(worst_first) - self.keep_best) :])  # all, while they are fewer
         kept.update(path for path, manifest in existing if manifest.step in self.protected)
         kept.update(quiet[:1])
         kept.update(ends[:1])
