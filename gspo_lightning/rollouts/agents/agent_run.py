@@ -167,8 +167,10 @@ class AgentRun:
         """
         if newest.failure:
             log.debug("rollout %d/%d: %s: %s", newest.prompt.id, newest.sample, newest.failure, newest.why)
+        if not newest.lost:  # most are not: all that have finished are looked through for a missing one only
+            return
         missing = [finished for finished in self.finished if finished.lost]
-        if not newest.lost or len(missing) <= self._most_missing:
+        if len(missing) <= self._most_missing:
             return
         reasons = counted(f"{finished.failure}: {finished.why}" for finished in missing)
         total = len(self.prompts) * self.group_size

@@ -85,7 +85,7 @@ class AsyncHostCopy:
 
 
 class DecodeBatch:
-    """DecodingRows in a decoder. Drawn tokens are in the buffer even if an error ends the batch.
+    """Rows in a decoder. Drawn tokens are in the buffer even if an error ends the batch.
 
     Args:
         decoder: an empty decoder.

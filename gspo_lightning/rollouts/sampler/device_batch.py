@@ -18,7 +18,7 @@ from gspo_lightning.rollouts.sampler.device_decoder import WINDOW, DeviceDecoder
 
 
 class DeviceBatch(DecodeBatch):
-    """DecodingRows in a :class:`DeviceDecoder`, whose steps draw the tokens and end the rows; without stop strings.
+    """Rows in a :class:`DeviceDecoder`, whose steps draw the tokens and end the rows; without stop strings.
 
     The host collects what was drawn when rows join or leave, and every :data:`WINDOW` steps. Draws depend on the
     prompt, the sample and the position only, so tokens are those of any other batch.
