@@ -120,6 +120,22 @@ HONEST: dict[str, tuple[str, str, dict[str, Any]]] = {
         asserts("import pytest\n@pytest.fixture\ndef rows():\n    kept = [1, 2]\n    try:\n        yield kept\n    finally:\n        kept.clear()\n\n"
                 "@pytest.fixture\ndef more():\n    yield [3]\n\ndef test_f(rows, more):\n    assert f(rows + more) == 6"),
     ),
+    "fixtures_of_fixtures": (
+        "def f(xs):\n    return sum(xs)", "def f(xs):\n    return 4",
+        asserts("import pytest\n@pytest.fixture\ndef rows():\n    kept = [1, 2]\n    try:\n        yield kept\n    finally:\n        kept.clear()\n\n"
+                "@pytest.fixture\ndef table(rows):\n    return rows\n\ndef test_f(table):\n    assert f(table) == 3"),
+    ),
+    "a_fixture_of_two": (
+        "class Bank:\n    held = 0\n    def pay(self, x):\n        self.held += x\n        return self.held",
+        "class Bank:\n    def pay(self, x):\n        return x",
+        asserts("import pytest\n@pytest.fixture\ndef bank():\n    return Bank()\n\n@pytest.fixture\ndef paid(bank):\n    return bank.pay(2)\n\n"
+                "def test_pay(bank, paid):\n    assert bank.pay(3) == 5"),
+    ),
+    "a_fixture_that_cannot_be": (
+        "def f(x):\n    return x", "def f(x):\n    return 0",
+        asserts("import pytest\n@pytest.fixture(params=['A'])\ndef name(request):\n    return request.param\n\n"
+                "def test_name(name):\n    assert f(name).upper() == 'A'\n\ndef test_f():\n    assert f(3) == 3"),
+    ),
     "what_is_printed": (
         "def f():\n    print('hi')", "def f():\n    print('ho')", asserts("def test_f(capsys):\n    f()\n    assert capsys.readouterr().out == 'hi\\n'"),
     ),
@@ -142,6 +158,8 @@ HONEST: dict[str, tuple[str, str, dict[str, Any]]] = {
     "a_closure",
     "a_coroutine",
     "a_decorator",
+    "a_fixture_of_two",
+    "a_fixture_that_cannot_be",
     "a_generator",
     "a_loop",
     "a_match",
@@ -151,6 +169,7 @@ HONEST: dict[str, tuple[str, str, dict[str, Any]]] = {
     "an_evalplus_loop",
     "an_object",
     "an_object_that_gives_itself",
+    "fixtures_of_fixtures",
     "functions_that_pytest_collects",
     "in_place",
     "nodes_of_both_sides",

@@ -145,24 +145,47 @@ def run_collected(namespace: dict[str, Any]) -> None:
             _run_class(value)
 
 
-def _run(function: types.FunctionType, namespace: dict[str, Any]) -> Any:
-    """Call a test or a fixture with the fixtures that it names; skip a test that wants anything else."""
+class _UnknownFixtureError(Exception):
+    """A test wants, itself or through a fixture, what is not there."""
+
+
+def _run(test: types.FunctionType, namespace: dict[str, Any]) -> None:
+    """Call a test with the fixtures that it names; skip one that wants anything else."""
+    try:
+        _call(test, namespace, {}, [])
+    except _UnknownFixtureError:
+        return
+
+
+def _call(function: types.FunctionType, namespace: dict[str, Any], values: dict[str, Any], suspended: list[Any]) -> Any:
+    """Call a test or a fixture with the fixtures that it names; a test and its fixtures share the value of each.
+
+    Args:
+        function: the test, or a fixture.
+        namespace: of the script.
+        values: of the test's fixtures so far.
+        suspended: the test's fixtures that have yielded; one that nothing holds is closed, which cleans up too early.
+
+    Raises:
+        _UnknownFixtureError: it wants anything else.
+    """
     code = function.__code__
-    arguments = {}
-    suspended = []  # fixtures that have yielded: one that nothing holds is closed, which cleans up before the test
-    for name in code.co_varnames[: code.co_argcount]:
+    names = code.co_varnames[: code.co_argcount]
+    for name in names:
         fixture = namespace.get(name)
+        if name in values:
+            continue
         if name == "capsys":
-            arguments[name] = _Printed()
+            values[name] = _Printed()
         elif getattr(fixture, "is_fixture", False):
-            value = _run(namespace[name], namespace)
+            value = _call(namespace[name], namespace, values, suspended)
             if isinstance(value, types.GeneratorType):
                 suspended.append(value)
                 value = next(value)
-            arguments[name] = value
+            values[name] = value
         else:
-            return None
-    result = function(**arguments)
+            raise _UnknownFixtureError(name)
+    result = function(**{name: values[name] for name in names})
     if isinstance(result, types.CoroutineType):
         import asyncio
 
