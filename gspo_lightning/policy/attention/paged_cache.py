@@ -64,7 +64,8 @@ class PagedCache:
                 partial.append((row, filled))
         copies = [int(table[row, place]) for row, place in partial]
         used = dict.fromkeys(table.flatten().tolist())
-        shared = [i for i in used if i not in set(copies)]
+        copied = set(copies)
+        shared = [i for i in used if i not in copied]
         pages = torch.tensor(self._take(len(shared) + len(copies)))
         page_of = torch.zeros(len(index), dtype=torch.int64)
         page_of[torch.tensor(shared, dtype=torch.int64)] = pages[: len(shared)]
