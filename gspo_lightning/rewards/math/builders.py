@@ -111,7 +111,8 @@ def _same_conditions(gold: str, given: str, same: Same) -> bool | None:
         return same(ours["condition"], given) if re.search(r"[<>=]|\\[lg]e", given) else None
     names = re.findall("[a-z]", ours["names"])
     others = re.findall("[a-z]", candidate["names"])
-    if len(names) != len(others):
+    sets = {match["set"] for match in (ours, candidate) if match["set"]}
+    if len(names) != len(others) or len(sets) > 1:
         return False
     letters = dict(zip(others, names, strict=True))
     pattern = rf"(?<![A-Za-z\\])(?:{'|'.join(others)})(?![A-Za-z])"

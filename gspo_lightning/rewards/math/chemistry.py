@@ -16,6 +16,8 @@ _FONT = re.compile(r"\\(?:ce|text|mathrm|textrm|mathbf|rm|operatorname)(?![a-z])
 _ARROW = re.compile(
     r"<?-+>|\\(?:long)?(?:right|leftright)arrow(?![a-z])|\\to(?![a-z])|\\rightleftharpoons(?![a-z])|\u2192|="
 )
+_REACTS = re.compile(r"[A-Z][a-z]|[A-Z)]_?\{?\d|[-\u2192]|\\[a-z]*(?:arrow|harpoons)")
+"""What tells a reaction with an equality sign from an equation of quantities, ``V = 2S``."""
 _PLUS = re.compile(r"(?<!\^)(?<!\^\d)\+")
 """A plus between two substances, which is no charge."""
 _LONGEST = 200
@@ -70,7 +72,7 @@ def same_reaction(gold: str, given: str) -> bool | None:
 def reaction(text: str) -> list[Counter[str]] | None:
     """Return how many of each substance stand on the two sides of an equation; None if a text is none."""
     sides = _ARROW.split(_FONT.sub("", text))
-    if len(sides) != 2 or len(text) > _LONGEST:
+    if len(sides) != 2 or len(text) > _LONGEST or ("=" in text and not _REACTS.search(_FONT.sub("", text))):
         return None
     result = []
     for side in sides:

@@ -70,6 +70,8 @@ def _with_modulus(gold: str, given: str, question: Question) -> bool | None:
     moduli = {int(group) for groups in _MODULUS.findall(question.text) for group in groups if group}
     if match is None or int(match[2]) not in moduli or _NAMED.match(match[0]):
         return None
+    if len(moduli) > 1 and int(match[2]) <= int(gold):
+        return None  # the record is a residue of another modulus
     return int(match[1]) == int(gold)
 
 

@@ -40,8 +40,26 @@ def is_growth(text: str) -> bool:
 
 
 def _natural(text: str) -> str:
-    """Give all logarithms one base."""
-    return _LOGARITHM.sub(r"\\ln ", text)
+    """Give all logarithms one base but those in exponents, where the base counts: ``n^{\\log_2 3}``."""
+    parts = []
+    start = 0
+    for match in re.finditer(r"\^\s*\{", text):
+        if match.start() < start:
+            continue  # inside of another exponent
+        end = _closing(text, match.end())
+        parts += [_LOGARITHM.sub(r"\\ln ", text[start : match.start()]), text[match.start() : end]]
+        start = end
+    return "".join([*parts, _LOGARITHM.sub(r"\\ln ", text[start:])])
+
+
+def _closing(text: str, start: int) -> int:
+    """Return the place behind the brace that closes the one before ``start``."""
+    depth = 1
+    for place in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return place + 1
+    return len(text)
 
 
 def _proportional(ours: str, candidate: str) -> bool:
@@ -58,6 +76,8 @@ def _proportional(ours: str, candidate: str) -> bool:
     if above.free_symbols != below.free_symbols:
         return False
     symbols = sorted(above.free_symbols, key=str)
+    if not symbols:
+        return library.equal([above], [below], None, strict=True)  # a group, O(2), or a value
     quotients = []
     for shift in _POINTS:
         values = {symbol: shift + 0.61 * place for place, symbol in enumerate(symbols)}

@@ -26,11 +26,16 @@ def equal_labelled(gold: str, given: str, same: Same) -> bool | None:
         return None
     pairs = []
     for label, value in ours.items():
-        names = [name for name in candidate if name.startswith(label) or label.startswith(name)]
+        names = [name for name in candidate if _is_short_for(*sorted((name, label), key=len))]
         if len(names) != 1:
             return None
         pairs.append((value, candidate[names[0]]))
     return all(same(value, answer) for value, answer in pairs)
+
+
+def _is_short_for(short: str, label: str) -> bool:
+    """True of ``max`` and ``maximum``, but not of ``sin`` and ``sinh``, which one letter tells apart."""
+    return label == short or (label.startswith(short) and len(label) > len(short) + 1)
 
 
 def labelled(text: str) -> dict[str, str] | None:

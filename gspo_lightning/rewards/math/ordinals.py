@@ -36,6 +36,8 @@ def equal_places(gold: str, given: str, question: Question) -> bool | None:
     quadrant = _QUADRANT.search(question.text) is not None
     ours = place(gold, quadrant=quadrant)
     candidate = place(given, quadrant=quadrant) if ours else None
+    if quadrant and ours and candidate is None and re.fullmatch("[IVX]+", _PLAIN.sub("", given).strip()):
+        return False  # VI is no product of V and I
     if ours is None or candidate is None:
         return None
     return ours[0] == candidate[0] and (not ours[1] or not candidate[1] or ours[1] == candidate[1])

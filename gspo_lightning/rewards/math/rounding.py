@@ -21,7 +21,8 @@ _FIGURES = re.compile(
     rf"\bto\s+{_COUNT}\s+(?:significant\s+(?:figures?|digits?)|sig\.?\s*figs?\b|s\.?f\b)", re.IGNORECASE
 )
 _NEAREST = re.compile(
-    r"\bnearest\s+(tenth|hundredth|thousandth|ten[- ]thousandth|cent|whole|integer|ten|hundred|thousand|million)\b",
+    r"\bnearest\s+(tenth|hundredth|thousandth|ten[- ]thousandth|cent|whole|integer|ten|hundred|thousand|million)\b"
+    r"(?![- ](?:thousand|million|billion)s?\b)",
     re.IGNORECASE,
 )
 _STEPS = {

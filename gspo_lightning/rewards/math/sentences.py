@@ -7,6 +7,8 @@ import re
 _COPULAS = {"is", "are", "was", "were", "be"}
 _SUBJECTS = {"the", "this", "that", "it", "they", "these", "both", "answer"}
 _OTHER = {"not", "no", "never", "neither", "nor", "or", "and", "but", "nothing", "cannot", "without"}
+_CHOICE = re.compile(r"([a-z]+),?\s+or\s+(?:(?:an?|the)\s+)?([a-z]+)")
+"""Two answers between which a prompt lets one choose: "true or false"."""
 _LONGEST = 12
 
 
@@ -38,4 +40,7 @@ def same_sentence(gold: str, given: str | None, prompt: str) -> bool:
     if not subject or (not copula and not (len(shorter) == 1 and shorter[0].endswith("s"))):
         return False
     names = subject[:-1] if copula else subject
-    return all(name in prompt_words or name in _SUBJECTS for name in names) and not _OTHER.intersection(names)
+    choices = {word for pair in _CHOICE.findall(prompt.lower()) for word in pair}
+    if not (_OTHER | choices).isdisjoint(names):
+        return False
+    return all(name in prompt_words or name in _SUBJECTS for name in names)

@@ -17,14 +17,23 @@ from gspo_lightning.rewards.math.question import Question
 
 _ASKED = (
     r"\b(?:find|give|determine|compute|state|describe|write|what (?:is|are))\s+(?:down\s+)?"
-    r"(?:(?:an?|the|all|one|two)\s+)?(?:[\w-]+\s+){0,2}?"
+    r"(?:(?:an?|the|all|one|two)\s+)?(?:(?!(?:onto|on|to|in|of|from|for|with)\b)[\w-]+\s+){0,2}?"
 )
 _SPACE = re.compile(
-    _ASKED + r"(?:bas[ie]s|span|(?:null|eigen|column|row|solution)[- ]?spaces?|kernel|orthogonal complement)\b",
+    _ASKED + r"(?:bas[ie]s|span|(?:null|eigen|column|row|solution)[- ]?spaces?|kernel|orthogonal complement)\b"
+    r"(?!\s+(?:elements?|members?|vectors?)\b)",
     re.IGNORECASE,
 )
-_EACH = re.compile(_ASKED + r"(?:eigenvectors?|(?:direction|normal) vectors?)\b", re.IGNORECASE)
-_EXACT = re.compile(r"\b(?:unit|orthonormal|normali[sz]ed|norm|length|coordinates?|components?)\b", re.IGNORECASE)
+_EACH = re.compile(_ASKED + r"(?:eigenvectors?|(?:direction|normal) vectors?)\b(?!\s+from\b)", re.IGNORECASE)
+_EIGENBASIS = re.compile(
+    r"\bbas[ie]s\b[^.?!]{0,40}\b(?:of|by|from|with)\s+(?:the\s+)?(?:\w+\s+){0,2}?eigenvectors\b", re.IGNORECASE
+)
+"""A basis that no other one of its space replaces."""
+_EXACT = re.compile(
+    r"\b(?:unit|orthonormal|orthogonal(?! complement)|normali[sz]ed|norm|length|coordinates?|components?|entry|entries"
+    r"|dual|lattice|jordan|gram)\b",
+    re.IGNORECASE,
+)
 """Words of a prompt that asks for one of the many bases or vectors."""
 _WRAPPED = re.compile(
     r"\s*(?:[A-Z]\s*=\s*)?(?:\\(?:operatorname|text|mathrm)\s*\{\s*span\s*\}|\\?span(?![a-z]))?\s*"
@@ -69,8 +78,8 @@ def equal_subspaces(gold: str, given: str, question: Question) -> bool | None:
         return _same_flat(ours, candidate)
     if not question.text or _EXACT.search(question.text):
         return None
-    each = _EACH.search(question.text) is not None
-    if not each and not _SPACE.search(question.text):
+    space = _SPACE.search(question.text) is not None and not _EIGENBASIS.search(question.text)
+    if not space and not _EACH.search(question.text) and not _EIGENBASIS.search(question.text):
         return None
     expected = _vectors(gold)
     result = _vectors(given) if expected else None
@@ -78,7 +87,9 @@ def equal_subspaces(gold: str, given: str, question: Question) -> bool | None:
         return None
     if len(expected) != len(result):
         return False
-    if each and not _SPACE.search(question.text):
+    if not space:
+        if any(rank([item]) == 0 for item in result):
+            return False  # the zero vector is a multiple of every vector
         return all(any(rank([a, b]) == 1 for b in result) for a in expected) and all(
             any(rank([a, b]) == 1 for a in expected) for b in result
         )
@@ -103,7 +114,8 @@ def _vectors(text: str) -> list[Vector] | None:
     if len(vectors) == len(pieces):
         return vectors
     terms = _terms(inner)
-    free = terms and all(factor for factor, _ in terms)
+    letters = {factor for factor, _ in terms if factor}
+    free = terms and len(letters) == len(terms)
     return [direction for _, direction in terms] if free else None
 
 
@@ -112,26 +124,31 @@ def flat(text: str) -> Flat | None:
     body, domain = _without_domain(text)
     body = body.strip()
     terms = _terms(_NAMED.sub("", body, count=1)) if "=" not in body or _NAMED.match(body) else None
+    letters = [factor for factor, _ in terms or () if factor]
+    if len(letters) != len(set(letters)):
+        return None  # two terms with one letter are one direction
     if terms and any(factor for factor, _ in terms) and any(not factor for factor, _ in terms):
+        if domain == "0":
+            return None  # one point of it is missing
         points = [item for factor, item in terms if not factor]
         directions = [item for factor, item in terms if factor]
         return Flat(points[0], directions, domain == "Z") if len(points) == 1 else None
-    if terms and domain and all(factor for factor, _ in terms):
+    if terms and domain in ("R", "Z") and all(factor for factor, _ in terms):
         return Flat([0j] * len(terms[0][1]), [item for _, item in terms], domain == "Z")
-    return _coordinates(body, integer=domain == "Z") if domain else None
+    return _coordinates(body, integer=domain == "Z") if domain in ("R", "Z") else None
 
 
 def _without_domain(text: str) -> tuple[str, str]:
-    """Return a text without the sets its letters run through, and the name of the first."""
+    """Return a text without the sets its letters run through, and the first one, ``0`` if 0 alone is excepted."""
     domain = ""
     while match := _DOMAIN.search(text):
-        domain = match["set"] or domain
+        domain = match["set"] or domain or "0"
         text = text[: match.start()]
     return text, domain
 
 
 def _terms(text: str) -> list[tuple[str, Vector]]:
-    """Return the factors and the vectors of a sum; empty if a text is none."""
+    """Return the letters and the vectors of a sum, a letter's number multiplied in; empty if a text is none."""
     terms: list[tuple[str, Vector]] = []
     position = 0
     while position < len(text):
@@ -141,7 +158,10 @@ def _terms(text: str) -> list[tuple[str, Vector]]:
         coordinates = _numbers(match[3])
         if coordinates is None:
             return []
-        terms.append((match[2] or "", [-x if match[1] == "-" else x for x in coordinates]))
+        letter = (match[2] or "").lstrip("0123456789")
+        number = (match[2] or "").removesuffix(letter)
+        multiple = int(number or 1) * (-1 if match[1] == "-" else 1)
+        terms.append((letter.strip(), [multiple * x for x in coordinates]))
         position = match.end()
     return terms if len({len(coordinates) for _, coordinates in terms}) == 1 else []
 

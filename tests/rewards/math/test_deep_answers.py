@@ -42,6 +42,24 @@ SUBSPACES: list[Case] = [
     ("Find all solutions.", r"x=1+t, y=2t, t\in\mathbb{R}", r"x=s, y=2s+2, s\in\mathbb{R}", False),
     ("Find u.", r"\left(\frac{5}{13},\frac{12}{13}\right)", r"\frac{1}{13}(5,12)", True),
     ("Find u.", r"\left(\frac{5}{13},\frac{12}{13}\right)", r"\frac{1}{12}(5,12)", False),
+    ("Find an eigenvector of A.", "(1,2)", "(0,0)", False),
+    ("Find the eigenvectors of A.", "(1,3), (2,-1)", "(0,0), (0,0)", False),
+    ("Find an orthogonal basis of W.", r"\{(1,0),(0,1)\}", r"\{(1,0),(1,1)\}", False),
+    ("Find a basis of the orthogonal complement.", r"\{(1,0,0),(0,1,0)\}", r"\{(1,0,0),(1,1,0)\}", True),
+    ("Find a basis consisting of eigenvectors.", r"\{(1,1),(1,-1)\}", r"\{(1,0),(0,1)\}", False),
+    ("Find a basis consisting of eigenvectors.", r"\{(1,1),(1,-1)\}", r"\{(-2,2),(3,3)\}", True),
+    ("Find the dual basis.", r"\{(1,0),(0,1)\}", r"\{(1,0),(1,1)\}", False),
+    ("Find a basis of the lattice.", r"\{(1,0),(0,1)\}", r"\{(2,0),(0,2)\}", False),
+    ("Apply Gram-Schmidt and give the basis.", r"\{(1,0),(0,1)\}", r"\{(1,0),(1,1)\}", False),
+    ("Find the projection onto span{w}.", "(1,3)", "(2,6)", False),
+    ("Find the kernel vector with first entry 1.", "(1,3)", "(2,6)", False),
+    ("Find the direction vector from P to Q.", "(1,3)", "(-1,-3)", False),
+    ("Find the plane.", "(0,0,0)+s(1,0,0)+t(0,1,0)", "(0,0,0)+t(1,0,0)+t(0,1,0)", False),
+    ("Find all.", r"(0,1)+t(1,0), t\in\mathbb{Z}", r"(0,1)+2t(1,0), t\in\mathbb{Z}", False),
+    ("Find all.", r"(0,1)+2t(1,0), t\in\mathbb{Z}", r"(4,1)+t(2,0), t\in\mathbb{Z}", True),
+    ("Find the line.", r"(1,2)+t(1,0), t\in\mathbb{R}", r"(1,2)+t(1,0), t \neq 0", False),
+    ("Find a basis of W.", r"\{(1,0,2),(0,1,3)\}", "s(1,0,2)+t(0,1,3)", True),
+    ("Find a basis of W.", r"\{(1,0,2),(0,1,3)\}", "t(1,0,2)+t(0,1,3)", False),
 ]
 GROWTH: list[Case] = [
     ("How fast does it grow?", r"O(n^2\log n)", r"\mathcal{O}(n^2 \ln n)", True),
@@ -49,6 +67,9 @@ GROWTH: list[Case] = [
     ("How fast does it grow?", r"\Theta(2^n)", r"\Theta(2^{n+3})", True),
     ("How fast does it grow?", r"\Theta(2^n)", r"\Theta(4^n)", False),
     ("How fast does it grow?", r"\Theta(2^n)", "O(2^n)", False),
+    ("How fast does it grow?", r"\Theta(n^{\log_2 3})", r"\Theta(n^{\log_4 3})", False),
+    ("How fast does it grow?", r"\Theta(n^{\log_2 3})", r"\Theta(n^{\frac{\ln 3}{\ln 2}})", True),
+    ("Which group is it?", "O(2)", "O(3)", False),
 ]
 BOUND: list[Case] = [
     ("Write the series.", r"\sum_{n=1}^\infty \frac{x^{2n}}{n}", r"\sum_{k=0}^\infty \frac{x^{2k+2}}{k+1}", True),
@@ -85,6 +106,9 @@ CONDITIONS: list[Case] = [
     ("Find the inverse of 4 modulo 11.", "3", r"4 \pmod{11}", False),
     ("Find all n.", r"n=5k+2, k=0,1,2,\ldots", r"n=5k-3, k=1,2,3,\ldots", True),
     ("Find all n.", r"n=5k+2, k=0,1,2,\ldots", r"n=5k-3, k=0,1,2,\ldots", False),
+    ("Describe it.", r"\{(x,y)\in\mathbb{R}^2 : x<y\}", r"\{(a,b)\in\mathbb{Z}^2 : a<b\}", False),
+    ("Describe it.", r"\{(x,y)\in\mathbb{R}^2 : x<y\}", r"\{(a,b)\in\mathbb{R}^2 : a<b\}", True),
+    (r"Solve $x\equiv 2 \pmod 3$, $x\equiv 3 \pmod 5$.", "8", r"8 \pmod 3", False),
 ]
 FORMS: list[Case] = [
     (r"Simplify $\frac{x^2-9}{x-3}$.", "x+3", r"\frac{x^2-9}{x-3}", False),
@@ -108,6 +132,8 @@ ROUNDING: list[Case] = [
     ("Give it to 2 significant figures.", r"\sqrt{50000}", "220", True),
     ("Give it to 2 significant figures.", r"\sqrt{50000}", "230", False),
     ("Give the exact area; a guess to one decimal place is no answer.", r"2\pi", "6.3", False),
+    ("Round to the nearest ten thousand.", r"\frac{1234567}{8}", "154320", False),
+    ("Round to the nearest hundred thousand.", r"\frac{1234567}{8}", "154300", False),
 ]
 CHEMISTRY: list[Case] = [
     ("Balance it.", r"N_2 + 3H_2 \to 2NH_3", r"\ce{3H2 + N2 -> 2NH3}", True),
@@ -118,6 +144,10 @@ CHEMISTRY: list[Case] = [
     ("Which ion?", r"\mathrm{Ca^{2+}}", r"\ce{Ca^2+}", True),
     ("Which ion?", r"\mathrm{Ca^{2+}}", r"\ce{Ca^+}", False),
     ("Which sugar?", r"\mathrm{C_{12}H_{22}O_{11}}", r"\ce{C12H22O11}", True),
+    ("Solve for S.", "S = 2V", "2V = S", True),
+    ("What is it?", "PV = NK", "NK = PV", True),
+    ("Balance it.", r"2H_2 + O_2 = 2H_2O", r"O_2 + 2H_2 = 2H_2O", True),
+    ("Balance it.", r"2H_2 + O_2 = 2H_2O", r"2H_2O = O_2 + 2H_2", False),
 ]
 WORDS: list[Case] = [
     ("Is the function bounded?", r"\text{unbounded}", r"\text{The function is not bounded.}", True),
@@ -141,6 +171,11 @@ WORDS: list[Case] = [
     ("How much?", r"\text{loss of }\$8", r"\$8\text{ profit}", False),
     ("How does it change?", r"15\%\text{ decrease}", r"\text{a decrease of }15\%", True),
     ("How does it change?", r"15\%\text{ decrease}", r"\text{an increase of }15\%", False),
+    ("Which are more, oranges or apples?", r"\text{apples}", r"\text{oranges apples}", False),
+    ("Is it true or false?", r"\text{true}", r"\text{false is true}", False),
+    ("Does the series converge or diverge?", r"\text{converges}", r"\text{The series converges}", True),
+    ("In which quadrant is it?", "IV", "VI", False),
+    ("Which functions?", r"\text{sin}(x), \text{cos}(x)", r"\text{sinh}(x), \text{cosh}(x)", False),
 ]
 LISTS: list[Case] = [
     ("Divide.", "q(x)=x-1, r(x)=5", "q(x)=5, r(x)=x-1", False),
