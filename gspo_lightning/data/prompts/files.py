@@ -233,9 +233,11 @@ def open_prompts(source: PromptSet | str, columns: Columns) -> PromptSet:
 def _folder(folder: Path, columns: Columns) -> PromptFile:
     """Open the training file of a data set copied to this machine; ``datasets`` would copy its records again."""
     files = sorted(f for f in folder.rglob("*") if suffix_of(f.name) and f.name.startswith("train") and f.is_file())
-    if (not files and (folder / "state.json").is_file()) or (folder / "dataset_dict.json").is_file():
+    splits = (folder / "dataset_dict.json").is_file()
+    if not files and (splits or (folder / "state.json").is_file()):
         problem = f"the folder {folder.name!r} was written by save_to_disk of datasets, whose files are no records"
-        raise UserError("data", problem, fix='load_from_disk(FOLDER).to_parquet("train.parquet"), and name that file')
+        rows = 'load_from_disk(FOLDER)["train"]' if splits else "load_from_disk(FOLDER)"
+        raise UserError("data", problem, fix=f'{rows}.to_parquet("train.parquet"), and name that file')
     if len(files) != 1:
         raise UserError(
             "data",

@@ -198,8 +198,8 @@ class RunData:
 
         A view asks for them whenever it is drawn: event files are read again only if the run has changed.
         """
-        run = self.run
         with self._lock:
+            run = self.run  # of this very stamp: another request may read the run anew
             state = (self._stamp, self.index.facts()["rollouts"])
             if self._histograms is None or self._histograms[0] != state:
                 self._histograms = (state, clean(ratio_histograms(run, self.index)))

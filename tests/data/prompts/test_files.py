@@ -193,7 +193,15 @@ def test_a_folder_of_save_to_disk_is_refused_with_the_way_to_a_file(splits: bool
     error = caught.value
     assert error.problem == "the folder 'kept' was written by save_to_disk of datasets, whose files are no records"
     assert error.fix is not None
-    assert 'to_parquet("train.parquet")' in error.fix
+    of_split = '["train"]' if splits else ""
+    assert f'load_from_disk(FOLDER){of_split}.to_parquet("train.parquet")' in error.fix
+    loaded = datasets.load_from_disk(str(tmp_path / "kept"))
+    (loaded["train"] if splits else loaded).to_parquet(str(tmp_path / "kept" / "train.parquet"))
+    named = open_prompts(str(tmp_path / "kept" / "train.parquet"), {})
+    beside = open_prompts(str(tmp_path / "kept"), {})
+    assert isinstance(named, PromptFile)
+    assert isinstance(beside, PromptFile)
+    assert list(beside.records()) == list(named.records()) == [{"prompt": "1+1", "answer": "2"}]
 
 
 @pytest.mark.parametrize(
