@@ -139,6 +139,8 @@ def in_words(hint: Any) -> str:
             names.append("a list")
         elif member in WORDS:
             names.append(WORDS[member])
-        elif isinstance(member, type):
-            names.append(f"a {word(member)}")
+        else:
+            component = member if isinstance(member, type) else base_of(member)
+            noun = word(component) if component is not None else ""
+            names += [f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"] if noun else []
     return " or ".join(dict.fromkeys(names)) or "something else"

@@ -52,6 +52,7 @@ def test_null_is_refused_by_name(names: list[str], tmp_path: Path, capsys: pytes
     ("content", "field"),
     [
         ("data: {evaluation: {samples: null}}", "data.evaluation.samples"),
+        ("model: {optimizer: null}", "model.optimizer"),
         ("model: {objective: {class_path: GSPO, init_args: {clip_low: null}}}", "model.objective.init_args.clip_low"),
         ("data: {rewards: {right: {class_path: ExactMatch, init_args: {marker: null}}}}", "marker"),
     ],
@@ -61,6 +62,7 @@ def test_null_inside_of_a_group_or_a_component_is_refused(
 ) -> None:
     message = refused(f"{content}\n", tmp_path, capsys)
     assert f"{field}: is null; it must be " in message
+    assert "something else" not in message
 
 
 def test_null_where_it_is_a_value_is_taken(tmp_path: Path) -> None:
