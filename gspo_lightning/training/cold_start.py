@@ -240,7 +240,7 @@ class ColdStart:
             order = permutation(stream(seed, Purpose.COLD_START, step), len(rows))
             return [int(i) for i in order[: self.batch_size]]
 
-        settings = Supervised(self.steps, self.gradient_clip, self._schedule, batch)
+        settings = Supervised(self.steps, self.gradient_clip, self._rate, batch)
         curve = learn(policy, rows, held_out, settings, saved)
         held_out_loss = curve[-1].held_out_loss
         measured = "" if held_out_loss is None else f", {held_out_loss:.3f} on {len(held_out)} held-out ones"
@@ -260,11 +260,15 @@ class ColdStart:
         train_rows = [row for number, row in enumerate(rows) if number not in held_out]
         return train_rows, [rows[number] for number in sorted(held_out)]
 
+    def _rate(self, step: int) -> float:
+        """Return the learning rate of a step, from 0."""
+        return self.learning_rate * self._schedule(step)
+
     def _schedule(self, step: int) -> float:
-        """Return the learning rate of a step, from 0: a linear warm-up, times a linear fall to a tenth."""
+        """Return what multiplies the learning rate of a step, from 0: a linear warm-up, times a linear fall to a tenth."""
         warm_up = min(1.0, (step + 1) / max(self.warmup_steps, 1))
         decay = 1.0 - 0.9 * step / self.steps
-        return self.learning_rate * (warm_up * decay)
+        return warm_up * decay
 
     @property
     def _from_file(self) -> bool:

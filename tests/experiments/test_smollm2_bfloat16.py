@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from experiments.smollm2 import bfloat16
 from experiments.smollm2.bfloat16 import compare, main
+from gspo_lightning.rewards import Score
 from tests.support.model_families import COMMON
 
 TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
@@ -47,7 +48,7 @@ def test_float32_follows_float64_and_bfloat16_does_not(
     config = bfloat16.load_yaml(bfloat16.CONFIG.read_text(encoding="utf-8"))
     short = config | {"data": config["data"] | {"max_response_tokens": 8, "max_prompt_tokens": 512}}
     monkeypatch.setattr(bfloat16, "load_yaml", lambda _: short)
-    monkeypatch.setattr(bfloat16.MathVerifier, "score", lambda _, text, answer: bfloat16.Score(float(len(text) % 2)))
+    monkeypatch.setattr(bfloat16.MathVerifier, "score", lambda _, text, answer: Score(float(len(text) % 2)))
     output = tmp_path / "bfloat16.json"
     argv = ["--model", model, "--prompts", "4", "--group", "4", "--seeds", "1", "--output", str(output)]
     assert main(argv) == 0

@@ -19,6 +19,7 @@ from gspo_lightning.rollouts import Draws, GroupedSampler, ResponsePrefix
 from gspo_lightning.rollouts.sampler import admission_queue, memory
 from gspo_lightning.rollouts.sampler import sampler as samplers
 from gspo_lightning.rollouts.sampler.decode_batch import DecodeBatch
+from gspo_lightning.rollouts.sampler.admission_queue import Prefill
 from gspo_lightning.rollouts.sampler.decoding import Decoder, PaddedDecoder, SharedDecoder
 from gspo_lightning.rollouts.sampler.memory import Costs
 from tests.support import model_families
@@ -64,8 +65,8 @@ def failing(monkeypatch: pytest.MonkeyPatch, kind: type, method: str, fails: Cal
     """Have an allocation of an exabyte fail in a method's call number n, for so many rows; returns what each had."""
     original, seen = getattr(kind, method), list[int]()
 
-    def limited(self: Decoder, first: Tensor, *rest: object) -> Tensor:
-        rows = sum(rest[0]) if method == "add" else len(first)  # type: ignore[call-overload]
+    def limited(self: Decoder, first: Tensor | Prefill, *rest: object) -> Tensor:
+        rows = sum(first.rows) if isinstance(first, Prefill) else len(first)
         seen.append(rows)
         if fails(len(seen), rows):
             torch.empty(1 << 60)
