@@ -55,8 +55,8 @@ class ModelSettings(BaseModelSettings):
     """Settings to load a policy: the ``model`` of a config, besides the arguments of ``gspo_lightning.GSPOModule``."""
 
     layout: Layout = "auto"
-    """Layout of rows: ``packed`` (a prompt once for all its responses, no padding), ``padded``, or ``auto``: packed if
-    a check on the model itself shows the same log-probabilities."""
+    """``packed`` rows (a prompt once for all its responses, no padding), ``padded`` ones, or ``auto``, which packs them
+    if a check on the model itself shows the same log-probabilities."""
     experts_implementation: str | None = None
     """``grouped_mm``, ``batched_mm`` or ``eager``, for mixtures of experts; None takes ``grouped_mm`` if the model
     supports it (1.6 times faster than ``eager`` on a CPU), and else leaves the choice to transformers."""
