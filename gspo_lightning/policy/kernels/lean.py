@@ -25,7 +25,18 @@ SILU = (nn.SiLU, SiLUActivation)
 _HOME = "transformers.models."
 
 
-class _LeanNorm(nn.Module):
+class _Lean(nn.Module):
+    """Mixin of which there is a class for each family's: no import finds those, so that copies name the two bases."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Return how ``pickle`` and ``copy`` make the module again, on another rank too."""
+        mixin, *families = type(self).__bases__
+        if len(families) != 1 or not issubclass(mixin, _Lean):
+            return super().__reduce_ex__(protocol)
+        return _without_state, (families[0], mixin), dict(self.__dict__)
+
+
+class _LeanNorm(_Lean):
     """Mixin before a family's ``RMSNorm``."""
 
     weight: nn.Parameter
@@ -41,7 +52,7 @@ class _LeanNorm(nn.Module):
         return plain
 
 
-class _LeanMLP(nn.Module):
+class _LeanMLP(_Lean):
     """Mixin before a family's ``MLP``."""
 
     gate_proj: nn.Module
@@ -153,6 +164,12 @@ def _lean(kind: type, mixin: type) -> type:
     if (kind, mixin) not in _CLASSES:
         _CLASSES[kind, mixin] = type(kind.__name__, (mixin, kind), {"__module__": kind.__module__})
     return _CLASSES[kind, mixin]
+
+
+def _without_state(kind: type, mixin: type) -> nn.Module:
+    """Return a module of a lean class that nothing has been set of yet."""
+    module: nn.Module = object.__new__(_lean(kind, mixin))
+    return module
 
 
 def use_lean_modules(model: nn.Module) -> None:
