@@ -265,7 +265,7 @@ class ColdStart:
         return self.learning_rate * self._schedule(step)
 
     def _schedule(self, step: int) -> float:
-        """Return what multiplies the learning rate of a step, from 0: a linear warm-up, times a linear fall to a tenth."""
+        """Return what multiplies the rate of a step, from 0: a linear warm-up, times a linear fall to a tenth."""
         warm_up = min(1.0, (step + 1) / max(self.warmup_steps, 1))
         decay = 1.0 - 0.9 * step / self.steps
         return warm_up * decay

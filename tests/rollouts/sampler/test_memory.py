@@ -18,8 +18,8 @@ from gspo_lightning.policy.routing import routers_of
 from gspo_lightning.rollouts import Draws, GroupedSampler, ResponsePrefix
 from gspo_lightning.rollouts.sampler import admission_queue, memory
 from gspo_lightning.rollouts.sampler import sampler as samplers
-from gspo_lightning.rollouts.sampler.decode_batch import DecodeBatch
 from gspo_lightning.rollouts.sampler.admission_queue import Prefill
+from gspo_lightning.rollouts.sampler.decode_batch import DecodeBatch
 from gspo_lightning.rollouts.sampler.decoding import Decoder, PaddedDecoder, SharedDecoder
 from gspo_lightning.rollouts.sampler.memory import Costs
 from tests.support import model_families
