@@ -100,7 +100,8 @@ def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 def assert_same_run(case: Case, two: Path, root: Path) -> None:
     one = runs.fit(root, *OPTIONS, *case.options)
-    assert runs.largest_difference(weights(two / "checkpoints" / "last.ckpt"), runs.weights(one)) < 1e-6
+    # sums over ranks differ in their last bits, and the optimizer divides small gradients by their size
+    assert runs.largest_difference(weights(two / "checkpoints" / "last.ckpt"), runs.weights(one)) < 2e-6
     alone, together = runs.scalars(one), runs.scalars(two)
     # what is measured between micro-batches, or on a rank's first one alone, depends on what they hold
     cut = {"data/micro_batches", "moe/changed_over_iteration", "update/gradient_noise"}
