@@ -145,16 +145,17 @@ def _exchange(one: Path, other: Path) -> bool:
 
 def sync_folder(folder: Path) -> None:
     """Make renames in a folder survive a power failure."""
-    _sync(folder)
+    sync_path(folder)
 
 
 def sync_tree(folder: Path) -> None:
     """Make a folder and everything in it survive a power failure."""
     for path in [*folder.rglob("*"), folder]:
-        _sync(path)
+        sync_path(path)
 
 
-def _sync(path: Path) -> None:
+def sync_path(path: Path) -> None:
+    """Make a file, or the names in a folder, survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -164,7 +165,7 @@ def _sync(path: Path) -> None:
 
 def synced(file: Path) -> tuple[int, str]:
     """Make a file survive a power failure; return its size in bytes and its hexadecimal SHA-256."""
-    _sync(file)
+    sync_path(file)
     return file.stat().st_size, sha256(file)
 
 

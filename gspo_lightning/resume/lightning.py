@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from gspo_lightning.resume.files import sync_path
 
 WRITTEN = ("events.*", "*.jsonl")
 """Patterns of files that grow with every update, in a logger's folder."""
@@ -63,12 +64,4 @@ def flush(loggers: Iterable[Any]) -> None:
             continue
         for pattern in WRITTEN:
             for file in Path(folder).glob(pattern):
-                _sync(file)
-
-
-def _sync(file: Path) -> None:
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+                sync_path(file)
