@@ -50,7 +50,7 @@ body = json.dumps({"messages": [{"role": "user", "content": record["prompt"]}]})
 answer = urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, key))
 print(json.dumps({"reward": len(json.load(answer)["choices"][0]["message"]["content"])}))
 """
-KILL = "gspo_lightning.rollouts.agents.agent_rollouts:AgentRollouts._speak"
+KILL = "gspo_lightning.rollouts.agents.agent_rollouts:AgentRollouts._sample"
 
 
 def run(root: Path, options: list[str], kill_at: str = "") -> tuple[int | None, int]:
