@@ -290,7 +290,7 @@ def test_a_kill_leaves_no_process_and_the_next_start_no_file(
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
     with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as scoring:
         before: list[int] = []
-        until = time.monotonic() + 60
+        until = time.monotonic() + 240
         while len(before) < 6 and time.monotonic() < until:  # two workers, and for each a driver and a program
             time.sleep(0.1)
             before = descendants(scoring.pid)

@@ -115,9 +115,10 @@ def test_an_end_is_that_of_one_test_and_the_others_go_on(how: str, executor: Cod
 
 def test_the_reward_sets_the_memory_of_a_program(executor: CodeExecutor) -> None:
     program = "def f(x):\n    return len(b'x' * (x << 20))"
-    small = CodeExecutor(isolation=executor.isolation, memory_mb=64, timeout_s=0.5)
+    large = CodeExecutor(isolation=executor.isolation, timeout_s=10)  # 200 MiB take their time on a busy machine
+    small = CodeExecutor(isolation=executor.isolation, memory_mb=64, timeout_s=10)
     answer = calls(([20], 20 << 20), ([200], 200 << 20), ([30], 30 << 20))
-    assert executor.score(program, answer).reward == 1.0
+    assert large.score(program, answer).reward == 1.0
     score = small.score(program, answer)
     assert (score.reward, score.detail) == (2 / 3, "memory in test 2 of 3, 2 passed")
 

@@ -391,8 +391,8 @@ asyncio.run(work())
 """
     trainer = subprocess.Popen([sys.executable, "-c", program])
     try:
-        until = time.monotonic() + 60
-        while "alive" not in place.told and time.monotonic() < until:
+        until = time.monotonic() + 240  # its imports take 10 s alone, and a minute on a busy machine
+        while "alive" not in place.told and trainer.poll() is None and time.monotonic() < until:
             time.sleep(0.05)
         assert "alive" in place.told
     finally:
