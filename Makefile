@@ -14,6 +14,7 @@ COMPILE_ARGS ?=
 VLLM_PYTHON ?=
 VLLM_HOME ?= $(HOME)/.cache/gspo_lightning
 TEST_PROCESSES ?= 3
+THOROUGH_PROCESSES ?= 4
 BIN := $(VENV)/bin
 NEWEST := build/newest
 EXTRAS := dev,data,lora,gguf,logic,instructions,eval,agents
@@ -135,8 +136,8 @@ real-model: install
 test: install
 	$(COMPILED) $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
-test-thorough: install
-	$(COMPILED) $(BIN)/python -m pytest --parts thorough -n $(TEST_PROCESSES) --dist loadfile
+test-thorough: install  # its tests wait more: for ranks, kills and limits
+	$(COMPILED) $(BIN)/python -m pytest --parts thorough -n $(THOROUGH_PROCESSES) --dist loadfile
 
 test-all:  # bubblewrap and a browser become packages of the system
 	.ci/run
