@@ -56,6 +56,7 @@ MOVED = {
     "device": "gpu_checks.html#count-without-a-gpu",
     "first_gpu_hour": "gpu_checks.html",
     "loggers": "hub.html#loggers",
+    "model_checks": "models.html#checks-before-training",
     "objective_family": "lab.html#the-quickstart-with-every-objective",
     **{
         f"lab/{name}": f"../lab.html#{name.replace('_', '-')}"
@@ -64,7 +65,7 @@ MOVED = {
             "low_precision", "recipe",
         )
     },
-    "lab/baselines_turns": "../lab.html#baselines-over-turns",
+    "lab/baselines_turns": "../lab.html#baselines",
     "lab/mismatch": "../lab.html#engine-noise",
     **{f"extend/{name}": f"../extend.html#write-{anchor}" for name, anchor in (
         ("advantages", "advantages"), ("callback", "a-callback"), ("objective", "an-objective"),
@@ -112,7 +113,8 @@ def write_llms(app: Sphinx, failure: Exception | None) -> None:
 
 def records(app: Sphinx, page: str, source: list[str]) -> None:
     """Let links to records and reports, which are no pages of the site, download them."""
-    source[0] = re.sub(r"\[([^]]+)\]\((\.\./(?:experiments|tools)/\S+\.md)\)", r"{download}`\1 <\2>`", source[0])
+    folders = "experiments|tools|benchmarks/results"
+    source[0] = re.sub(rf"\[([^]]+)\]\((\.\./(?:{folders})/\S+\.md)\)", r"{download}`\1 <\2>`", source[0])
 
 
 def lead_on(app: Sphinx, failure: Exception | None) -> None:

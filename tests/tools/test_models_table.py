@@ -12,7 +12,7 @@ from tools.models import measure, tiny
 from tools.models.__main__ import main
 from tools.models.measure import Row
 from tools.models.pool import measure_all
-from tools.models.table import PATH, read, version, write
+from tools.models.table import PATH, inserted, read, version, write
 
 FEW = ["gemma3_text", "llama", "mamba", "minimax", "qwen3", "qwen3_5_text", "qwen3_next", "rwkv"]
 BOUND = 2e-4
@@ -86,6 +86,23 @@ def test_models_table_reads_back_as_written() -> None:
     assert "**2 can be trained** (1 packed, 1 padded), 1 are refused by name, 1 fail with an error" in text
     assert "1 could not be built" in text
     assert max(map(len, text.splitlines())) < 300
+    page = PATH.read_text()
+    changed = inserted(text, page)
+    assert read(changed) == read(text)
+    assert changed.partition("## Families")[0] == page.partition("## Families")[0]
+
+
+def test_families_that_are_refused_for_one_reason_share_a_line_with_their_numbers() -> None:
+    def off(nats: str) -> str:
+        return (
+            f"rows padded: off by {nats} nats from whole rows of 6 tokens; transformers' generate: off by {nats} nats"
+        )
+
+    rows = [Row("a", "A", reason=off("2")), Row("b", "B", reason=off("0.04")), Row("c", "C", reason="looks: ahead")]
+    text = write(rows, {"transformers": "5.16.1", "torch": "2.10.0"})
+    assert "| a (2), b (0.04) | no decoding gives the numbers of whole rows |" in text
+    assert "| c | looks: ahead |" in text
+    assert read(text) == dict.fromkeys("abc", ("", ""))
 
 
 @pytest.mark.parametrize(("limit", "memory", "said"), [(0.01, 2**34, "took more than 0.01 s"), (60, 2**26, "died")])

@@ -22,7 +22,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time, of one thread each")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds for a family")
     parser.add_argument("--memory", type=float, default=16.0, help="GiB of address space of a process")
-    parser.add_argument("--output", type=Path, help="Markdown; docs/models.md when every family is tried, else none")
+    parser.add_argument("--output", type=Path, help="Markdown; else into docs/models.md when every family is tried")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from tqdm import tqdm
 
     from tools.models.measure import Row
-    from tools.models.table import PATH, write
+    from tools.models.table import PATH, inserted, write
     from tools.models.tiny import FAMILIES
 
     wanted = [f for f in FAMILIES if any(fnmatch.fnmatch(f, glob) for glob in args.family or ["*"])]
@@ -54,11 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         measure_all(wanted, args.jobs, args.limit, int(args.memory * 2**30), done)
     versions = {name: version(name).split("+")[0] for name in ("transformers", "torch")}
     text = write(rows, versions | {"python": platform.python_version()})
-    path = args.output or (PATH if len(wanted) == len(FAMILIES) else None)
-    if path is None:
-        print(text[text.index("## ") :])
+    if args.output:
+        args.output.write_text(text)
+    elif len(wanted) == len(FAMILIES):
+        PATH.write_text(inserted(text, PATH.read_text()))
     else:
-        path.write_text(text)
+        print(text[text.index("### ") :])
     wrong = [row for row in rows if row.wrong]
     for row in wrong:
         print(f"neither right nor refused: {row.family}, training {row.training:.2g}, sampling {row.sampling:.2g} nats")

@@ -20,7 +20,7 @@ from gspo_lightning.policy.unsaid import UNSAID
 OPERATIONS = 4.0
 """Largest difference of two computations of the same, in multiples of one rounding of the embeddings.
 
-Correct models of 2 and of 48 layers reach 2.6; wrong ones 126 in float32 and 7 in bfloat16 (docs/model_checks.md).
+Correct models of 2 and of 48 layers reach 2.6; wrong ones 126 in float32 and 7 in bfloat16 (docs/models.md).
 """
 FLOOR = {torch.float64: 1e-9}
 """Mean difference (nats) that always counts as rounding; 1e-5 by default, since log-probabilities are float32."""
