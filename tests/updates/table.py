@@ -1,4 +1,4 @@
-"""The table of one update beside float64 in docs/distributed.md: ``python -m tests.updates`` writes it anew.
+"""The table of one update beside float64 in benchmarks/results: ``python -m tests.updates`` writes it anew.
 
 It trains every cell of ``tests/updates/cells.txt``, which takes about ten minutes. ``--choose`` writes that list
 instead, after a change of its factors; words print the cells that have all of them, and write nothing.
@@ -20,7 +20,7 @@ from tests.updates.measure import Error, measured
 
 __all__ = ["PAGE", "listed", "main", "row", "written"]
 
-PAGE = ROOT / "docs" / "distributed.md"
+PAGE = ROOT / "benchmarks" / "results" / "update_float64.md"
 HEAD = "| run | on-policy | bound | off-policy | bound | critic | bound |"
 LINE = re.compile(r"^\| (\w+, [^|]+?) \|", re.MULTILINE)
 
