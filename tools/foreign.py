@@ -18,13 +18,15 @@ PAGES: dict[Path, dict[str, Table]] = {
 
 
 def rows(table: Table, theirs: str) -> str:
-    """A table of Markdown for each subject."""
+    """A table of Markdown for each subject; words with the same answer share a row."""
     found = []
     for subject, words in table.items():
-        lines = [f"### {subject}", "", f"| {theirs} | here | what differs |", "|---|---|---|"]
+        answers: dict[tuple[str, str], list[str]] = {}
         for name, word in words.items():
             ours = ", ".join(f"`{one}`" for one in word.ours) or "none"
-            lines.append(f"| `{name}` | {ours} | {word.note.replace('|', chr(92) + '|')} |")
+            answers.setdefault((ours, word.note.replace("|", chr(92) + "|")), []).append(f"`{name}`")
+        lines = [f"### {subject}", "", f"| {theirs} | here | what differs |", "|---|---|---|"]
+        lines += [f"| {', '.join(names)} | {ours} | {note} |" for (ours, note), names in answers.items()]
         found.append("\n".join(lines))
     return "\n\n".join(found)
 
