@@ -32,7 +32,7 @@ WINGS: dict[str, list[str]] = {
         "model_checks", "load", "strategies", "numerics", ".", "parallel", "adapters", "packing", "routing", "states",
         "attention", "kernels", "unsaid", "vision", "tiny", "hub",
     ],
-    "report": ["view", ".", "statistics", "collapse"],
+    "report": ["view", ".", "collapse", "statistics"],
     "resume": ["."],
     "core": [
         "metric_table", "signatures", "registry", "moved_names", "neutral_sampling", "thinking", "types", "rows",

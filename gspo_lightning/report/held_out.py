@@ -12,8 +12,8 @@ import numpy as np
 
 from gspo_lightning.core.metric_table.spec import threshold
 from gspo_lightning.report.run import Run, Series, number
+from gspo_lightning.report.statistics import paired
 from gspo_lightning.report.statistics.intervals import NORMAL
-from gspo_lightning.report.statistics.paired import difference
 
 PAIRED = "paired by prompt"
 UNPAIRED = "from standard errors"
@@ -66,17 +66,17 @@ def held_out_change(run: Run) -> Change | None:
     if before is None or after is None:
         return None
     series = run.get(run.held_out_tag)
-    if series is not None and len(series) > 1:
-        first = _scores(run, int(series.steps[0]))
-        last = _scores(run, int(series.steps[-1]))
-        if (change := _paired(first, last)) is not None:
+    evaluated = [row["update"] for row in run.scores] if series is None else series.steps.tolist()  # without a logger
+    if len(evaluated) > 1:
+        change = _paired(scores(run, evaluated[0]), scores(run, evaluated[-1]))
+        if change is not None:
             return change
     return _unpaired(run, before, after)
 
 
 def standard_error(run: Run, update: int) -> float | None:
     """Return the standard error of the headline metric in the evaluation after an update; None if it is not known."""
-    values = list(_scores(run, update).values())
+    values = list(scores(run, update).values())
     if len(values) > 1:
         return float(np.std(values) / math.sqrt(len(values)))
     series = run.get("val/accuracy_standard_error") if run.shown_by == "accuracy" else None
@@ -94,7 +94,7 @@ def fall(run: Run) -> tuple[int, float, float] | None:
     """Return (update, best, last) if the last evaluation is below the best one by the alarm's number of errors.
 
     It is the rule of the alarm ``held_out_fall``, for the last evaluation, and for a mean reward, too. The error is
-    that of the paired difference, whose interval must exclude 0, if the scores of both evaluations are recorded.
+    that of the paired difference, if the scores of both evaluations are recorded.
     """
     series = run.get(run.held_out_tag)
     if series is None or len(series) < 2:
@@ -103,13 +103,11 @@ def fall(run: Run) -> tuple[int, float, float] | None:
     at = int(series.steps[place])
     best = float(series.values[place])
     last = float(series.values[-1])
-    first = _scores(run, at)
-    second = _scores(run, int(series.steps[-1]))
-    if (change := _paired(first, second)) is not None:
-        differences = [second[key] - first[key] for key in first.keys() & second.keys()]
-        error = float(np.std(differences)) / math.sqrt(len(differences))
-        fell = change.sign == -1 and -change.value > threshold("held_out_fall.errors") * error
-        return (at, best, last) if fell else None
+    first = scores(run, at)
+    second = scores(run, int(series.steps[-1]))
+    if first.keys() & second.keys():
+        fell = paired.fall(first, second, threshold("held_out_fall.paired_errors"))
+        return None if fell is None else (at, best, last)
     estimates = [_of_one(run, series, i) for i in (place, -1)]
     measured = [estimate for estimate in estimates if estimate is not None]
     if len(measured) < 2:
@@ -123,7 +121,7 @@ def rise_to_the_best(run: Run) -> Change | None:
     series = run.get(run.held_out_tag)
     if series is None or (place := _best(series)) == 0:
         return None
-    first, best = (_scores(run, int(series.steps[i])) for i in (0, place))
+    first, best = (scores(run, int(series.steps[i])) for i in (0, place))
     change = _paired(first, best)
     if change is not None:
         return change
@@ -158,13 +156,14 @@ def _of_one(run: Run, series: Series, place: int) -> tuple[float, float] | None:
 
 
 def reward_change(run: Run) -> Change | None:
-    """Return the change of the mean training reward from the first to the last iteration; None if it was not logged.
+    """Return the change of the mean training reward from the first to the last iteration.
 
-    The prompts of the two iterations differ: the interval is that of two independent means over prompts.
+    None if it was not logged, or if there is only one iteration. The prompts of the two iterations differ: the interval
+    is that of two independent means over prompts.
     """
     reward = run.first_and_last("reward/mean")
     spread = run.first_and_last("reward/std")
-    if reward is None:
+    if reward is None or run.iterations == 1:
         return None
     prompts = number(run.setting("data", "prompts_per_rollout"))
     change = reward[1] - reward[0]
@@ -174,21 +173,32 @@ def reward_change(run: Run) -> Change | None:
     return Change(change, change - half, change + half, int(prompts), "prompts an iteration")
 
 
-def _scores(run: Run, update: int) -> dict[int, float]:
+def reward_interval(run: Run) -> str:
+    """Return interval and n of the first iteration's mean reward, as words; empty if they are not known."""
+    reward = run.first_and_last("reward/mean")
+    spread = run.first_and_last("reward/std")
+    prompts = number(run.setting("data", "prompts_per_rollout"))
+    if reward is None or spread is None or not prompts or not math.isfinite(reward[0] + spread[0]):
+        return ""
+    half = NORMAL * spread[0] / math.sqrt(prompts)
+    return f" [{reward[0] - half:.2f}, {reward[0] + half:.2f}], n = {prompts:.0f} prompts,"
+
+
+def scores(run: Run, update: int) -> dict[int, float]:
     """Return prompt -> score of the evaluation after an update; empty if it was not recorded."""
     for row in run.scores:
-        if row["update"] == update and (scores := _scores_of_row(run, row)):
-            return scores
+        if row["update"] == update and (of_row := _scores_of_row(run, row)):
+            return of_row
     return {}
 
 
 def _scores_of_row(run: Run, row: Mapping[str, Any]) -> dict[int, float]:
     """Return prompt -> score of an evaluation, for the headline metric; empty if the row is not whole."""
     ids = row.get("id")
-    scores = row.get("accuracy" if run.shown_by == "accuracy" else "reward")
-    if not isinstance(ids, list) or not isinstance(scores, list) or len(ids) != len(scores):
+    column = row.get("accuracy" if run.shown_by == "accuracy" else "reward")
+    if not isinstance(ids, list) or not isinstance(column, list) or len(ids) != len(column):
         return {}
-    by_prompt = {key: number(score) for key, score in zip(ids, scores, strict=True) if isinstance(key, int)}
+    by_prompt = {key: number(score) for key, score in zip(ids, column, strict=True) if isinstance(key, int)}
     return {key: score for key, score in by_prompt.items() if score is not None}
 
 
@@ -203,7 +213,7 @@ def _paired(first: Mapping[int, float], last: Mapping[int, float]) -> Change | N
 def _of_pairs(first: tuple[float, ...], last: tuple[float, ...]) -> Change:
     low = min(*first, *last, 0.0)
     scale = max(max(*first, *last) - low, 1.0)  # the test is for values in [0, 1]
-    scaled = difference(_scaled(first, low, scale), _scaled(last, low, scale))
+    scaled = paired.difference(_scaled(first, low, scale), _scaled(last, low, scale))
     ends = [None if end is None else end * scale for end in (scaled.low, scaled.high)]
     return Change(scaled.value * scale, ends[0], ends[1], scaled.n, PAIRED)
 

@@ -8,6 +8,7 @@ import itertools
 from gspo_lightning.core.metric_table.spec import METRICS
 from gspo_lightning.report.collapse.signatures import SIGNATURES, TAUGHT
 from gspo_lightning.report.collapse.watch import REMEMBERED, Alarm, Watch
+from gspo_lightning.report.held_out import scores
 from gspo_lightning.report.run import Run, number
 
 
@@ -44,5 +45,5 @@ def replayed(run: Run) -> list[Alarm]:
             after = looks[following[step]].get("data/iteration") if step in following else None
             alarms += watch.see(look, step, last=iteration is None or after != iteration)
         if len(evaluations.get(step, {})) == 2 and run.shown_by == "accuracy":
-            alarms += watch.see_evaluation(evaluations[step], step)
+            alarms += watch.see_evaluation(evaluations[step], step, scores(run, step))
     return alarms

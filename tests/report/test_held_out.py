@@ -225,16 +225,16 @@ def test_two_prompts_that_turn_wrong_are_no_fall(recorded: bool, tmp_path: Path)
 
 
 def test_a_fall_is_paired_by_prompt(tmp_path: Path) -> None:
-    """12 of 400 prompts turn wrong and none right: 0.03 is 0.9 errors of independent means, and 3.5 of pairs."""
+    """20 of 400 prompts turn wrong and none right: 0.05 is 1.4 errors of independent means, and 4.6 of pairs."""
     best = [1.0] * 200 + [0.0] * 200
-    last = [0.0] * 12 + best[12:]
+    last = [0.0] * 20 + best[20:]
     assert fall(evaluated(tmp_path / "pairs", [0.0] * 400, best, last)) is not None
     assert fall(evaluated(tmp_path / "means", [0.0] * 400, best, last, recorded=False)) is None
 
 
 def test_a_rise_by_chance_was_not_learned(tmp_path: Path) -> None:
-    """20 of 50 right, 22, and 15: the best is no better than the start, and the end is worse than the best."""
+    """20 of 50 right, 22, and 9: the best is no better than the start, and the end is worse than the best."""
     start = [1.0] * 20 + [0.0] * 30
     best = [0.0] * 10 + [1.0] * 22 + [0.0] * 18
-    last = [0.0] * 22 + [1.0] * 10 + [0.0] * 18
+    last = [0.0] * 23 + [1.0] * 9 + [0.0] * 18
     assert word(evaluated(tmp_path / "run", start, best, last)) == "fell back"

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from gspo_lightning.core.metric_table.spec import threshold
 from gspo_lightning.report.collapse.watch import History, Look, Signature, reward_share, rose
+from gspo_lightning.report.statistics.paired import fall
 
 ENTROPY = "policy/entropy"
 TAUGHT = "distill/kl"
@@ -179,7 +180,11 @@ class RewardCollapse(Signature):
 
 @dataclass
 class HeldOutFall(Signature):
-    """Held-out accuracy falls below its best by more than chance explains, whatever the training reward does."""
+    """Held-out accuracy falls below its best by more than chance explains, whatever the training reward does.
+
+    Both evaluations have the same prompts, so the error is that of their paired difference. Without the scores of
+    prompts (older runs) it is that of two independent means, which is wider.
+    """
 
     name: ClassVar[str] = "held_out_fall"
     advice: ClassVar[str] = (
@@ -188,7 +193,9 @@ class HeldOutFall(Signature):
     )
     scope = "evaluation"
     errors: float = threshold("held_out_fall.errors")
-    """Standard errors of the difference, as of independent prompts, that the fall must exceed."""
+    """Standard errors, of a difference of independent means, that the fall must exceed."""
+    paired_errors: float = threshold("held_out_fall.paired_errors")
+    """Standard errors of the paired difference that it must exceed: they are smaller, and the best one was lucky."""
 
     @override
     def suspicious(self, look: Look, history: History) -> str | None:
@@ -196,10 +203,16 @@ class HeldOutFall(Signature):
         now = look["val/accuracy"]
         if best is None:
             return None
-        error = math.hypot(look["val/accuracy_standard_error"], best.error)  # of a difference of independent means
-        if best.accuracy - now <= self.errors * error:
-            return None
-        return f"held-out accuracy {100 * now:.1f}%, {100 * best.accuracy:.1f}% after update {best.updates}"
+        what = f"held-out accuracy {100 * now:.1f}%, {100 * best.accuracy:.1f}% after update {best.updates}"
+        scores = history.held_out_scores
+        if best.scores.keys() & scores.keys():
+            fell = fall(best.scores, scores, self.paired_errors)
+            if fell is None:
+                return None
+            error = f"standard error {100 * fell.error:.1f}, n = {fell.n} paired prompts"
+            return f"{what}: {100 * fell.value:+.1f} points, {error}"
+        independent = math.hypot(look["val/accuracy_standard_error"], best.error)
+        return what if best.accuracy - now > self.errors * independent else None
 
 
 @dataclass

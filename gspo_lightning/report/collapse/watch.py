@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from statistics import median
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from gspo_lightning.core.metric_table.spec import RULES
@@ -33,6 +34,8 @@ class BestEvaluation(NamedTuple):
     """Standard error of the accuracy."""
     updates: int
     """Number of updates before it."""
+    scores: Mapping[int, float] = MappingProxyType({})
+    """Prompt -> share of its answers that were right; empty if it is not known."""
 
 
 @dataclass
@@ -49,6 +52,8 @@ class History:
     best: float | None = None
     """The highest median over three successive iterations' mean rewards."""
     best_held_out: BestEvaluation | None = None
+    held_out_scores: Mapping[int, float] = field(default_factory=dict)
+    """Prompt -> share of its right answers, of the evaluation that is being judged; empty if it is not known."""
 
     def usual(self, tag: str) -> float | None:
         """Return the median over the last iterations; None if there are fewer than :data:`START`."""
@@ -84,7 +89,8 @@ class History:
 
     def see_held_out(self, look: Look, updates: int) -> None:
         """Update the best held-out accuracy; the later one of equals counts."""
-        now = BestEvaluation(look["val/accuracy"], look["val/accuracy_standard_error"], updates)
+        error = look["val/accuracy_standard_error"]
+        now = BestEvaluation(look["val/accuracy"], error, updates, self.held_out_scores)
         if self.best_held_out is None or now.accuracy >= self.best_held_out.accuracy:
             self.best_held_out = now
 
@@ -102,11 +108,12 @@ class History:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the history as primitives."""
+        best = self.best_held_out
         return {
             "recent": {tag: list(v) for tag, v in self.recent.items()},
             "first": {tag: list(v) for tag, v in self.first.items()},
             "rewards": [self.lowest_reward, self.highest_reward, self.best],
-            "best_held_out": None if self.best_held_out is None else list(self.best_held_out),
+            "best_held_out": None if best is None else [*best[:3], [list(pair) for pair in best.scores.items()]],
         }
 
     @classmethod
@@ -114,8 +121,10 @@ class History:
         """Build a history from :meth:`state_dict`."""
         recent, first = ({tag: list(v) for tag, v in state[name].items()} for name in ("recent", "first"))
         lowest, highest, best = state["rewards"]
-        held_out = state["best_held_out"]
-        return cls(recent, first, lowest, highest, best, None if held_out is None else BestEvaluation(*held_out))
+        if (held_out := state["best_held_out"]) is None:
+            return cls(recent, first, lowest, highest, best)
+        scores = dict(held_out[3]) if len(held_out) > 3 else {}  # older checkpoints have none
+        return cls(recent, first, lowest, highest, best, BestEvaluation(*held_out[:3], scores))
 
 
 @dataclass
@@ -235,13 +244,15 @@ class Watch:
             self.history.remember(means)
         return alarms
 
-    def see_evaluation(self, look: Look, updates: int) -> list[Alarm]:
+    def see_evaluation(self, look: Look, updates: int, scores: Mapping[int, float] | None = None) -> list[Alarm]:
         """Return the alarms that an evaluation raises; what it is compared with lies before the best one.
 
         Args:
             look: metrics of the evaluation, with ``val/accuracy`` and ``val/accuracy_standard_error``.
             updates: number of updates before it.
+            scores: prompt -> share of its answers that were right; None if it is not known.
         """
+        self.history.held_out_scores = {} if scores is None else dict(scores)
         best = self.history.best_held_out
         first = updates if best is None else best.updates + 1
         alarms = self._judge_all("evaluation", look, updates, first)

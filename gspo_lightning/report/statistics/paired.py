@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,6 +69,42 @@ def difference(a: Sequence[float], b: Sequence[float]) -> Difference:
     p = _p_of_signs(changed)
     low, high = _ends(d, mean, p)
     return Difference(mean, low, high, len(d), p, int((changed > 0).sum()), int((changed < 0).sum()))
+
+
+@dataclass(frozen=True, slots=True)
+class Fall:
+    """Mean of B minus A over the ``n`` problems that both have, with its standard error."""
+
+    value: float
+    error: float
+    n: int
+
+
+def fall(a: Mapping[int, float], b: Mapping[int, float], errors: float) -> Fall | None:
+    """Return by how much B is below A, if that is more than chance explains; None if it is not.
+
+    The standard error is that of a paired difference: problems that are hard for both add nothing to it. Where all
+    differences are equal it is 0, and the test of :func:`difference` alone decides: five problems prove nothing.
+
+    Args:
+        a: problem -> value, of any scale.
+        b: the same later; problems that only one of them has do not count.
+        errors: standard errors that the fall must exceed.
+
+    >>> right = {problem: 1.0 for problem in range(400)}
+    >>> fall(right, {**right, 0: 0.0, 1: 0.0}, errors=3)  # two of 400
+    >>> fall(right, {problem: float(problem >= 20) for problem in right}, errors=3)  # doctest: +ELLIPSIS
+    Fall(value=-0.05, error=0.0109..., n=400)
+    """
+    both = sorted(a.keys() & b.keys())
+    if len(both) < 2:
+        return None
+    d = np.array([b[problem] - a[problem] for problem in both], dtype=np.float64)
+    mean = float(d.mean())
+    error = float(d.std(ddof=1)) / math.sqrt(len(d))
+    if mean >= 0 or -mean <= errors * error or _p_of_signs(d[np.abs(d) > 1e-12]) >= LEVEL:
+        return None
+    return Fall(mean, error, len(d))
 
 
 def _p_of_signs(changed: np.ndarray) -> float:

@@ -14,6 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 from torch.optim import Optimizer
 
+from gspo_lightning.core.distributed import all_gather_objects
 from gspo_lightning.core.errors import CollapseError, NonFiniteError, UserError, did_you_mean
 from gspo_lightning.policy.averaging import holds_average, training_weights
 from gspo_lightning.policy.strategies.sharding import is_sharded
@@ -135,7 +136,9 @@ class Collapse(Callback):
         repeated = trainer.sanity_checking and trainer.global_step > 0  # where a resumed run begins
         if trainer.state.fn != "fit" or repeated or module.shown_by != "accuracy":
             return
-        self._raise(trainer, self.watch.see_evaluation(module.evaluator.last, trainer.global_step))
+        of_ranks = all_gather_objects([(s.prompt, s.accuracy) for s in module.evaluator.scores])
+        scores = {prompt: share for rank in of_ranks for prompt, share in rank if share is not None}
+        self._raise(trainer, self.watch.see_evaluation(module.evaluator.last, trainer.global_step, scores))
         self._protect(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

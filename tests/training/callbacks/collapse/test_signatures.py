@@ -201,3 +201,39 @@ def test_the_best_evaluation_is_part_of_the_state() -> None:
     state = json.loads(json.dumps(watch.state_dict()))
     resumed.load_state_dict(state)
     assert [a.signature for a in resumed.see_evaluation(held_out(0.3), 20)] == ["held_out_fall"]
+
+
+def share(right: range, n: int = 400) -> dict[int, float]:
+    return {prompt: float(prompt in right) for prompt in range(n)}
+
+
+def test_a_fall_of_held_out_accuracy_is_judged_by_the_paired_difference() -> None:
+    """20 of 400 prompts become wrong and none right: sqrt(0.05 * 0.95 / 399) = 0.0109 is the error of -0.05.
+
+    Two independent means of 0.5 and 0.45 have an error of 0.035, by which -0.05 is nothing.
+    """
+    watch, resumed = (Watch(kind() for kind in SIGNATURES.values()) for _ in range(2))
+    assert watch.see_evaluation(held_out(0.5, 0.025), 10, share(range(200))) == []
+    resumed.load_state_dict(json.loads(json.dumps(watch.state_dict())))
+    for each in (watch, resumed):
+        (alarm,) = each.see_evaluation(held_out(0.45, 0.0249), 20, share(range(180)))
+        assert alarm.what == (
+            "held-out accuracy 45.0%, 50.0% after update 10: -5.0 points, standard error 1.1, n = 400 paired prompts"
+        )
+
+
+def test_held_out_accuracy_that_was_perfect_has_an_error_all_the_same() -> None:
+    """All or none of 5 prompts right has the standard error 0, and 5 signs are equal by chance once in 16 times."""
+    watch = Watch(kind() for kind in SIGNATURES.values())
+    assert watch.see_evaluation(held_out(1.0, 0.0), 10, share(range(5), 5)) == []
+    assert watch.see_evaluation(held_out(0.0, 0.0), 20, share(range(0), 5)) == []
+    ten = Watch(kind() for kind in SIGNATURES.values())
+    assert ten.see_evaluation(held_out(1.0, 0.0), 10, share(range(10), 10)) == []
+    assert len(ten.see_evaluation(held_out(0.0, 0.0), 20, share(range(0), 10))) == 1
+
+
+def test_prompts_that_were_swapped_do_not_make_a_fall_of_held_out_accuracy() -> None:
+    """60 become wrong and 40 right: -0.05 with an error of sqrt((0.25 - 0.05^2) / 399) = 0.0249."""
+    watch = Watch(kind() for kind in SIGNATURES.values())
+    watch.see_evaluation(held_out(0.5, 0.025), 10, share(range(200)))
+    assert watch.see_evaluation(held_out(0.45, 0.0249), 20, share(range(60, 240))) == []
