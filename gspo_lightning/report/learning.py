@@ -12,7 +12,7 @@ from gspo_lightning.report.ending import earned, end, healthy, iterations, rewar
 from gspo_lightning.report.held_out import fall, held_out_change, reward_change, rise_to_the_best
 from gspo_lightning.report.run import Run, Series
 from gspo_lightning.report.verdict import Level, Verdict
-from gspo_lightning.report.words import count, known, plain, training_reward, two
+from gspo_lightning.report.words import count, from_to, known, plain, training_reward, two
 
 USUAL = 0.1
 """Relative change of length or entropy that is not called one: iterations differ by as much."""
@@ -30,7 +30,7 @@ def judge_learning(run: Run) -> Verdict | None:
     if change is None:
         if run.get("reward/mean") is None:
             return None
-        sentence = f"no two evaluations to compare; {training_reward(run)} in {count(run.updates, 'update')}"
+        sentence = f"no two evaluations to compare in {count(run.updates, 'update')}; {training_reward(run)}"
         return Verdict("learning", "note", "not evaluated", sentence)
     series = run.get(run.held_out_tag)
     start = "" if series is None or series.steps[0] == 0 else f" (first evaluated after {series.steps[0]} updates)"
@@ -108,6 +108,14 @@ def _most_of_the_rise(run: Run) -> str:
     return f" Most of the rise is {steepest.rsplit('/', 1)[-1]}."
 
 
+def _unchanged(run: Run) -> str:
+    return "of one iteration" if run.iterations == 1 else "as before"
+
+
+def _tenths(value: float | None) -> str:
+    return "?" if value is None else f"{value:.1f}"
+
+
 def judge_dead_groups(run: Run) -> Verdict | None:
     """Return the verdict on groups without a difference; where the task is solved they are success."""
     last = end(run, "reward/dead_groups")
@@ -136,8 +144,8 @@ def judge_length(run: Run) -> Verdict | None:
     parts = []
     if pair is not None and pair[0] > 0:
         factor = pair[1] / pair[0]
-        word = "longer" if factor > 1 + USUAL else "shorter" if factor < 1 - USUAL else "as before"
-        parts.append(f"{pair[0]:.1f} → {pair[1]:.1f} tokens per response")
+        word = "longer" if factor > 1 + USUAL else "shorter" if factor < 1 - USUAL else _unchanged(run)
+        parts.append(f"{from_to(run, pair, _tenths)} tokens per response")
     if cut is not None:
         parts.append(f"{100 * cut:.3g}% truncated in the last fifth")
     sentence = ", ".join(parts)
@@ -170,5 +178,5 @@ def judge_entropy(run: Run) -> Verdict | None:
         why = "while the reward does not rise: the policy is dissolving"
         return Verdict("entropy", "look", "rising", f"{sentence} {why}", link)
     relative = last / pair[0] - 1 if pair[0] > 0 else 0.0
-    word = "rising" if relative > USUAL else "falling" if relative < -USUAL else "as before"
+    word = "rising" if relative > USUAL else "falling" if relative < -USUAL else _unchanged(run)
     return Verdict("entropy", "fine", word, sentence, link)

@@ -7,9 +7,17 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from gspo_lightning.report.ending import value_of
-from gspo_lightning.report.held_out import held_out_change, prompts, reward_change, standard_error
+from gspo_lightning.report.held_out import (
+    Change,
+    held_out_change,
+    prompts,
+    reward_change,
+    reward_interval,
+    scores,
+    standard_error,
+)
 from gspo_lightning.report.run import Run, number
-from gspo_lightning.report.statistics.intervals import NORMAL
+from gspo_lightning.report.statistics.intervals import NORMAL, of_new_problems
 
 EXTRA_ROWS = {
     "update/relative_norm": "size of an update relative to the weights",
@@ -19,6 +27,10 @@ EXTRA_ROWS = {
 }
 EXTRA_PREFIXES = ("moe/changed", "staleness/")
 """Further rows of the table, for runs that log them: tags with their labels, and all tags with these prefixes."""
+
+
+CHANGE = "its change, 95 % interval"
+"""Label of the row below a result: its change, with interval and n."""
 
 
 def plain(value: float | None) -> str:
@@ -39,6 +51,11 @@ def arrow(pair: tuple[float | None, float | None] | None, style: Callable[[float
     if pair is None or pair == (None, None):
         return "not logged"
     return f"{style(pair[0])} → {style(pair[1])}"
+
+
+def from_to(run: Run, pair: tuple[float, float], style: Callable[[float | None], str]) -> str:
+    """Format a pair of the first and the last iteration; one number if a run has a single iteration."""
+    return style(pair[0]) if run.iterations == 1 else arrow(pair, style)
 
 
 def headline(run: Run) -> str:
@@ -64,15 +81,24 @@ def result(run: Run) -> str:
 
 def training_reward(run: Run) -> str:
     """Return the change of the training reward with its interval, as words."""
+    pair = run.first_and_last("reward/mean")
+    if run.iterations == 1 and pair is not None:
+        return f"training reward {two(pair[0])}{reward_interval(run)} in the only iteration"
     change = reward_change(run)
-    text = f"training reward {arrow(run.first_and_last('reward/mean'), two)}"
+    text = f"training reward {arrow(pair, two)}"
     return text if change is None or not np.isfinite(change.value) else f"{text}: {change.words}"
 
 
 def _interval_of_first(run: Run) -> str:
     series = run.get(run.held_out_tag)
-    error = None if series is None else standard_error(run, int(series.steps[0]))
-    if series is None or error is None:
+    if series is None:
+        return ""
+    of_prompts = list(scores(run, int(series.steps[0])).values())
+    if run.shown_by == "accuracy" and len(of_prompts) > 1 and all(0 <= value <= 1 for value in of_prompts):
+        estimate = of_new_problems(of_prompts)
+        return f" [{two(estimate.low)}, {two(estimate.high)}], n = {estimate.n}"
+    error = standard_error(run, int(series.steps[0]))
+    if error is None:
         return ""
     value = float(series.values[0])
     number_of_prompts = prompts(run)
@@ -108,6 +134,7 @@ def table(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
         *_held_out_rows(runs),
         *[(tag[4:], _pair(tag)) for tag in _pass_tags(runs)],
         ("training reward", _pair("reward/mean")),
+        (CHANGE, lambda r: _change(reward_change(r))),
         ("response length (tokens)", _pair("response/length")),
         ("responses that end by themselves", _pair("response/terminated")),
         ("dead groups", _pair("reward/dead_groups")),
@@ -129,7 +156,11 @@ def table(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 
 def _pair(tag: str) -> Callable[[Run], str]:
-    return lambda run: arrow(run.first_and_last(tag))
+    def cell(run: Run) -> str:
+        pair = run.first_and_last(tag)
+        return arrow(pair) if pair is None or tag.startswith("val/") else from_to(run, pair, plain)
+
+    return cell
 
 
 def _held_out_rows(runs: Sequence[Run]) -> list[tuple[str, Callable[[Run], str]]]:
@@ -138,9 +169,15 @@ def _held_out_rows(runs: Sequence[Run]) -> list[tuple[str, Callable[[Run], str]]
     rows: list[tuple[str, Callable[[Run], str]]] = []
     if "accuracy" in headlines:
         rows.append(("held-out accuracy", lambda r: arrow(r.accuracy(), two)))
+        rows.append((CHANGE, lambda r: _change(held_out_change(r)) if r.shown_by == "accuracy" else "-"))
     if "mean reward" in headlines:
         rows.append(("held-out mean reward", lambda r: "-" if r.shown_by == "accuracy" else arrow(r.held_out(), two)))
+        rows.append((CHANGE, lambda r: "-" if r.shown_by == "accuracy" else _change(held_out_change(r))))
     return rows
+
+
+def _change(change: Change | None) -> str:
+    return "-" if change is None or not np.isfinite(change.value) else change.words
 
 
 def _pass_tags(runs: Sequence[Run]) -> list[str]:

@@ -472,7 +472,26 @@ def test_a_killed_run_is_judged_by_its_events(tmp_path: Path) -> None:
     run = read_run(folder)
     assert (run.objective, run.seed, run.model) == ("GSPO", "1", "tiny-qwen3")
     assert headline(run).startswith("held-out accuracy 0.25 → 0.75: +0.50 [+0.44, +0.56], from standard errors")
+    assert table([run])[:2] == [
+        ("held-out accuracy", ["0.25 → 0.75"]),
+        ("its change, 95 % interval", ["+0.50 [+0.44, +0.56], from standard errors"]),
+    ]
     assert "not finished, or stopped" in texts(draw([run]))
+
+
+def test_a_single_iteration_is_not_compared_with_itself(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", iterations=1, finished=False, evaluations={}))
+    (run.folder / "config.yaml").unlink()
+    reward = f"{run.scalars['reward/mean'].values[0]:.2f}"
+    assert headline(run).startswith(f"training reward {reward} in the only iteration (4 updates, 1 iteration")
+    rows = dict(table([run]))
+    assert "→" not in rows["training reward"] + rows["response length (tokens)"]
+    assert rows["its change, 95 % interval"] == ["-"]
+    assert judged(run)["length"].startswith("of one iteration")
+    run.config = {"data": {"prompts_per_rollout": 25}}
+    run.scalars["reward/mean"] = series([0.5] * 4)
+    run.scalars["reward/std"] = series([0.5] * 4)  # 1.96 * 0.5 / sqrt(25)
+    assert headline(run).startswith("training reward 0.50 [0.30, 0.70], n = 25 prompts, in the only iteration (")
 
 
 def test_one_evaluation_is_not_taken_for_an_after(tmp_path: Path) -> None:
@@ -508,7 +527,8 @@ def test_a_run_without_events_but_with_a_summary_is_reported(tmp_path: Path) -> 
     folder = write_run(tmp_path / "run")
     next(folder.glob("events.*")).unlink()
     write_report([folder], folder)
-    assert "| held-out accuracy | 0.24 → 0.97 |" in (folder / "report.md").read_text()
+    page = (folder / "report.md").read_text()
+    assert "| held-out accuracy | 0.24 → 0.97 |\n| its change, 95 % interval | +0.73, no interval recorded |" in page
 
 
 def test_a_folder_that_is_no_run_names_what_is_missing_and_the_runs_below(tmp_path: Path) -> None:
