@@ -61,14 +61,30 @@ def test_the_same_eight_prompts_are_answered_at_every_evaluation(graded: Path) -
 
 
 @pytest.mark.thorough
-def test_the_scores_of_all_prompts_are_kept_and_the_headline_has_their_interval(graded: Path) -> None:
+def test_the_scores_of_all_prompts_are_kept_and_the_headline_has_their_interval(graded: Path, tmp_path: Path) -> None:
     found = read_answers(graded, SCORES)
     assert [row["update"] for row in found] == [0, 2, 4, 6]
     logged = dict(runs.scalars(graded)["val/accuracy"])
     for row in found:
         assert row["id"] == list(range(12))
         assert sum(row["accuracy"]) / 12 == pytest.approx(logged[row["update"]])
-    assert re.search(r"held-out accuracy \S+ → \S+: [+-]\S+ \[\S+, \S+\], n = 12 \(", headline(read_run(graded)))
+    found_by_report = re.fullmatch(
+        r"(held-out accuracy \S+ → \S+: ([+-]\S+ \[\S+, \S+\], n = 12)) \(.*", headline(read_run(graded))
+    )
+    assert found_by_report is not None
+    assert main(["report", str(graded), f"--output={tmp_path}"]) == 0
+    assert f"| its change, 95 % interval | {found_by_report[2]} |" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.thorough
+def test_the_end_of_training_says_the_change_with_its_interval(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sentence of ``gspo report``."""
+    run = runs.fit(tmp_path, *runs.UNTAUGHT)
+    result = headline(read_run(run)).split(" (")[0]
+    assert re.fullmatch(r"held-out accuracy \S+ → \S+: [+-]\S+ \[\S+, \S+\], n = 16", result)
+    assert result in capsys.readouterr().out
 
 
 @pytest.mark.thorough

@@ -18,7 +18,9 @@ from rich.table import Table
 from gspo_lightning.core.escape import terminal
 from gspo_lightning.core.metric_table.table import lookup
 from gspo_lightning.report.answers import keep_thumbnails
-from gspo_lightning.report.page import write_report
+from gspo_lightning.report.page import read_runs, write_runs
+from gspo_lightning.report.run import Run
+from gspo_lightning.report.words import result
 from gspo_lightning.resume import write_text
 from gspo_lightning.resume.changes import versions
 from gspo_lightning.training.callbacks.folder import gspo_module, run_folder
@@ -103,12 +105,13 @@ class RunSummary(Callback):
         write_text(folder / "summary.json", json.dumps(summary, indent=2, default=str) + "\n")
         for logger in trainer.loggers:
             logger.save()
+        runs = read_runs([folder], scalars_of(trainer.loggers))
         picture = None
         if self.report and any(folder.glob("events.*")):
-            picture = write_report([folder], folder, scalars_of(trainer.loggers))
+            picture = write_runs(runs, folder)
         if picture is not None:
             Sink.of(trainer).picture("report", picture, trainer.global_step)
-        show(summary, folder, picture)
+        show(summary, runs[0], picture)
 
     def _examples(self, module: GSPOModule) -> list[dict[str, Any]]:
         """Return answers to the same prompts before and after training; those that changed come first."""
@@ -179,8 +182,9 @@ def _answers(module: GSPOModule) -> dict[str, dict[str, Any]]:
     return answers
 
 
-def show(summary: dict[str, Any], folder: Path, picture: Path | None) -> None:
-    """Print the table, the examples and the paths."""
+def show(summary: dict[str, Any], run: Run, picture: Path | None) -> None:
+    """Print the table, the examples, the result with its interval as ``gspo report`` gives it, and the paths."""
+    folder = run.folder
     console = terminal()
     table = Table(title=f"{summary['objective']}, seed {summary['seed']}: before and after", title_justify="left")
     for heading in ("prompt", "answer", "before", "after"):
@@ -193,6 +197,7 @@ def show(summary: dict[str, Any], folder: Path, picture: Path | None) -> None:
     for example in summary["examples"]:
         table.add_row(example["prompt"], example["answer"], example["before"], example["after"])
     console.print(table)
+    console.print(result(run), soft_wrap=True)
     console.print(
         f"{summary['iterations']} iterations, {summary['updates']} updates, {summary['seconds']:.0f} s, "
         f"peak memory {summary['peak_memory_mb'] / 1024:.2f} GiB, "
