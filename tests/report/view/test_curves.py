@@ -69,3 +69,15 @@ def test_iterations_are_drawn_as_mean_and_range_and_bands_by_objective(window: B
         assert window.text("tbody .reward") == "0.1"
         assert window.count(".reward.good") == 0
     assert window.complaints() == []
+
+
+def test_a_single_update_is_the_only_tick_and_intervals_of_accuracies_end_at_1(window: Browser, tmp_path: Path) -> None:
+    """0.99 with an error of 0.02: two errors above it is no accuracy."""
+    run = make_run(tmp_path / "run", [row(0)], scalars={"reward/mean": [0.5]}, evaluations=[0.99, 0.99], config=CONFIG)
+    with served([run]) as address:
+        window.open(f"{address}#overview")
+        labels = window.texts('figure[data-tag="reward/mean"] svg > text')
+        assert "1" in labels
+        assert {"0", "2"}.isdisjoint(labels), "an update before the first one, and one that was never made"
+        accuracies = window.texts('figure[data-tag="val/accuracy"] svg > text')
+        assert max(map(float, accuracies)) <= 1

@@ -35,6 +35,10 @@ function ticks(low, high, count) {
   return found;
 }
 
+// A single update has the only tick: there is no update before 0, and none between two
+const updateTicks = (first, last, count) => (first === last ? [first]
+  : ticks(first, last, count).map((x) => (Math.abs(x - Math.round(x)) < 1e-6 ? Math.round(x) : x)).filter(Number.isInteger));
+
 // The frame that figures share: ground, title and legend of a saved figure, ticks and their labels
 function frame({ title, unit, xLabel, paper, width, height, legend = [] }) {
   const colours = palette(paper), head = paper ? 26 + 16 * legend.length : 8;
@@ -85,7 +89,9 @@ function smoothed(values, weight, log) {
 
 // Lower and upper end of each point's interval or range, where it has one
 const spreadOf = (s) => s.x.map((_, i) => (s.range ? [s.range[0][i], s.range[1][i]]
-  : s.error && isNumber(s.error[i]) && isNumber(s.y[i]) ? [s.y[i] - s.error[i], s.y[i] + s.error[i]] : [null, null]));
+  : s.error && isNumber(s.error[i]) && isNumber(s.y[i]) ? endsOf(s, i) : [null, null]));
+// An interval of an accuracy ends where accuracies do
+const endsOf = ({ y, error, least = -Infinity, most = Infinity }, i) => [Math.max(least, y[i] - error[i]), Math.min(most, y[i] + error[i])];
 
 function extent(values) {
   let low = Infinity, high = -Infinity;
@@ -129,6 +135,7 @@ function lineChart(known) {
   }
   const bend = log ? Math.log10 : (value) => value;
   if (nearlyEqual(low, high)) { low -= Math.abs(low) * 0.1 || 0.5; high += Math.abs(high) * 0.1 || 0.5; }
+  const columns = updateTicks(first, last, 6);
   if (first === last) { first -= 1; last += 1; }
   let [bottom, top] = [bend(low), bend(high)];
   const pad = (top - bottom) * 0.06;
@@ -146,7 +153,7 @@ function lineChart(known) {
   const powers = log && top - bottom > 1 ? ticks(Math.ceil(bottom), top, 4).filter(Number.isInteger).map((power) => 10 ** power) : null;
   const rows = powers || ticks(low, high, 4).filter((y) => !log || y > 0);
   for (const y of rows) box.rowOf(py(y), short(y));
-  for (const x of ticks(first, last, 6).filter(Number.isInteger)) box.columnOf(px(x), thousands(x));
+  for (const x of columns) box.columnOf(px(x), thousands(x));
   drawMarks(root, box, marks.filter((mark) => mark.x >= first && mark.x <= last), px);
   const clip = clipTo(root, box);
   for (const line of lines) drawLine(root, line, { px, py, floor: box.height - box.bottom, usable, smooth, clip, first, last });
@@ -286,6 +293,7 @@ function dotOf(x, y, advantage, clip, ink, size) {
 function ratioChart({ dots, band, title, open, range = null, paper = false, width = wide(paper), height = 230 }) {
   const { root, box } = frame({ title, unit: "nats", xLabel: "update", paper, width, height });
   let [first, last] = range || extent(dots.map((dot) => dot[0]));
+  const columns = updateTicks(first, last, 10);
   if (first === last) { first -= 1; last += 1; }
   const sizes = dots.map((dot) => Math.abs(dot[1])), edge = bounds(band), unit = edge ? Math.max(edge.low, edge.high) : Math.max(...sizes) / 10 || 1e-4;
   const most = Math.max(...sizes, 3 * unit) * 1.15, reach = bent(most, unit), inner = box.height - box.top - box.bottom;
@@ -295,7 +303,7 @@ function ratioChart({ dots, band, title, open, range = null, paper = false, widt
     { class: "band", x: box.left, width: box.width - box.left - box.right, y: py(edge.high), height: py(-edge.low) - py(edge.high),
       fill: HEALTHY, "fill-opacity": 0.15 }));
   for (const y of edge ? bentTicks(most, edge) : ticks(-most, most, 4)) box.rowOf(py(y), signed(y, y === 0 ? 0 : 3));
-  for (const x of ticks(first, last, 10).filter(Number.isInteger)) box.columnOf(px(x), thousands(x));
+  for (const x of columns) box.columnOf(px(x), thousands(x));
   for (const [x, y, advantage, clip] of dots) root.append(dotOf(px(x), py(y), advantage, clip, box.quiet, 3.2));
   if (paper) return root;
   const show = bubble(root, box), order = [...dots].sort((a, b) => Math.abs(b[1]) - Math.abs(a[1]));

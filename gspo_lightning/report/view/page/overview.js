@@ -192,7 +192,8 @@ function chart(tag, runs, lines, query) {
       label: `${alarm.signature} at update ${alarm.update}: ${alarm.what || ""}`})),
     ...run.events.map((event) => ({ x: event.update, kind: "event", label: `update ${event.update}: ${event.what}` })),
   ]);
-  const series = lines.map((line) => ({ ...line, ...pointsOf(line, tag, Boolean(query.every)) })).filter((line) => line.x);
+  const within = tag === "val/accuracy" ? { least: 0, most: 1 } : {};
+  const series = lines.map((line) => ({ ...line, ...within, ...pointsOf(line, tag, Boolean(query.every)) })).filter((line) => line.x);
   const known = { title: tag, unit: meaning.unit, xLabel: "update", series, band, marks, smooth: Number(query.smooth || 0),
     log: Boolean(query.log), zoom: zoomOf(query) };
   const open = (update) => {
