@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gspo_lightning.core.errors import InfrastructureError, first_line
 from gspo_lightning.core.metric_table.table import lookup
@@ -140,7 +141,8 @@ class RunData:
     def series(self, tags: Sequence[str], between: tuple[float, float] | None = None) -> dict[str, Any]:
         """Return tag -> [steps, values], thinned to :data:`POINTS`; tags that the run lacks are left out.
 
-        A metric that varies within iterations has [steps, means, lowest, highest] of them as a third entry.
+        A metric that varies within iterations has [steps, means, lowest, highest] of them as a third entry, and so has
+        a curve that was thinned. Its values are extremes then, of which no mean can be taken: a fourth entry says so.
 
         Args:
             tags: of scalars.
@@ -148,7 +150,7 @@ class RunData:
         """
         run = self.run
         return {
-            tag: [*thinned(part_of(run.scalars[tag], between)), *_iterations(run, tag, between)]
+            tag: [*thinned(part := part_of(run.scalars[tag], between)), *_ranges(run, tag, part, between)]
             for tag in tags
             if tag in run.scalars
         }
@@ -297,16 +299,32 @@ def part_of(series: Series, between: tuple[float, float] | None) -> Series:
     return Series(series.steps[first:last], series.values[first:last])
 
 
-def _iterations(run: Run, tag: str, between: tuple[float, float] | None) -> list[list[list[float | int | None]]]:
-    """Return the ranges of a metric over its iterations, as one entry; none if it does not vary within them."""
+def _ranges(run: Run, tag: str, part: Series, between: tuple[float, float] | None) -> list[Any]:
+    """Return the third and the fourth entry of a curve; none if its points say everything."""
+    is_thinned = len(part) > POINTS
     ranges = by_iteration(run, tag)
-    if ranges is None:
-        return []
-    if between is not None:
+    if ranges is not None and between is not None:
         within = (ranges[0] >= between[0]) & (ranges[0] <= between[1])
         ranges = tuple(column[within] for column in ranges)
-    steps, *rows = (column[:: -(-max(1, len(ranges[0])) // POINTS)] for column in ranges)
-    return [[steps.tolist(), *(row.tolist() for row in rows)]]
+    elif ranges is None and is_thinned and not tag.startswith("val/"):  # evaluations have intervals of their own
+        part = part.finite
+        ranges = (part.steps, part.values, part.values, part.values)
+    if ranges is None:
+        return []
+    return [[column.tolist() for column in _merged(*ranges)], is_thinned]
+
+
+def _merged(
+    steps: NDArray[Any], means: NDArray[Any], low: NDArray[Any], high: NDArray[Any]
+) -> tuple[NDArray[Any], ...]:
+    """Merge neighbours [I] into :data:`POINTS` ranges at most: last steps, means, lowest and highest values."""
+    if len(steps) <= POINTS:
+        return steps, means, low, high
+    starts = np.arange(0, len(steps), -(-len(steps) // POINTS))
+    counts = np.diff([*starts, len(steps)])
+    merged_means = np.add.reduceat(means, starts) / counts
+    merged_low = np.minimum.reduceat(low, starts)
+    return steps[starts + counts - 1], merged_means, merged_low, np.maximum.reduceat(high, starts)
 
 
 def _meaning(tag: str, run: Run) -> dict[str, Any]:

@@ -128,6 +128,28 @@ def test_a_part_of_a_long_run_has_the_points_that_the_whole_leaves_out(tmp_path:
     assert data.series(["reward/mean"], (20_000, 30_000))["reward/mean"][0] == [10_000]
 
 
+def test_ranges_of_a_long_run_hold_its_one_spike_and_its_mean(tmp_path: Path) -> None:
+    """The third entry is what the page draws: of 1,500 iterations, or of 6,000 updates that do not vary within any."""
+    norms = [0.1, 0.1, 0.1, 0.5] * 1_500
+    norms[5_437] = 50.0
+    rewards = [float(i // 4 == 1_359) for i in range(6_000)]
+    scalars = {"optim/gradient_norm": norms, "reward/mean": rewards}
+    data = opened(make_run(tmp_path, scalars=scalars, evaluations=[0.5, 0.6]))
+    sent = data.series([*scalars, "val/accuracy"])
+    for tag, values in scalars.items():
+        steps, means, low, high = sent[tag][2]
+        assert len(steps) <= POINTS
+        assert steps[-1] == 6_000
+        assert np.mean(means) == pytest.approx(np.mean(values), rel=1e-6)
+        assert (min(low), max(high)) == pytest.approx((min(values), max(values)))
+        assert sent[tag][3], "its points are extremes, of which no average is taken"
+    assert np.mean(sent["optim/gradient_norm"][1]) > 1.2 * np.mean(norms)
+    assert sent["val/accuracy"] == [[0, 6_000], pytest.approx([0.5, 0.6])]
+    part = data.series(["reward/mean", "optim/gradient_norm"], (5_000, 5_100))
+    assert len(part["reward/mean"]) == 2, "a part with all of its points needs no ranges"
+    assert (len(part["optim/gradient_norm"][2][0]), part["optim/gradient_norm"][3]) == (26, False)
+
+
 def test_a_live_file_is_only_read_on(folder: Path) -> None:
     data = opened(folder)
     half = json.dumps(row(7, sample=7))

@@ -177,7 +177,8 @@ function drawLine(root, s, { px, py, floor, usable, smooth, clip, first, last })
     const known = s.x.map((x, i) => [x, ...s.spread[i]]).filter(([, low, high]) => isNumber(low) && usable(high));
     const points = [...known.map(([x, , high]) => place(x, high)),
       ...known.reverse().map(([x, low]) => (usable(low) ? place(x, low) : `${px(x).toFixed(1)},${floor}`))];
-    root.append(svg("polygon", { points: points.join(" "), fill: s.colour, "fill-opacity": 0.15, "clip-path": clip }));
+    const edge = s.range ? { stroke: s.colour, "stroke-opacity": 0.35, "stroke-width": 0.7 } : {}; // one high update is seen
+    root.append(svg("polygon", { points: points.join(" "), fill: s.colour, "fill-opacity": 0.15, "clip-path": clip, ...edge }));
   }
   const draw = (values, more) => {
     let path = "", pen = "M";

@@ -170,11 +170,12 @@ function meanOf(found) {
   return { x, y, error };
 }
 
-function pointsOf(line, tag, every) {
+function pointsOf(line, tag, every, smooth) {
   const found = line.runs.map((run) => seriesOf(run, tag)).filter(Boolean);
   if (!found.length) return null;
-  if (found.length > 1) return meanOf(found.map((one) => (one[2] && !every ? [one[2][0], one[2][1]] : one)));
-  if (found[0][2] && !every) { // the mini-batches of an iteration as their mean and range, not as a saw-tooth
+  const asMeans = (one, averaged) => one[2] && (!every || (one[3] && averaged)); // an average of extremes is not theirs
+  if (found.length > 1) return meanOf(found.map((one) => (asMeans(one, true) ? [one[2][0], one[2][1]] : one)));
+  if (asMeans(found[0], smooth)) { // the mini-batches of an iteration as their mean and range, not as a saw-tooth
     const [x, y, low, high] = found[0][2];
     return { x, y, range: [low, high] };
   }
@@ -193,8 +194,11 @@ function chart(tag, runs, lines, query) {
     ...run.events.map((event) => ({ x: event.update, kind: "event", label: `update ${event.update}: ${event.what}` })),
   ]);
   const within = tag === "val/accuracy" ? { least: 0, most: 1 } : {};
-  const series = lines.map((line) => ({ ...line, ...within, ...pointsOf(line, tag, Boolean(query.every)) })).filter((line) => line.x);
-  const known = { title: tag, unit: meaning.unit, xLabel: "update", series, band, marks, smooth: Number(query.smooth || 0),
+  const smooth = Number(query.smooth || 0);
+  const series = lines
+    .map((line) => ({ ...line, ...within, ...pointsOf(line, tag, Boolean(query.every), smooth > 0) }))
+    .filter((line) => line.x);
+  const known = { title: tag, unit: meaning.unit, xLabel: "update", series, band, marks, smooth,
     log: Boolean(query.log), zoom: zoomOf(query) };
   const open = (update) => {
     const steps = runs.length && seriesOf(runs[0], "data/iteration");
