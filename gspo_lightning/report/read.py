@@ -18,7 +18,7 @@ from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.parsing import load_json, load_yaml, whole_number
 from gspo_lightning.report.answers import SCORES, read_answers
 from gspo_lightning.report.run import Run, Series, number
-from gspo_lightning.report.scalars import SCALARS, Scalars
+from gspo_lightning.report.scalars import SCALARS, Scalars, missing_steps
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event
@@ -54,6 +54,7 @@ def read_run(folder: Path, scalars: Scalars | None = None, command: str = "gspo 
             run.problems += [problem for file in files if (problem := problem_of(file)) is not None]
     else:
         read_events(run, command)
+        _say_what_is_thinned_out(run)
     _read_config(run)
     if not run.of_reward_model:  # a reward model has results.json instead
         _read_json(run)
@@ -152,6 +153,23 @@ def _say_what_is_damaged(run: Run, files: Sequence[Path], last: tuple[str, int] 
         run.problems.append(f"{files[-1].name} is damaged: its events up to update {last[1]} cannot all be read")
     if not run.scalars and not found:
         run.problems.append("no scalars in the event files: the run stopped before its first update was written")
+
+
+def _say_what_is_thinned_out(run: Run) -> None:
+    """Report updates that event files lack: medians, spikes and alarms of such a run are those of the others."""
+    kept: set[int] = set()
+    for tag, series in run.scalars.items():
+        if not tag.startswith(("val/", "cold_start/")):
+            kept.update(series.steps.tolist())
+    if not kept:
+        return
+    before = min(kept) - 1  # a run that was resumed into a new folder begins late
+    missing = missing_steps((step - before for step in kept), max(kept) - before)
+    if missing:
+        run.problems.append(
+            f"the event files lack {missing:,} of {run.updates:,} updates, and {SCALARS} is not there: those of a long "
+            "run are thinned out, and what happened in between is not told"
+        )
 
 
 @contextmanager

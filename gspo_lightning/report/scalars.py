@@ -136,10 +136,7 @@ class Scalars:
         >>> lost.missing(9)  # 4, 5, 7, 8
         4
         """
-        present = {step for step in self._steps() if 0 < step < first}
-        steps = np.array([0, *sorted(present), first], dtype=np.int64)
-        usual = int(np.bincount(np.diff(steps[1:-1])).argmax()) if len(present) > 1 else 1
-        return int(((np.diff(steps) - 1) // max(usual, 1)).sum())
+        return missing_steps(self._steps(), first)
 
     def take(self, logged: Mapping[str, Series], seconds: float) -> None:
         """Add, in memory, values of steps that the file lacks; ``seconds`` is the time they were logged."""
@@ -179,6 +176,18 @@ class Scalars:
 
     def _table(self, tags: tuple[str, ...]) -> _Table:
         return self._tables.setdefault(tags, _Table(len(self._tables), tags))
+
+
+def missing_steps(logged: Iterable[int], first: int) -> int:
+    """Return the number of steps before ``first`` that were not logged, judged by the most frequent distance.
+
+    >>> missing_steps([1, 2, 3, 6], 9), missing_steps([50, 100, 150, 250], 300)
+    (4, 1)
+    """
+    present = {step for step in logged if 0 < step < first}
+    steps = np.array([0, *sorted(present), first], dtype=np.int64)
+    usual = int(np.bincount(np.diff(steps[1:-1])).argmax()) if len(present) > 1 else 1
+    return int(((np.diff(steps) - 1) // max(usual, 1)).sum())
 
 
 def _contents(file: Path) -> Iterator[Any]:

@@ -47,6 +47,11 @@ def test_late_events_are_those_of_whole_iterations_and_all_evaluations(
     assert run.scalars["data/iteration"].steps.tolist() == list(range(1, 161))
     assert run.scalars["by_mini_batch/x_0"].values.tolist() == list(range(1, 161, 4))
     assert run.updates == 160
+    assert not any("event files" in problem for problem in run.problems)
+    (folder / "scalars.jsonl").unlink()  # as of a run of which only the event files were kept
+    run = read_run(folder)
+    assert run.updates == 124
+    assert "the event files lack 72 of 124 updates" in " ".join(run.problems)
 
 
 def test_a_resumed_run_neither_loses_nor_doubles(tmp_path: Path) -> None:
