@@ -16,6 +16,7 @@ from gspo_lightning.training.suites.problems import Problem
 from gspo_lightning.training.suites.suite import Suite
 from gspo_lightning.training.suites.verdicts import Answer
 
+_FORM = 'write {"id": ..., "sample": 0, "completion": "..."}'
 SampleRequests = Sequence[tuple[Problem, Sequence[int]]]
 """Every problem of the suite, with the sample numbers of its missing answers."""
 
@@ -110,7 +111,9 @@ def read_completions(path: Path, suite: str, problems: Collection[str], *, sever
                 raise UserError(where, "has no 'suite'", fix="say of each line which suite it answers")
             if record.get("suite", suite) != suite:
                 continue
-            identifier = str(record.get("id", ""))
+            if "id" not in record:  # the log of another program, such as samples of lm-eval
+                raise UserError(where, "has no 'id' of a problem", fix=_FORM)
+            identifier = str(record["id"])
             if identifier not in problems:
                 near, _, _ = did_you_mean(identifier, problems).partition("?")
                 hint = f" ({near}?)" if near.startswith("did you mean") else ""
@@ -132,7 +135,7 @@ def _answer(record: Mapping[str, Any], identifier: str, sample: int, where: str)
         UserError: another field is missing or has the wrong type.
     """
     if not isinstance(record.get("completion"), str):
-        raise UserError(where, "has no 'completion' that is a text")
+        raise UserError(where, "has no 'completion' that is a text", fix=_FORM)
     tokens = record.get("tokens")
     truncated = record.get("truncated", False)
     unfinished_thought = record.get("unfinished_thought", after_thinking(record["completion"]) is None)
@@ -148,7 +151,7 @@ def _object(line: bytes, where: str) -> dict[str, Any]:
     try:
         record = load_json(line)
     except ValueError as error:
-        raise UserError(where, "is not JSON", fix='write {"id": ..., "sample": 0, "completion": "..."}') from error
+        raise UserError(where, "is not JSON", fix=_FORM) from error
     if not isinstance(record, dict):
         raise UserError(where, f"is a JSON {type(record).__name__}, not an object")
     return record

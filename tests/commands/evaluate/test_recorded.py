@@ -363,9 +363,15 @@ def no_text(line: str) -> str:
     return line.replace('"completion"', '"answer"')
 
 
+def of_lm_eval(line: str) -> str:
+    """As a line of its ``--log_samples``."""
+    return json.dumps({"doc_id": 61, "resps": [["#025"]], "filtered_resps": ["25"]})
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
+        (of_lm_eval, 'a.jsonl:2: has no \'id\' of a problem\n  fix: write {"id": ..., "sample": 0, "completion"'),
         (no_json, "a.jsonl:2: is not JSON"),
         (unknown, "a.jsonl:2: its id '16' is not a problem of sums\n"),
         (misspelt, "a.jsonl:2: its id '611' is not a problem of sums (did you mean 61?)"),
