@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,9 +25,9 @@ SUITE = HOME / "held_out_192.yaml"
 ARMS = ("LeaveOneOut", "GroupMean")
 LONG = "GroupMean"
 """The arm whose runs go on to 60 updates."""
-SHORT_ITERATIONS, LONG_ITERATIONS = 10, 30
-"""Of two updates each."""
-ORDER = ((ARMS, 1), (ARMS, 2), ((), 1), (ARMS, 3), ((), 2), ((), 3))
+FIRST_ITERATIONS, SHORT_ITERATIONS, LONG_ITERATIONS = 2, 10, 30
+"""Of two updates each; the first ones of seed 1 already say whether the arms differ by a factor only."""
+ORDER: tuple[tuple[tuple[str, ...], int], ...] = ((ARMS, 1), (ARMS, 2), ((), 1), (ARMS, 3), ((), 2), ((), 3))
 """Arms of 20 updates, or none for 60 updates, and the seed: first what a machine that is busy should not leave out."""
 
 
@@ -60,11 +60,13 @@ class Step:
 
 def steps() -> Iterator[Step]:
     """Yield all steps, in the order in which they are made."""
-    yield Step("", 0, 0, True)
-    for arms, seed in ORDER:
+    yield from (Step(arm, 1, FIRST_ITERATIONS, False) for arm in ARMS)
+    for number, (arms, seed) in enumerate(ORDER):
         iterations = SHORT_ITERATIONS if arms else LONG_ITERATIONS
         for evaluates in (False, True):
             yield from (Step(arm, seed, iterations, evaluates) for arm in arms or (LONG,))
+        if number == 0:
+            yield Step("", 0, 0, True)
 
 
 def arguments(root: Path, step: Step, model: str, extra: Sequence[str] = ()) -> list[str]:
@@ -88,13 +90,23 @@ def arguments(root: Path, step: Step, model: str, extra: Sequence[str] = ()) -> 
     return ["fit", *shared, f"--seed_everything={step.seed}", f"--trainer.max_epochs={step.iterations}"]
 
 
-def run_all(root: Path, model: str, minutes: float | None, extra: Sequence[str] = ()) -> int:
-    """Make the missing steps; the exit code of the first ``gspo`` that fails."""
+def run_all(
+    root: Path, todo: Iterable[Step], model: str, minutes: float | None = None, extra: Sequence[str] = ()
+) -> int:
+    """Make the missing steps; the exit code of the first ``gspo`` that fails.
+
+    Args:
+        root: folder of all runs; its done.json has the CPU seconds of every step that is done, by name.
+        todo: steps, in this order.
+        model: file or folder of the model.
+        minutes: after which no further step is begun; None makes all.
+        extra: more arguments of ``gspo``, for smaller runs.
+    """
     root.mkdir(parents=True, exist_ok=True)
     file = root / "done.json"
     done: dict[str, float] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     end = None if minutes is None else time.monotonic() + 60 * minutes
-    for step in steps():
+    for step in todo:
         if step.name in done:
             continue
         if end is not None and time.monotonic() > end:
@@ -113,7 +125,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("root", type=Path, help="folder of the runs")
     parser.add_argument("--minutes", type=float, help="after which no further step is begun")
     options = parser.parse_args(list(argv))
-    return run_all(options.root, str(model_file()), options.minutes)
+    return run_all(options.root, steps(), str(model_file()), options.minutes)
 
 
 if __name__ == "__main__":
