@@ -22,6 +22,7 @@ Where it departs from the paper:
 from __future__ import annotations
 
 import argparse
+import inspect
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
 # The task: prompts, and what a response is worth ---------------------------------------------------------------------
 
@@ -118,11 +119,12 @@ def sample(model: Any, prompts: Sequence[list[int]], eos: int, limit: int) -> li
     width = max(map(len, prompts))
     tokens = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=model.device)
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=model.device)
-    responses, cache = tokens[:, :0], None
+    responses, cache = tokens[:, :0], DynamicCache(config=model.config)
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"  # before 5.24
     while responses.shape[1] < limit and not (responses == eos).any(-1).all():
         positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-        out = model(tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
-        tokens, cache = torch.multinomial(out.logits[:, -1].float().softmax(-1), 1), out.past_key_values
+        out = model(tokens, attention_mask=mask, position_ids=positions, use_cache=True, **{name: cache})
+        tokens = torch.multinomial(out.logits[:, -1].float().softmax(-1), 1)
         responses, mask = torch.cat([responses, tokens], 1), torch.cat([mask, torch.ones_like(tokens)], 1)
     return [row[: row.index(eos) + 1] if eos in row else row for row in responses.tolist()]
 

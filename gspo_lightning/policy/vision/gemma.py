@@ -134,7 +134,7 @@ def masks(config: PretrainedConfig, inputs: dict[str, Any], mask: Tensor, seen: 
         get_block_sequence_ids_for_mask,
     )
 
-    return create_masks_for_vision_model(
-        config=config, inputs_embeds=inputs["inputs_embeds"], attention_mask=mask, past_key_values=cache,
-        position_ids=inputs["position_ids"], block_sequence_ids=get_block_sequence_ids_for_mask(seen.long()),
-    )  # fmt: skip
+    embeddings = inputs["inputs_embeds"]
+    return create_masks_for_vision_model(  # by place: the cache has another name in transformers 5.24 than before
+        config, embeddings, mask, cache, inputs["position_ids"], get_block_sequence_ids_for_mask(seen.long())
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import logging
 from abc import ABC, abstractmethod
@@ -27,7 +26,7 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.sampler.admission_queue import Prefill
 from gspo_lightning.rollouts.sampler.fast_decoder import DirectDecoderLayers, FastDecoderLayers, fast_decoder_layers
 from gspo_lightning.rollouts.sampler.memory import Growth
-from gspo_lightning.rollouts.sampler.preallocated_cache import preallocated_cache
+from gspo_lightning.rollouts.sampler.preallocated_cache import cache_argument, only_states, preallocated_cache
 from gspo_lightning.rollouts.sampler.step_graphs import StepGraphs
 
 log = logging.getLogger(__name__)
@@ -258,8 +257,7 @@ class PaddedDecoder(Decoder):
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
-        self._recurrent = "cache_params" in inspect.signature(policy.backbone.forward).parameters
-        """True if the whole cache is recurrent state (Mamba), which is passed by another name and takes no mask."""
+        self._argument = cache_argument(policy.backbone)
 
     def add(self, prefill: Prefill) -> Tensor:
         """Add rows, which replace all earlier ones."""
@@ -309,13 +307,13 @@ class PaddedDecoder(Decoder):
     @override
     def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
         self.mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], dim=1)
-        mask = None if self._recurrent else self.mask.long()
+        mask = None if only_states(self.cache) else self.mask.long()
         return self.policy.head(
             self._forward({"input_ids": tokens.unsqueeze(1), "position_ids": positions.unsqueeze(1)}, mask)
         )
 
     def _forward(self, inputs: dict[str, Any], mask: Any) -> Tensor:
-        cache = {"cache_params" if self._recurrent else "past_key_values": self.cache}
+        cache = {self._argument: self.cache}
         out = self.policy.backbone(**inputs, attention_mask=mask, use_cache=True, **cache)
         hidden: Tensor = out.last_hidden_state[:, -1]
         return hidden

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache, PretrainedConfig, cache_utils
-from transformers.cache_utils import DynamicSlidingWindowLayer
+from transformers.cache_utils import CacheLayerMixin, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
 
 FIRST = 32
 """Minimum spare tokens of a new allocation; it takes an eighth of the held tokens if that is more."""
@@ -91,3 +92,20 @@ def preallocated_cache(config: PretrainedConfig) -> DynamicCache:
             cache.layers[i] = grown = kind.__new__(kind)
             grown.__dict__.update(vars(layer))
     return cache
+
+
+def cache_argument(model: nn.Module) -> str:
+    """Return the name of the argument by which a model's forward pass takes its cache.
+
+    From transformers 5.24 on there is one name. Before, Mamba had one of its own, and code that comes with a checkpoint
+    still has the names of its time.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    return next((name for name in ("cache", "cache_params") if name in parameters), "past_key_values")
+
+
+def only_states(cache: DynamicCache) -> bool:
+    """True if all that a cache holds is recurrent state (Mamba): it has no keys that a mask could hide."""
+    layers = cache.layers
+    states = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
+    return states and not any(isinstance(layer, CacheLayerMixin) for layer in layers)

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache, Qwen3Config
 
 from gspo_lightning.policy.attention.kv_cache_size import kv_cache_size
+from gspo_lightning.rollouts.sampler.preallocated_cache import cache_argument
 from tools.models import tiny
 
 TOKENS = 13
@@ -32,7 +33,7 @@ def test_a_row_keeps_what_transformers_cache_holds(family: str) -> None:
     model = tiny.build(family)
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
-        model(torch.randint(3, 20, (1, TOKENS)), past_key_values=cache, use_cache=True)
+        model(torch.randint(3, 20, (1, TOKENS)), use_cache=True, **{cache_argument(model): cache})
     held = sum(x.nbytes for layer in cache.layers for x in tensors(layer))
     found = kv_cache_size(model.config, 4)
     windows = sum(size for size, kept in found.layers if kept is not None and kept <= TOKENS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache
 
 from gspo_lightning.policy.policy import Policy
@@ -15,7 +15,13 @@ from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.rollouts.sampler import preallocated_cache as module
 from gspo_lightning.rollouts.sampler.admission_queue import Prefill
 from gspo_lightning.rollouts.sampler.decoding import PaddedDecoder
-from gspo_lightning.rollouts.sampler.preallocated_cache import FIRST, PreallocatedTensor, preallocated_cache
+from gspo_lightning.rollouts.sampler.preallocated_cache import (
+    FIRST,
+    PreallocatedTensor,
+    cache_argument,
+    only_states,
+    preallocated_cache,
+)
 from tools.models import tiny
 
 FAMILIES = {
@@ -132,3 +138,22 @@ def test_layers_that_are_not_known_stay_as_they_are(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "KINDS", kinds)
     found = {type(layer).__name__ for layer in preallocated_cache(config).layers}
     assert found == {"PreallocatedDynamicLayer", "DynamicSlidingWindowLayer"}
+
+
+@pytest.mark.parametrize(("family", "states"), [("llama", False), ("mamba", True), ("qwen3_next", False)])
+def test_a_model_takes_its_cache_by_the_name_that_this_transformers_has(family: str, states: bool) -> None:
+    """Any other name would vanish among the keyword arguments of some models, which then begin again at every token."""
+    model = tiny.build(family).base_model
+    cache = DynamicCache(config=model.config)
+    name = cache_argument(model)
+    with torch.no_grad():
+        out = model(torch.ones(1, 3, dtype=torch.int64), use_cache=True, **{name: cache})
+    assert out[name] is cache
+    assert only_states(cache) is states
+
+
+def test_code_that_comes_with_a_checkpoint_keeps_the_name_it_was_written_for() -> None:
+    class Older(nn.Module):
+        def forward(self, input_ids: Tensor, past_key_values: Any = None, **options: Any) -> Any: ...
+
+    assert cache_argument(Older()) == "past_key_values"
