@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -182,10 +182,14 @@ def log_ratios(batch: MiniBatch, new: Sequence[Tensor], old: Sequence[Tensor]) -
     return torch.cat(found)
 
 
-def measure(model: str, prompts: int, group: int, seeds: Sequence[int]) -> dict[str, dict[str, Count]]:
-    """Return learning rate -> precision -> its count over all seeds."""
+Counts = dict[str, dict[str, Count]]
+"""Learning rate -> precision -> its count."""
+
+
+def measure(model: str, prompts: int, group: int, seeds: Sequence[int]) -> Iterator[tuple[int, Counts]]:
+    """Yield a seed and the counts of all seeds up to it, after every update."""
     config = load_yaml(CONFIG.read_text(encoding="utf-8"))
-    ratios: dict[str, dict[str, list[Tensor]]] = {f"{rate:g}": {name: [] for name in PATHS} for rate in RATES}
+    ratios: dict[str, dict[str, list[Tensor]]] = {}
     for seed in seeds:
         iteration = Iteration(model, prompts, group, seed, config)
         start = {name: weight.clone() for name, weight in iteration.policy.model.state_dict().items()}
@@ -194,10 +198,16 @@ def measure(model: str, prompts: int, group: int, seeds: Sequence[int]) -> dict[
             iteration.policy.model.load_state_dict(start)
             iteration.update(rate)
             after = iteration.logprobs()
+            parts = ratios.setdefault(f"{rate:g}", {name: [] for name in PATHS})
             for name in PATHS:
-                ratios[f"{rate:g}"][name].append(log_ratios(iteration.second, after[name], before[name]))
-    together = {rate: {name: torch.cat(parts) for name, parts in by.items()} for rate, by in ratios.items()}
-    return {rate: {n: compare(by["float64"], by[n]) for n in PATHS[1:]} for rate, by in together.items()}
+                parts[name].append(log_ratios(iteration.second, after[name], before[name]))
+            yield seed, {name: counts(by) for name, by in ratios.items()}
+
+
+def counts(ratios: Mapping[str, Sequence[Tensor]]) -> dict[str, Count]:
+    """Return the count of each precision beside float64, of log-ratios [N] by precision, one tensor a seed."""
+    together = {name: torch.cat(list(parts)) for name, parts in ratios.items()}
+    return {name: compare(together["float64"], together[name]) for name in PATHS[1:]}
 
 
 def table(counts: Mapping[str, Mapping[str, Count]]) -> str:
@@ -218,7 +228,7 @@ def table(counts: Mapping[str, Mapping[str, Count]]) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, print the table, and write the numbers."""
+    """Measure and print the table; write the numbers after every update: an interruption costs only the rest."""
     parser = argparse.ArgumentParser("python -m experiments.smollm2.bfloat16", description=__doc__)
     parser.add_argument("--model", help="GGUF file, folder or name; default: what make real-model has fetched")
     parser.add_argument("--prompts", type=int, default=18)
@@ -226,11 +236,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--output", type=Path, help="JSON file")
     given = parser.parse_args(argv)
-    counts = measure(given.model or str(model_file()), given.prompts, given.group, given.seeds)
-    print(table(counts))
-    if given.output is not None:
-        plain = {rate: {name: asdict(count) for name, count in by.items()} for rate, by in counts.items()}
-        given.output.write_text(json.dumps({"seeds": given.seeds, "counts": plain}, indent=1) + "\n")
+    total: Counts = {}
+    for seed, total in measure(given.model or str(model_file()), given.prompts, given.group, given.seeds):
+        if given.output is not None:
+            plain = {rate: {name: asdict(count) for name, count in by.items()} for rate, by in total.items()}
+            seeds = given.seeds[: given.seeds.index(seed) + 1]
+            given.output.write_text(json.dumps({"seeds": seeds, "counts": plain}, indent=1) + "\n")
+    print(table(total))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -42,12 +43,17 @@ def test_sequences_are_counted_on_both_sides_of_the_range() -> None:
     assert found.error == pytest.approx(3e-4)
 
 
-def test_float32_follows_float64_and_bfloat16_does_not(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the toy model answer with at most 8 tokens."""
     config = bfloat16.load_yaml(bfloat16.CONFIG.read_text(encoding="utf-8"))
     short = config | {"data": config["data"] | {"max_response_tokens": 8, "max_prompt_tokens": 512}}
     monkeypatch.setattr(bfloat16, "load_yaml", lambda _: short)
+
+
+def test_float32_follows_float64_and_bfloat16_does_not(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shorten(monkeypatch)
     monkeypatch.setattr(bfloat16.MathVerifier, "score", lambda _, text, answer: Score(float(len(text) % 2)))
     output = tmp_path / "bfloat16.json"
     argv = ["--model", model, "--prompts", "4", "--group", "4", "--seeds", "1", "--output", str(output)]
@@ -59,3 +65,21 @@ def test_float32_follows_float64_and_bfloat16_does_not(
         assert by["float32"]["error"] < 1e-6 < 0.1 * by["bf16-mixed"]["error"]
     assert counts["2e-05"]["float32"]["spread"] > counts["1e-06"]["float32"]["spread"] > 0
     assert capsys.readouterr().out.count("| 2e-05 |") == 2
+
+
+def test_interruption_keeps_the_seeds_before_it(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten(monkeypatch)
+    answers = itertools.count(1)
+
+    def score(_: object, text: str, answer: str) -> Score:
+        if next(answers) > 8:  # of the second seed
+            raise KeyboardInterrupt
+        return Score(float(len(text) % 2))
+
+    monkeypatch.setattr(bfloat16.MathVerifier, "score", score)
+    output = tmp_path / "bfloat16.json"
+    with pytest.raises(KeyboardInterrupt):
+        main(["--model", model, "--prompts", "2", "--group", "4", "--seeds", "1", "2", "--output", str(output)])
+    written = json.loads(output.read_text())
+    assert written["seeds"] == [1]
+    assert written["counts"]["1e-06"]["float32"]["sequences"] == 4
