@@ -124,7 +124,8 @@ class History:
         if (held_out := state["best_held_out"]) is None:
             return cls(recent, first, lowest, highest, best)
         scores = dict(held_out[3]) if len(held_out) > 3 else {}  # older checkpoints have none
-        return cls(recent, first, lowest, highest, best, BestEvaluation(*held_out[:3], scores))
+        accuracy, error, updates = held_out[:3]
+        return cls(recent, first, lowest, highest, best, BestEvaluation(accuracy, error, updates, scores))
 
 
 @dataclass
