@@ -23,9 +23,23 @@ SCHEMA = "schema.json"
 TASKS = {
     "own": "your own reward and data, on a tiny model: offline, under two minutes on a CPU",
     "math": "mathematics with a verifier, on a real model",
-    "code": "programs that are run against tests, on a tiny model",
+    "code": "programs that are run against tests, on a tiny model; with --card or --model on a real one",
+    "agent": "a program that talks to the model and has a calculator, on a real model",
     "logic": "knights and knaves, on a tiny model",
 }
+REAL = {"math": "math", "code": "programs", "agent": "agent"}
+"""Task with a real model -> folder of its templates."""
+CARDS: dict[str, dict[str, Any]] = {
+    "24GB": {"model": "Qwen/Qwen3-0.6B", "prompts": 16, "response_tokens": 1024, "budget": 8192},
+    "80GB": {"model": "Qwen/Qwen3-1.7B", "prompts": 16, "response_tokens": 2048, "budget": 16384},
+}
+"""Memory of one GPU -> a Qwen3 whose weights can all be trained there, and batch sizes that fit beside it.
+
+Weights, gradients and the two moments of AdamW take 16 bytes a parameter: 9.5 GB and 27.5 GB. The 20 example records of
+a project bound the prompts of an iteration.
+"""
+_SMALLEST = next(iter(CARDS))
+"""Card of a task with a real model if none is named."""
 _UNCOLLECTED = ".txt"
 """Suffix of Python files in templates, so that no tool takes them for modules of this package."""
 COUNT = 20
@@ -45,24 +59,26 @@ def main(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, help="a new or an empty folder")
-    kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--task", choices=TASKS, default="own", help="kind of project (default: own)")
-    kind.add_argument("--model", metavar="NAME_OR_PATH", help="a project for this model: word problems in English")
+    parser.add_argument("--task", choices=TASKS, help="kind of project (default: own, or word problems for --model)")
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("--model", metavar="NAME_OR_PATH", help=f"train this model; with no task or {', '.join(REAL)}")
+    model.add_argument("--card", choices=CARDS, help=f"train a model that fits this GPU; with {', '.join(REAL)}")
     options = parser.parse_args(list(argv))
-    write_project(options.folder, "real" if options.model else options.task, options.model)
+    write_project(options.folder, options.task, options.model, options.card)
     config = options.folder / "train.yaml"
     say(f"written: {options.folder} ({', '.join(sorted(p.name for p in options.folder.iterdir()))})")
     say(f"next: gspo fit --config {shlex.quote(str(config))}")
     return 0
 
 
-def write_project(folder: Path, task: str, model: str | None = None) -> None:
+def write_project(folder: Path, task: str | None = None, model: str | None = None, card: str | None = None) -> None:
     """Write the files of a task.
 
     Args:
         folder: created, or an existing empty folder.
-        task: one of ``TASKS``, or ``real`` with a model.
+        task: one of ``TASKS``; None is ``own``, or word problems for a model.
         model: hub id, folder or GGUF file.
+        card: one of ``CARDS``, which names the model.
 
     Raises:
         UserError: see :func:`main`.
@@ -72,12 +88,13 @@ def write_project(folder: Path, task: str, model: str | None = None) -> None:
         raise UserError("gspo init", f"{str(folder)!r} has characters that cannot be shown", fix="name another folder")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError("gspo init", f"{str(folder)!r} exists and is not an empty folder", fix="name a new folder")
-    words = {} if model is None else _words(model)
+    template, words = _template(task, model, card)
     files = {}
-    for file in sorted((TEMPLATES / task).iterdir()):
+    for file in sorted((TEMPLATES / template).iterdir()):
         if file.is_file():
             files[file.name.removesuffix(_UNCOLLECTED)] = _filled(file, folder, words)
-    files |= RECORDS[task]()
+    if template in RECORDS:
+        files |= RECORDS[template]()
     files[SCHEMA] = (CONFIGS / "schema" / "fit.json").read_text(encoding="utf-8")
     new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
     written: list[Path] = []
@@ -101,8 +118,27 @@ def write_project(folder: Path, task: str, model: str | None = None) -> None:
         raise UserError("gspo init", problem, fix="name another folder") from error
 
 
+def _template(task: str | None, model: str | None, card: str | None) -> tuple[str, dict[str, str]]:
+    """Return the folder of a project's templates, and their words.
+
+    Raises:
+        UserError: the task has only its tiny model, or the model's config cannot be read.
+    """
+    named = model is not None or card is not None
+    if task is None:
+        if card is not None:
+            raise UserError("gspo init", "--card needs a task", fix=f"add --task, one of {', '.join(REAL)}")
+        return ("own", {}) if model is None else ("real", _words(model))
+    if named and task not in REAL:
+        fix = f"leave --model and --card out, or take --task {', '.join(REAL)}"
+        raise UserError("gspo init", f"--task {task} is for its tiny model", fix=fix)
+    if task not in REAL or (task == "code" and not named):
+        return task, {}
+    return REAL[task], _words(model) | _sizes() if model is not None else _words_of_card(card or _SMALLEST)
+
+
 def _words(model: str) -> dict[str, str]:
-    """Return the settings of a model in its template: word -> value.
+    """Return the settings of a model in its template, on this machine: word -> value.
 
     Raises:
         UserError: its config cannot be read.
@@ -125,6 +161,40 @@ def _words(model: str) -> dict[str, str]:
         "precision": "bf16-mixed" if gpu and torch.cuda.is_bf16_supported() else "32-true",
         "checkpointing": "true" if size > 1e9 else "false",
         "temperature": "1.0" if size > 1e9 else "0.7",  # at 1.0 few answers of small models are right
+        "device": "",
+    }
+
+
+def _words_of_card(card: str) -> dict[str, str]:
+    """Return the settings of a card's model in its template, whatever this machine has: word -> value."""
+    sizes = CARDS[card]
+    settings = {
+        "accelerator": "auto", "precision": "bf16-mixed", "checkpointing": "true", "temperature": "1.0",
+        "device": f" --device {card}",
+    }  # fmt: skip
+    return _words(str(sizes["model"])) | settings | _batch(sizes)
+
+
+def _sizes() -> dict[str, str]:
+    """Return the batch sizes for a model of the user's: those of the smallest card, or small ones without a GPU."""
+    import torch
+
+    small = {"prompts": 4, "minibatches": 2, "response_tokens": 128, "budget": 2048}
+    return _batch(CARDS[_SMALLEST] if torch.cuda.is_available() else small)
+
+
+def _batch(sizes: Mapping[str, Any]) -> dict[str, str]:
+    """Return the words of batch sizes; 8 responses per prompt, as in the templates."""
+    updates = int(sizes.get("minibatches", 4))
+    rollouts = 8 * int(sizes["prompts"])
+    return {
+        "prompts": str(sizes["prompts"]),
+        "rollouts": f"{rollouts}",
+        "updates": str(updates),
+        "rows": str(rollouts // updates),
+        "prompt_tokens": "512",
+        "response_tokens": str(sizes["response_tokens"]),
+        "budget": str(sizes["budget"]),
     }
 
 
@@ -174,6 +244,24 @@ def _math() -> dict[str, str]:
     return {"train.jsonl": _lines(records)}
 
 
+def _agent() -> dict[str, str]:
+    """Return word problems of two operations, with numbers so large that a calculator pays."""
+    draw = random.Random(7)
+    stories = [
+        "A shop has {a} boxes of {b} pens and sells {c} pens. How many pens are left?",
+        "A train of {a} coaches has {b} seats in each, and {c} seats are taken. How many seats are free?",
+        "A farm has {a} rows of {b} trees, and a storm fells {c} of them. How many trees stand?",
+        "A book of {a} pages has {b} words on each, and {c} words are read. How many words remain?",
+    ]
+    records = []
+    for number in range(10 * COUNT + 64):
+        a = draw.randint(12, 98)
+        b = draw.randint(13, 97)
+        c = draw.randint(11, 99)
+        records.append({"prompt": stories[number % 4].format(a=a, b=b, c=c), "answer": str(a * b - c)})
+    return {"train.jsonl": _lines(records[: 10 * COUNT]), "held_out.jsonl": _lines(records[10 * COUNT :])}
+
+
 def _code() -> dict[str, str]:
     from gspo_lightning.data.prompts.tasks.code import CodeTask
 
@@ -200,6 +288,6 @@ def _real() -> dict[str, str]:
 
 
 RECORDS: dict[str, Callable[[], dict[str, str]]] = {
-    "own": _own, "math": _math, "code": _code, "logic": _logic, "real": _real,
+    "own": _own, "math": _math, "code": _code, "agent": _agent, "logic": _logic, "real": _real,
 }  # fmt: skip
-"""Task -> function that returns its record files: name -> text."""
+"""Folder of templates -> function that returns its record files: name -> text; the others lie in the folder."""

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import resource
 import shlex
 import subprocess
 import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 
 from gspo_lightning.cli import main
-from gspo_lightning.commands.init import TASKS
+from gspo_lightning.commands.init import CARDS, REAL, TASKS
 from gspo_lightning.policy.load.loading import load_policy
 from gspo_lightning.policy.load.model_settings import ModelSettings
 from tests.resume.test_files import in_a_fork
 from tests.runs import runs
 
 FILES = {"README.md", "reward.py", "schema.json", "test_reward.py", "train.jsonl", "train.yaml"}
+AGENT = {"README.md", "agent.py", "held_out.jsonl", "schema.json", "test_agent.py", "train.jsonl", "train.yaml"}
+FILES_OF = {"own": FILES | {"demos.jsonl", "held_out.jsonl"}, "agent": AGENT}
+MORE = [(task, card) for task in REAL for card in CARDS if (task, card) != ("agent", "24GB")]
 FEW = [
     "--model.cold_start.steps=2", "--trainer.max_epochs=1", "--data.prompts_per_rollout=4", "--data.group_size=2",
     "--data.evaluation.limit=4", "--data.reward_workers=1",
@@ -46,25 +51,118 @@ def test_every_task_writes_a_project_whose_config_is_right(
     shown = capsys.readouterr().out
     folder = Path("sub") / task
     there = {file.name for file in folder.iterdir()}
-    assert there == FILES | ({"demos.jsonl", "held_out.jsonl"} if task == "own" else set())
+    assert there == FILES_OF.get(task, FILES)
     records = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
-    assert len({record["prompt"] for record in records}) == (200 if task == "logic" else 20)
+    assert len({record["prompt"] for record in records}) == (200 if task in ("logic", "agent") else 20)
     for name in there:
         assert "FOLDER" not in (folder / name).read_text()
     if task != "own":  # its run is another test's; classes of one name would meet in this process
         command = shown.rpartition("next: gspo ")[2].split()
+        assert "<" not in (folder / "train.yaml").read_text()
         assert main([*command, "--model.name_or_path=tiny-qwen3", "--print_config"]) == 0
         config = yaml.safe_load(capsys.readouterr().out)
         assert config["data"]["train"] == str(tmp_path / folder / "train.jsonl")
 
 
-OTHERS = [*(f"--task={task}" for task in TASKS if task != "own"), "--model=tiny-qwen3"]
+@pytest.mark.parametrize(
+    ("task", "card"), [("agent", "24GB"), *(pytest.param(*of, marks=pytest.mark.thorough) for of in MORE)]
+)
+def test_a_project_for_a_card_fits_it(
+    task: str, card: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / f"{task}_{card}"
+    assert main(["init", str(folder), "--task", task, "--card", card]) == 0
+    for file in (folder / "reward.py", folder / "train.yaml"):  # classes of one name would meet in this process
+        if file.exists():
+            file.write_text(re.sub("Boxed|Fenced", rf"\g<0>{card}", file.read_text()))
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    text = (folder / "train.yaml").read_text()
+    (planned,) = [line for line in text.splitlines() if line.startswith("#   gspo plan ")]
+    assert planned.endswith(f" --device {card}")
+    assert main(shlex.split(planned)[2:]) == 0
+    shown = capsys.readouterr().out
+    assert "\nfits: " in shown
+    config = yaml.safe_load(text)
+    assert f"{config['model']['name_or_path']}: " in shown
+    sizes = config["data"]
+    assert sizes["prompts_per_rollout"] <= len((folder / "train.jsonl").read_text().splitlines())
+    assert sizes["prompts_per_rollout"] % sizes["minibatches_per_rollout"] == 0
+    rollouts = sizes["prompts_per_rollout"] * sizes["group_size"]
+    assert f" = {rollouts} " in text
+    assert f"updates of {rollouts // sizes['minibatches_per_rollout']} sequences" in text
+
+
+def test_the_tests_of_programs_accept_their_solutions(tmp_path: Path) -> None:
+    """In plain Python, where the solutions are ours; what a policy writes runs in the sandbox only."""
+    assert main(["init", str(tmp_path / "project"), "--task=code", "--card=24GB"]) == 0
+    prompts = []
+    for name in ("train", "held_out"):
+        for line in (tmp_path / "project" / f"{name}.jsonl").read_text().splitlines():
+            record = json.loads(line)
+            scope: dict[str, Any] = {}
+            exec(record["solution"], scope)
+            for test in record["answer"]["tests"]:
+                assert scope[record["answer"]["entry_point"]](*test["input"]) == test["output"]
+            assert record["answer"]["entry_point"] in record["prompt"]
+            prompts.append(record["prompt"])
+    assert len(set(prompts)) == 32
+
+
+@pytest.mark.parametrize(
+    "task", ["agent", *(pytest.param(task, marks=pytest.mark.thorough) for task in ("math", "code"))]
+)
+def test_a_task_takes_a_model_of_the_users(task: str, tmp_path: Path) -> None:
+    assert main(["init", str(tmp_path / "project"), "--task", task, "--model=Qwen/Qwen3-8B"]) == 0
+    config = yaml.safe_load((tmp_path / "project" / "train.yaml").read_text())
+    assert config["model"]["name_or_path"] == "Qwen/Qwen3-8B"
+    assert config["model"]["optimizer"]["init_args"]["lr"] == pytest.approx(1e-6, rel=0.05)
+    gpu = torch.cuda.is_available()
+    assert config["trainer"]["accelerator"] == ("auto" if gpu else "cpu")
+    assert config["data"]["prompts_per_rollout"] == (16 if gpu else 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--task=logic", "--card=24GB"], "--task logic is for its tiny model"),
+        (["--task=own", "--model=tiny-qwen3"], "--task own is for its tiny model"),
+        (["--card=80GB"], "--card needs a task"),
+    ],
+)
+def test_a_card_without_a_real_task_is_refused(
+    arguments: list[str], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", str(tmp_path / "project"), *arguments]) == 2
+    assert problem in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.thorough
+def test_an_agent_runs_with_the_users_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = load_policy(ModelSettings("tiny-qwen3", config_overrides={"max_position_embeddings": 1024}))
+    policy.save_pretrained(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "project", "--task=agent", "--model=model"]) == 0
+    agent = Path("project/agent.py")
+    agent.write_text(agent.read_text() + "\nOPENING[:] = []\n")  # the tiny model knows no letters
+    sums = [json.dumps({"prompt": f"{n}+{n}:", "answer": str(2 * n)}) for n in range(10, 30)]
+    Path("project/train.jsonl").write_text("\n".join(sums))
+    few = ["--trainer.max_epochs=1", "--data.val=null", "--data.max_response_tokens=8", "--data.reward_workers=1"]
+    assert main(["fit", "--config=project/train.yaml", *few]) == 0
+    (run,) = Path("runs/train").glob("version_*")
+    assert runs.summary(run)["updates"] == 2
+
+
+OTHERS = [
+    *(f"--task={task}" for task in TASKS if task != "own"), "--model=tiny-qwen3", "--task=code --card=24GB",
+]  # fmt: skip
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["--task=own", *(pytest.param(kind, marks=pytest.mark.long) for kind in OTHERS)])
 def test_the_written_test_passes_with_plain_pytest(kind: str, tmp_path: Path) -> None:
-    assert main(["init", str(tmp_path / "project"), kind]) == 0
+    assert main(["init", str(tmp_path / "project"), *kind.split()]) == 0
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q"]
     done = subprocess.run(command, cwd=tmp_path / "project", capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout
