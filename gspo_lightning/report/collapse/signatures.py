@@ -203,16 +203,16 @@ class HeldOutFall(Signature):
         now = look["val/accuracy"]
         if best is None:
             return None
-        what = f"held-out accuracy {100 * now:.1f}%, {100 * best.accuracy:.1f}% after update {best.updates}"
+        levels = f"held-out accuracy {100 * now:.1f}%, {100 * best.accuracy:.1f}% after update {best.updates}"
         scores = history.held_out_scores
         if best.scores.keys() & scores.keys():
             fell = fall(best.scores, scores, self.paired_errors)
             if fell is None:
                 return None
             error = f"standard error {100 * fell.error:.1f}, n = {fell.n} paired prompts"
-            return f"{what}: {100 * fell.value:+.1f} points, {error}"
+            return f"{levels}: {100 * fell.value:+.1f} points, {error}"
         independent = math.hypot(look["val/accuracy_standard_error"], best.error)
-        return what if best.accuracy - now > self.errors * independent else None
+        return levels if best.accuracy - now > self.errors * independent else None
 
 
 @dataclass
