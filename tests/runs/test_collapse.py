@@ -197,6 +197,7 @@ def test_a_fall_of_held_out_accuracy_goes_back_to_the_best_evaluation(
     accuracy = dict(runs.scalars(run)["val/accuracy"])
     best = max(step for step in (0, 2, 4, 6) if accuracy[step] == max(accuracy[s] for s in (0, 2, 4, 6)))
     assert (alarm["signature"], alarm["update"], alarm["since"], alarm["dump"]) == ("held_out_fall", 8, best + 1, "")
+    assert alarm["what"].endswith("n = 512 paired prompts")
     assert f"those of step-{best:08}.ckpt" in capfd.readouterr().err
     assert accuracy[8] < 0.5 * accuracy[best] < accuracy[10]  # restored after update 10, before its evaluation
 

@@ -281,6 +281,9 @@ def _signatures(ignore: Sequence[str], thresholds: Mapping[str, float]) -> list[
             raise UserError("Collapse.thresholds", f"{key!r} is not a threshold; {did_you_mean(key, keys)}")
         name, _, threshold = key.partition(".")
         setattr(signatures[name], threshold, value)
+    errors = thresholds.get("held_out_fall.errors")
+    if errors is not None and "held_out_fall.paired_errors" not in thresholds:  # configs from before falls were paired
+        vars(signatures["held_out_fall"])["paired_errors"] = errors
     return list(signatures.values())
 
 

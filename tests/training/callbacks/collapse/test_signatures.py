@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from gspo_lightning.training.callbacks import Collapse
 from gspo_lightning.training.callbacks.collapse import SIGNATURES, Alarm, Watch
 
 HEALTHY = {
@@ -237,3 +238,10 @@ def test_prompts_that_were_swapped_do_not_make_a_fall_of_held_out_accuracy() -> 
     watch = Watch(kind() for kind in SIGNATURES.values())
     watch.see_evaluation(held_out(0.5, 0.025), 10, share(range(200)))
     assert watch.see_evaluation(held_out(0.45, 0.0249), 20, share(range(60, 240))) == []
+
+
+@pytest.mark.parametrize(("own", "paired"), [({}, 4), ({"errors": 5}, 5), ({"errors": 5, "paired_errors": 3}, 3)])
+def test_errors_of_an_older_config_hold_for_paired_differences(own: dict[str, float], paired: float) -> None:
+    watch = Collapse(thresholds={f"held_out_fall.{name}": value for name, value in own.items()}).watch
+    (signature,) = (s for s in watch.signatures if s.name == "held_out_fall")
+    assert vars(signature)["paired_errors"] == paired
