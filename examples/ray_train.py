@@ -1,6 +1,6 @@
 """One run on a cluster of Ray: ``gspo fit``, as it is, in each worker of Ray Train.
 
-    WORKERS=32 python examples/ray_train.py my.yaml                           # pip install 'ray[train]'
+    WORKERS=32 python examples/ray_train.py my.yaml                           # pip install 'ray[default,train]'
 
 Start it in a folder that all nodes see under the same path; ``trainer.default_root_dir`` names another one. The same
 command goes on after an accident. If a worker dies, Ray starts all of them again, up to ``RESTARTS`` times, and they go

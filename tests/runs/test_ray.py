@@ -1,6 +1,6 @@
 """examples/ray_train.py: two workers of Ray are two ranks of torchrun, also where one of them is killed.
 
-Skipped without Ray (``pip install 'ray[train]'``); ``tests/examples/test_clusters.py`` tests the example without it.
+Skipped without Ray (``ray[default,train]``); ``tests/examples/test_clusters.py`` tests the example without it.
 """
 
 from __future__ import annotations
