@@ -134,7 +134,7 @@ def _template(task: str | None, model: str | None, card: str | None) -> tuple[st
         raise UserError("gspo init", f"--task {task} is for its tiny model", fix=fix)
     if task not in REAL or (task == "code" and not named):
         return task, {}
-    return REAL[task], _words(model) | _sizes() if model is not None else _words_of_card(card or _SMALLEST)
+    return REAL[task], _words(model) | _sizes(task) if model is not None else _words_of_card(card or _SMALLEST)
 
 
 def _words(model: str) -> dict[str, str]:
@@ -175,11 +175,12 @@ def _words_of_card(card: str) -> dict[str, str]:
     return _words(str(sizes["model"])) | settings | _batch(sizes)
 
 
-def _sizes() -> dict[str, str]:
+def _sizes(task: str) -> dict[str, str]:
     """Return the batch sizes for a model of the user's: those of the smallest card, or small ones without a GPU."""
     import torch
 
-    small = {"prompts": 4, "minibatches": 2, "response_tokens": 128, "budget": 2048}
+    tokens = 384 if task == "agent" else 128  # an agent's opening takes of them as well
+    small = {"prompts": 4, "minibatches": 2, "response_tokens": tokens, "budget": 2048}
     return _batch(CARDS[_SMALLEST] if torch.cuda.is_available() else small)
 
 
