@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gspo_lightning.core.metric_table.spec import threshold
+from gspo_lightning.core.tolerance import SINGLE, equal
 from gspo_lightning.report.run import Run, Series, number
 from gspo_lightning.report.statistics import paired
 from gspo_lightning.report.statistics.intervals import NORMAL
@@ -68,8 +69,10 @@ def held_out_change(run: Run) -> Change | None:
     series = run.get(run.held_out_tag)
     evaluated = [row["update"] for row in run.scores] if series is None else series.steps.tolist()  # without a logger
     if len(evaluated) > 1:
-        change = _paired(scores(run, evaluated[0]), scores(run, evaluated[-1]))
-        if change is not None:
+        first, last = scores(run, evaluated[0]), scores(run, evaluated[-1])
+        change = _paired(first, last)
+        # a summary of a run that was resumed into a new folder begins with an evaluation that is not in the folder
+        if change is not None and (series is not None or (_has_mean(first, before) and _has_mean(last, after))):
             return change
     return _unpaired(run, before, after)
 
@@ -216,6 +219,10 @@ def _of_pairs(first: tuple[float, ...], last: tuple[float, ...]) -> Change:
     scaled = paired.difference(_scaled(first, low, scale), _scaled(last, low, scale))
     ends = [None if end is None else end * scale for end in (scaled.low, scaled.high)]
     return Change(scaled.value * scale, ends[0], ends[1], scaled.n, PAIRED)
+
+
+def _has_mean(of_prompts: Mapping[int, float], value: float) -> bool:
+    return equal(float(np.mean(list(of_prompts.values()))), value, max(abs(value), 1.0), SINGLE)
 
 
 def _scaled(values: Sequence[float], low: float, scale: float) -> list[float]:

@@ -210,7 +210,14 @@ class Run:
 
     @property
     def shown_by(self) -> Shown:
-        """The headline metric of evaluations: accuracy or mean reward."""
+        """The headline metric of evaluations: accuracy or mean reward.
+
+        Without logged evaluations it is the one that the summary has.
+        """
+        if not any(tag.startswith("val/") for tag in self.scalars):
+            accuracy, reward = (number(self.summary.get(f"{name}_after")) for name in ("accuracy", "reward"))
+            if accuracy is None and reward is not None:
+                return "mean reward"
         extremes = {}
         if (lowest := self.get("val/lowest_score")) is not None:
             extremes["val/lowest_score"] = lowest.values.min()

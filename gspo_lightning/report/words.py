@@ -76,7 +76,9 @@ def result(run: Run) -> str:
     change = held_out_change(run)
     if change is None:
         return f"held-out {run.shown_by} {two(before)}{_interval_of_first(run)} before, not evaluated after"
-    return f"held-out {run.shown_by} {arrow((before, after), two)}: {change.words}"
+    series = run.get(run.held_out_tag)
+    since = "" if series is None or series.steps[0] == 0 else f" since update {series.steps[0]}"
+    return f"held-out {run.shown_by} {arrow((before, after), two)}{since}: {change.words}"
 
 
 def training_reward(run: Run) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import resource
@@ -15,11 +16,13 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.table import Table
 
+from gspo_lightning.core.errors import first_line
 from gspo_lightning.core.escape import terminal
 from gspo_lightning.core.metric_table.table import lookup
 from gspo_lightning.report.answers import keep_thumbnails
 from gspo_lightning.report.page import read_runs, write_runs
 from gspo_lightning.report.run import Run
+from gspo_lightning.report.scalars import Scalars
 from gspo_lightning.report.words import result
 from gspo_lightning.resume import write_text
 from gspo_lightning.resume.changes import versions
@@ -29,6 +32,7 @@ from gspo_lightning.training.callbacks.run_logger import scalars_of
 from gspo_lightning.training.callbacks.sink import Sink
 from gspo_lightning.training.module import GSPOModule
 
+log = logging.getLogger(__name__)
 KEPT = 16
 """Held-out answers of an evaluation from which examples are chosen."""
 
@@ -105,13 +109,13 @@ class RunSummary(Callback):
         write_text(folder / "summary.json", json.dumps(summary, indent=2, default=str) + "\n")
         for logger in trainer.loggers:
             logger.save()
-        runs = read_runs([folder], scalars_of(trainer.loggers))
+        runs, line = read_back(folder, scalars_of(trainer.loggers))
         picture = None
-        if self.report and any(folder.glob("events.*")):
+        if runs and self.report and any(folder.glob("events.*")):
             picture = write_runs(runs, folder)
         if picture is not None:
             Sink.of(trainer).picture("report", picture, trainer.global_step)
-        show(summary, runs[0], picture)
+        show(summary, folder, line, picture)
 
     def _examples(self, module: GSPOModule) -> list[dict[str, Any]]:
         """Return answers to the same prompts before and after training; those that changed come first."""
@@ -182,9 +186,19 @@ def _answers(module: GSPOModule) -> dict[str, dict[str, Any]]:
     return answers
 
 
-def show(summary: dict[str, Any], run: Run, picture: Path | None) -> None:
-    """Print the table, the examples, the result with its interval as ``gspo report`` gives it, and the paths."""
-    folder = run.folder
+def read_back(folder: Path, scalars: Scalars | None) -> tuple[list[Run], str | None]:
+    """Return the run of a folder and its result as ``gspo report`` gives it; nothing, with a warning, if that fails."""
+    try:
+        runs = read_runs([folder], scalars)
+        return runs, result(runs[0])
+    except Exception as error:  # training is over and its summary written: no damage may make a failure of it
+        said = f"{type(error).__name__}: {first_line(error)}"
+        log.warning("%s cannot be read back (%s): there is no report; training is not concerned", folder, said)
+        return [], None
+
+
+def show(summary: dict[str, Any], folder: Path, line: str | None, picture: Path | None) -> None:
+    """Print the table, the examples, the line with the result and its interval, and the paths."""
     console = terminal()
     table = Table(title=f"{summary['objective']}, seed {summary['seed']}: before and after", title_justify="left")
     for heading in ("prompt", "answer", "before", "after"):
@@ -197,7 +211,8 @@ def show(summary: dict[str, Any], run: Run, picture: Path | None) -> None:
     for example in summary["examples"]:
         table.add_row(example["prompt"], example["answer"], example["before"], example["after"])
     console.print(table)
-    console.print(result(run), soft_wrap=True)
+    if line is not None:
+        console.print(line, soft_wrap=True)
     console.print(
         f"{summary['iterations']} iterations, {summary['updates']} updates, {summary['seconds']:.0f} s, "
         f"peak memory {summary['peak_memory_mb'] / 1024:.2f} GiB, "
