@@ -190,11 +190,12 @@ def read_back(folder: Path, scalars: Scalars | None) -> tuple[list[Run], str | N
     """Return the run of a folder and its result as ``gspo report`` gives it; nothing, with a warning, if that fails."""
     try:
         runs = read_runs([folder], scalars)
-        return runs, result(runs[0])
+        line = result(runs[0])
     except Exception as error:  # training is over and its summary written: no damage may make a failure of it
         said = f"{type(error).__name__}: {first_line(error)}"
         log.warning("%s cannot be read back (%s): there is no report; training is not concerned", folder, said)
         return [], None
+    return runs, f"{line} (brackets: 95 % interval)" if "[" in line else line
 
 
 def show(summary: dict[str, Any], folder: Path, line: str | None, picture: Path | None) -> None:

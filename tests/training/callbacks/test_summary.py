@@ -53,7 +53,10 @@ def test_a_run_resumed_into_a_new_folder_says_since_when_its_change_is(tmp_path:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"accuracy_before": 0.25}))
     line = summary.read_back(folder, None)[1]
     assert line is not None
-    assert line.startswith("held-out accuracy 0.50 → 0.75 since update 20: +0.25 [")
+    assert line == (
+        "held-out accuracy 0.50 → 0.75 since update 20: +0.25 [+0.19, +0.31], from standard errors "
+        "(brackets: 95 % interval)"
+    )
 
 
 def test_training_that_cannot_be_read_back_ends_with_one_line(
