@@ -20,6 +20,8 @@ from gspo_lightning.core.tolerance import SINGLE, at_least, equal
 Shown = Literal["accuracy", "mean reward"]
 ACCURACY = "val/accuracy"
 REWARD = "val/reward"
+OF_NO_ITERATION = ("val/", "cold_start/")
+"""Prefixes of what is logged between or before iterations; steps of a cold start count from 1 as updates do."""
 
 
 def shown_by(evaluations: Iterable[Mapping[str, float]], *, named: bool) -> Shown:
@@ -131,7 +133,7 @@ class Run:
         steps = [
             int(s.steps[-1])
             for tag, s in self.scalars.items()
-            if not tag.startswith(("val/", "cold_start/")) and len(s)
+            if not tag.startswith(OF_NO_ITERATION) and len(s)
         ]
         return max(steps) if steps else int(number(self.summary.get("updates")) or 0)
 
@@ -198,7 +200,7 @@ class Run:
         if series is None:
             return None
         iteration = self.get("data/iteration")
-        if iteration is None or tag.startswith("val/"):
+        if iteration is None or tag.startswith(OF_NO_ITERATION):
             return float(series.values[0]), float(series.values[-1])
         number_of = dict(zip(iteration.steps.tolist(), iteration.values.tolist(), strict=True))
         where = np.array([number_of.get(step, np.nan) for step in series.steps.tolist()])

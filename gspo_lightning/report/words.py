@@ -16,7 +16,7 @@ from gspo_lightning.report.held_out import (
     scores,
     standard_error,
 )
-from gspo_lightning.report.run import Run, number
+from gspo_lightning.report.run import OF_NO_ITERATION, Run, number
 from gspo_lightning.report.statistics.intervals import NORMAL, of_new_problems
 
 EXTRA_ROWS = {
@@ -27,10 +27,6 @@ EXTRA_ROWS = {
 }
 EXTRA_PREFIXES = ("moe/changed", "staleness/")
 """Further rows of the table, for runs that log them: tags with their labels, and all tags with these prefixes."""
-
-
-CHANGE = "its change, 95 % interval"
-"""Label of the row below a result: its change, with interval and n."""
 
 
 def plain(value: float | None) -> str:
@@ -160,7 +156,7 @@ def table(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 def _pair(tag: str) -> Callable[[Run], str]:
     def cell(run: Run) -> str:
         pair = run.first_and_last(tag)
-        return arrow(pair) if pair is None or tag.startswith("val/") else from_to(run, pair, plain)
+        return arrow(pair) if pair is None or tag.startswith(OF_NO_ITERATION) else from_to(run, pair, plain)
 
     return cell
 

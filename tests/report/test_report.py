@@ -494,6 +494,14 @@ def test_a_single_iteration_is_not_compared_with_itself(tmp_path: Path) -> None:
     assert headline(run).startswith("training reward 0.50 [0.30, 0.70], n = 25 prompts, in the only iteration (")
 
 
+@pytest.mark.parametrize("first", [1, 100])
+def test_a_cold_start_has_an_arrow_of_its_own_in_a_run_of_one_iteration(first: int) -> None:
+    run = run_of(reward__mean=[0.5] * 4)
+    run.scalars["cold_start/loss"] = series([3.0, 1.0, 0.5], first)
+    assert run.iterations == 1
+    assert dict(table([run]))["loss of the cold start (nats per token)"] == ["3 → 0.5"]
+
+
 def test_one_evaluation_is_not_taken_for_an_after(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", iterations=1, finished=False, evaluations={0: 0.25}))
     assert headline(run).startswith("held-out accuracy 0.25 [0.21, 0.29] before, not evaluated after (4 upd")
