@@ -107,7 +107,10 @@ def _markdown_table(runs: Sequence[Run]) -> list[str]:
     heads = ["before → after"] if len(runs) == 1 else [cell(run.label) for run in runs]
     lines = ["| | " + " | ".join(heads) + " |", "|---|" + "---|" * len(runs)]
     lines += [f"| {cell(name)} | " + " | ".join(map(cell, cells)) + " |" for name, cells in table(runs)]
-    note = "An arrow goes from the first to the last iteration, or evaluation; other numbers are over the whole run."
+    note = (
+        "An arrow, or a change, goes from the first to the last iteration, or evaluation; of a run of one iteration "
+        "there is one number. All others are over the whole run."
+    )
     return [*lines, "", note, ""]
 
 

@@ -537,6 +537,7 @@ def test_a_run_without_events_but_with_a_summary_is_reported(tmp_path: Path) -> 
     write_report([folder], folder)
     page = (folder / "report.md").read_text()
     assert "| held-out accuracy | 0.24 → 0.97 |\n| its change, 95 % interval | +0.73, no interval recorded |" in page
+    assert "\n\nAn arrow, or a change, goes from the first to the last iteration, or evaluation; of a run of one" in page
 
 
 def test_a_folder_that_is_no_run_names_what_is_missing_and_the_runs_below(tmp_path: Path) -> None:
