@@ -132,7 +132,7 @@ def table(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
         *_held_out_rows(runs),
         *[(tag[4:], _pair(tag)) for tag in _pass_tags(runs)],
         ("training reward", _pair("reward/mean")),
-        (CHANGE, lambda r: _change(reward_change(r))),
+        ("change of training reward, 95 % interval", lambda r: _change(reward_change(r))),
         ("response length (tokens)", _pair("response/length")),
         ("responses that end by themselves", _pair("response/terminated")),
         ("dead groups", _pair("reward/dead_groups")),
@@ -167,10 +167,12 @@ def _held_out_rows(runs: Sequence[Run]) -> list[tuple[str, Callable[[Run], str]]
     rows: list[tuple[str, Callable[[Run], str]]] = []
     if "accuracy" in headlines:
         rows.append(("held-out accuracy", lambda r: arrow(r.accuracy(), two)))
-        rows.append((CHANGE, lambda r: _change(held_out_change(r)) if r.shown_by == "accuracy" else "-"))
+        label = "change of held-out accuracy, 95 % interval"
+        rows.append((label, lambda r: _change(held_out_change(r)) if r.shown_by == "accuracy" else "-"))
     if "mean reward" in headlines:
         rows.append(("held-out mean reward", lambda r: "-" if r.shown_by == "accuracy" else arrow(r.held_out(), two)))
-        rows.append((CHANGE, lambda r: "-" if r.shown_by == "accuracy" else _change(held_out_change(r))))
+        label = "change of held-out mean reward, 95 % interval"
+        rows.append((label, lambda r: "-" if r.shown_by == "accuracy" else _change(held_out_change(r))))
     return rows
 
 

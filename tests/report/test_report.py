@@ -474,7 +474,7 @@ def test_a_killed_run_is_judged_by_its_events(tmp_path: Path) -> None:
     assert headline(run).startswith("held-out accuracy 0.25 → 0.75: +0.50 [+0.44, +0.56], from standard errors")
     assert table([run])[:2] == [
         ("held-out accuracy", ["0.25 → 0.75"]),
-        ("its change, 95 % interval", ["+0.50 [+0.44, +0.56], from standard errors"]),
+        ("change of held-out accuracy, 95 % interval", ["+0.50 [+0.44, +0.56], from standard errors"]),
     ]
     assert "not finished, or stopped" in texts(draw([run]))
 
@@ -486,12 +486,28 @@ def test_a_single_iteration_is_not_compared_with_itself(tmp_path: Path) -> None:
     assert headline(run).startswith(f"training reward {reward} in the only iteration (4 updates, 1 iteration")
     rows = dict(table([run]))
     assert "→" not in rows["training reward"] + rows["response length (tokens)"]
-    assert rows["its change, 95 % interval"] == ["-"]
+    assert rows["change of training reward, 95 % interval"] == ["-"]
     assert judged(run)["length"].startswith("of one iteration")
     run.config = {"data": {"prompts_per_rollout": 25}}
     run.scalars["reward/mean"] = series([0.5] * 4)
     run.scalars["reward/std"] = series([0.5] * 4)  # 1.96 * 0.5 / sqrt(25)
     assert headline(run).startswith("training reward 0.50 [0.30, 0.70], n = 25 prompts, in the only iteration (")
+
+
+def test_every_row_of_the_table_has_a_label_of_its_own() -> None:
+    """Of two runs side by side, one is shown by its accuracy and one by its mean reward."""
+    ends = {"reward__mean": [0.5] * 8, "val__accuracy": [0.25, 0.75], "val__reward": [-1.0, 0.5]}
+    runs = [run_of(**ends), run_of(**ends, val__lowest_score=[-1.0])]
+    assert [run.shown_by for run in runs] == ["accuracy", "mean reward"]
+    rows = table(runs)
+    labels_of_rows = [label for label, _ in rows]
+    assert len(set(labels_of_rows)) == len(rows)
+    changes = [(label, cells) for label, cells in rows if label.endswith(", 95 % interval")]
+    assert changes == [
+        ("change of held-out accuracy, 95 % interval", ["+0.50, no interval recorded", "-"]),
+        ("change of held-out mean reward, 95 % interval", ["-", "+1.50, no interval recorded"]),
+        ("change of training reward, 95 % interval", ["+0.00, no interval recorded"] * 2),
+    ]
 
 
 @pytest.mark.parametrize("first", [1, 100])
@@ -536,8 +552,11 @@ def test_a_run_without_events_but_with_a_summary_is_reported(tmp_path: Path) -> 
     next(folder.glob("events.*")).unlink()
     write_report([folder], folder)
     page = (folder / "report.md").read_text()
-    assert "| held-out accuracy | 0.24 → 0.97 |\n| its change, 95 % interval | +0.73, no interval recorded |" in page
-    assert "\n\nAn arrow, or a change, goes from the first to the last iteration, or evaluation; of a run of one" in page
+    change = "| change of held-out accuracy, 95 % interval | +0.73, no interval recorded |"
+    assert f"| held-out accuracy | 0.24 → 0.97 |\n{change}" in page
+    assert (
+        "\n\nAn arrow, or a change, goes from the first to the last iteration, or evaluation; of a run of one" in page
+    )
 
 
 def test_a_folder_that_is_no_run_names_what_is_missing_and_the_runs_below(tmp_path: Path) -> None:

@@ -73,7 +73,9 @@ def test_the_scores_of_all_prompts_are_kept_and_the_headline_has_their_interval(
     )
     assert found_by_report is not None
     assert main(["report", str(graded), f"--output={tmp_path}"]) == 0
-    assert f"| its change, 95 % interval | {found_by_report[2]} |" in (tmp_path / "report.md").read_text()
+    assert (
+        f"| change of held-out accuracy, 95 % interval | {found_by_report[2]} |" in (tmp_path / "report.md").read_text()
+    )
 
 
 @pytest.mark.thorough
