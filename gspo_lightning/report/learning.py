@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -116,13 +117,22 @@ def _tenths(value: float | None) -> str:
     return "?" if value is None else f"{value:.1f}"
 
 
+def _percent(value: float | None) -> str:
+    return "?" if value is None else f"{100 * value:.0f}%"
+
+
+def _to_the_last_fifth(run: Run, first: float, last: float, style: Callable[[float | None], str]) -> str:
+    """Format the first iteration and the last fifth; one number if a run has a single iteration."""
+    return from_to(run, (first, last), style) + ("" if run.iterations == 1 else " (last fifth)")
+
+
 def judge_dead_groups(run: Run) -> Verdict | None:
     """Return the verdict on groups without a difference; where the task is solved they are success."""
     last = end(run, "reward/dead_groups")
     pair = known(run, "reward/dead_groups")
     if last is None or pair is None:
         return None
-    sentence = f"{100 * pair[0]:.0f}% → {100 * last:.0f}% (last fifth) of groups have all rewards equal"
+    sentence = f"{_to_the_last_fifth(run, pair[0], last, _percent)} of groups have all rewards equal"
     link = "#rollouts?choice=any&sort=iteration"
     if healthy(run, "reward/dead_groups"):
         return Verdict("dead groups", "fine", "few", sentence, link)
@@ -162,7 +172,7 @@ def judge_entropy(run: Run) -> Verdict | None:
     last = end(run, "policy/entropy")
     if pair is None or last is None:
         return None
-    sentence = f"{plain(pair[0])} → {plain(last)} (last fifth) nats per token"
+    sentence = f"{_to_the_last_fifth(run, pair[0], last, plain)} nats per token"
     link = "#overview?chart=policy/entropy"
     if healthy(run, "policy/entropy") is False:
         if earned(run) >= threshold("entropy_collapse.solved"):

@@ -294,6 +294,16 @@ def test_dead_groups_are_success_when_the_reward_is_high_and_a_problem_when_it_i
     assert "teach nothing" in hard
 
 
+def test_verdicts_on_a_single_iteration_have_one_number() -> None:
+    numbers = {"policy__entropy": [1.05] * 4, "reward__dead_groups": [0.25] * 4}
+    one = judged(run_of(**numbers))
+    assert one["entropy"] == "of one iteration: 1.05 nats per token"
+    assert one["dead groups"].split(": ")[1] == "25% of groups have all rewards equal"
+    two = judged(run_of(**{name: values * 2 for name, values in numbers.items()}))
+    assert two["entropy"] == "as before: 1.05 → 1.05 (last fifth) nats per token"
+    assert two["dead groups"].split(": ")[1] == "25% → 25% (last fifth) of groups have all rewards equal"
+
+
 def test_entropy_that_rises_without_reward_is_called_dissolving() -> None:
     run = run_of(policy__entropy=[0.2] * 4 + [2.0] * 4, reward__mean=[0.5] * 4 + [0.1] * 4)
     assert "dissolving" in judged(run)["entropy"]

@@ -109,8 +109,8 @@ class RunData:
                 "alarms": run.alarms, "facts": facts, "indexed": self.indexed,
                 "tags": {tag: _meaning(tag, run) for tag in sorted(run.scalars) if not tag.startswith("cold_start/")},
                 "held_out_tag": run.held_out_tag, "held_out": list(run.held_out()),
-                "reward": run.first_and_last("reward/mean"), "config": dict(flat(run.config)),
-                "events": self._events(run),
+                "reward": run.first_and_last("reward/mean"), "iterations": run.iterations,
+                "config": dict(flat(run.config)), "events": self._events(run),
                 "versions": run.summary.get("versions", {}),
                 "machine": (machine if isinstance(machine := run.summary.get("machine"), dict) else {})
                 | {k: run.summary[k] for k in ("seconds", "peak_memory_mb") if k in run.summary},

@@ -124,6 +124,15 @@ def test_a_list_of_runs_sorts_filters_and_leads_to_each(window: Browser, top: Pa
     assert window.complaints() == []
 
 
+def test_a_single_iteration_has_one_reward_in_the_list(window: Browser, tmp_path: Path) -> None:
+    make_run(tmp_path / "one" / "version_0", scalars={"reward/mean": [0.25] * 4})
+    make_run(tmp_path / "two" / "version_0", scalars={"reward/mean": [0.25] * 8})
+    with served([tmp_path]) as address:
+        window.open(address)
+        assert dict(zip(names(window), window.run(CELLS, 5), strict=True)) == {"one": "0.25", "two": "0.25 → 0.25"}
+    assert window.complaints() == []
+
+
 def test_a_list_opens_as_one_file(window: Browser, top: Path, tmp_path: Path) -> None:
     out = tmp_path / "runs.html"
     assert main(["view", str(top), f"--output={out}"]) == 0

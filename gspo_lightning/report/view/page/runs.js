@@ -43,6 +43,9 @@ function belowAll(folders) {
 // A run that goes on has no summary yet: that is no damage
 const damageOf = (run) => run.problems.filter((problem) => run.finished || !problem.startsWith("no summary.json"));
 
+// The first and the last iteration; one number of a run that has a single one
+const fromTo = ({ reward: [first, last], iterations }) => (iterations === 1 ? short(first) : `${short(first)} → ${short(last)}`);
+
 function runRow(run, below) {
   const link = address("overview", {}, standardRuns().join(".") === String(run.number) ? "" : String(run.number));
   const ticked = (event) => { state.shown[event.target.checked ? "add" : "delete"](run.number); change({}); };
@@ -51,7 +54,7 @@ function runRow(run, below) {
     h("td", {}, h("input", { type: "checkbox", id: `show_${run.number}`, checked: state.shown.has(run.number), "aria-label": `Show ${run.label}`, onchange: ticked })),
     h("td", { class: "name" }, h("a", { href: link }, words(run.label)), h("div", { class: "quiet" }, words(facts)), h("div", { class: "quiet folder", title: run.folder }, words(below(run.folder)))),
     h("td", { class: "verdicts" }, verdictChips(run)), h("td", { class: "result" }, words(result)),
-    h("td", { class: "num change" }, run.reward ? `${short(run.reward[0])} → ${short(run.reward[1])}` : "–"),
+    h("td", { class: "num change" }, run.reward ? fromTo(run) : "–"),
     h("td", { class: "num" }, thousands(run.updates)), h("td", { class: "day" }, run.date));
 }
 
