@@ -129,7 +129,7 @@ class Scalars:
         write_text(self.file, "".join(lines))
 
     def missing(self, first: int) -> int:
-        """Return the number of steps before this one that a file of a run lacks, judged by its most frequent distance.
+        """Return the number of steps before this one that a file of a run lacks, judged as in :func:`missing_steps`.
 
         >>> lost = Scalars(Path("."))
         >>> lost.take({"loss": Series(np.array([1, 2, 3, 6]), np.zeros(4))}, 0.0)
@@ -181,12 +181,15 @@ class Scalars:
 def missing_steps(logged: Iterable[int], first: int) -> int:
     """Return the number of steps before ``first`` that were not logged, judged by the most frequent distance.
 
-    >>> missing_steps([1, 2, 3, 6], 9), missing_steps([50, 100, 150, 250], 300)
-    (4, 1)
+    It is 1 if the first two are neighbours: of a long run whose events are thinned out most are not.
+
+    >>> missing_steps([1, 2, 3, 6], 9), missing_steps([50, 100, 150, 250], 300), missing_steps([1, 2, 12, 22, 32], 33)
+    (4, 1, 27)
     """
     present = {step for step in logged if 0 < step < first}
     steps = np.array([0, *sorted(present), first], dtype=np.int64)
-    usual = int(np.bincount(np.diff(steps[1:-1])).argmax()) if len(present) > 1 else 1
+    distances = np.diff(steps[1:-1])
+    usual = int(np.bincount(distances).argmax()) if len(present) > 1 and distances[0] != 1 else 1
     return int(((np.diff(steps) - 1) // max(usual, 1)).sum())
 
 
