@@ -167,8 +167,8 @@ def _say_what_is_thinned_out(run: Run) -> None:
     missing = missing_steps((step - before for step in kept), max(kept) - before)
     if missing:
         run.problems.append(
-            f"the event files lack {missing:,} of {run.updates:,} updates, and {SCALARS} is not there: those of a long "
-            "run are thinned out, and what happened in between is not told"
+            f"the event files lack {missing:,} of the {max(kept) - before:,} updates up to {max(kept):,}, and "
+            f"{SCALARS} has none: event files of a long run are thinned out, and what happened in between is not told"
         )
 
 

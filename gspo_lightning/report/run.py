@@ -130,11 +130,7 @@ class Run:
     @property
     def updates(self) -> int:
         """Number of optimizer updates that were logged, or else that the summary counts."""
-        steps = [
-            int(s.steps[-1])
-            for tag, s in self.scalars.items()
-            if not tag.startswith(OF_NO_ITERATION) and len(s)
-        ]
+        steps = [int(s.steps[-1]) for tag, s in self.scalars.items() if not tag.startswith(OF_NO_ITERATION) and len(s)]
         return max(steps) if steps else int(number(self.summary.get("updates")) or 0)
 
     @property

@@ -548,14 +548,16 @@ def test_a_resumed_run_shows_each_step_once_and_the_later_value(tmp_path: Path) 
     assert reward.values.tolist() == pytest.approx([0.1] * 19 + [0.9] * 21)
 
 
-def test_updates_are_missed_in_a_run_of_which_most_events_are_thinned_out(tmp_path: Path) -> None:
-    """One update an iteration: 20 in full and then every tenth, 48 up to update 500."""
-    kept = [*range(1, 21), *range(30, 501, 10)]
+@pytest.mark.parametrize("before", [0, 1000], ids=["whole", "resumed into a new folder"])
+def test_updates_are_missed_in_a_run_of_which_most_events_are_thinned_out(before: int, tmp_path: Path) -> None:
+    """One update an iteration: 20 in full and then every tenth, 48 up to update 500; the run went on to 509."""
     writer = SummaryWriter(str(tmp_path))
-    for step in kept:
-        writer.add_scalar("reward/mean", 0.5, step)
+    for step in [*range(1, 21), *range(30, 501, 10)]:
+        writer.add_scalar("reward/mean", 0.5, before + step)
     writer.close()
-    assert "the event files lack 432 of " in " ".join(read_run(tmp_path).problems)
+    (tmp_path / "summary.json").write_text(json.dumps({"updates": before + 509}))
+    said = f"the event files lack 432 of the 500 updates up to {before + 500:,}, and scalars.jsonl has none"
+    assert said in " ".join(read_run(tmp_path).problems)
 
 
 def test_a_summary_older_than_the_events_is_not_believed(tmp_path: Path) -> None:

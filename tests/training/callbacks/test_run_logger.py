@@ -51,7 +51,7 @@ def test_late_events_are_those_of_whole_iterations_and_all_evaluations(
     (folder / "scalars.jsonl").unlink()  # as of a run of which only the event files were kept
     run = read_run(folder)
     assert run.updates == 124
-    assert "the event files lack 72 of 124 updates" in " ".join(run.problems)
+    assert "the event files lack 72 of the 124 updates up to 124, and scalars.jsonl has none" in " ".join(run.problems)
 
 
 def test_a_resumed_run_neither_loses_nor_doubles(tmp_path: Path) -> None:
