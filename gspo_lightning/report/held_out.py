@@ -69,7 +69,8 @@ def held_out_change(run: Run) -> Change | None:
     series = run.get(run.held_out_tag)
     evaluated = [row["update"] for row in run.scores] if series is None else series.steps.tolist()  # without a logger
     if len(evaluated) > 1:
-        first, last = scores(run, evaluated[0]), scores(run, evaluated[-1])
+        first = scores(run, evaluated[0])
+        last = scores(run, evaluated[-1])
         change = _paired(first, last)
         # a summary of a run that was resumed into a new folder begins with an evaluation that is not in the folder
         if change is not None and (series is not None or (_has_mean(first, before) and _has_mean(last, after))):
