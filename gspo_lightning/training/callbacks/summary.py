@@ -192,8 +192,8 @@ def read_back(folder: Path, scalars: Scalars | None) -> tuple[list[Run], str | N
         runs = read_runs([folder], scalars)
         line = result(runs[0])
     except Exception as error:  # training is over and its summary written: no damage may make a failure of it
-        said = f"{type(error).__name__}: {first_line(error)}"
-        log.warning("%s cannot be read back (%s): there is no report; training is not concerned", folder, said)
+        fault = f"{type(error).__name__}: {first_line(error)}"
+        log.warning("%s cannot be read back (%s): there is no report; training is not concerned", folder, fault)
         return [], None
     return runs, f"{line} (brackets: 95 % interval)" if "[" in line else line
 
