@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gspo_lightning.cli import main
+from gspo_lightning.core.escape import cell
 from gspo_lightning.report.answers import ANSWERS, SCORES, AnswersFile, read_answers
 from gspo_lightning.report.page import write_report
 from gspo_lightning.report.read import read_run
@@ -74,7 +75,8 @@ def test_the_scores_of_all_prompts_are_kept_and_the_headline_has_their_interval(
     assert found_by_report is not None
     assert main(["report", str(graded), f"--output={tmp_path}"]) == 0
     assert (
-        f"| change of held-out accuracy, 95 % interval | {found_by_report[2]} |" in (tmp_path / "report.md").read_text()
+        f"| change of held-out accuracy, 95 % interval | {cell(found_by_report[2])} |"
+        in (tmp_path / "report.md").read_text()
     )
 
 
