@@ -143,6 +143,8 @@ def test_an_agent_runs_with_the_users_model(tmp_path: Path, monkeypatch: pytest.
     policy = load_policy(ModelSettings("tiny-qwen3", config_overrides={"max_position_embeddings": 1024}))
     policy.save_pretrained(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "agent", raising=False)  # of another test's project
+    monkeypatch.setattr(sys, "path", list(sys.path))
     assert main(["init", "project", "--task=agent", "--model=model"]) == 0
     agent = Path("project/agent.py")
     agent.write_text(agent.read_text() + "\nOPENING[:] = []\n")  # the tiny model knows no letters
