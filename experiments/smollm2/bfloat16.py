@@ -187,7 +187,7 @@ Counts = dict[str, dict[str, Count]]
 
 
 def measure(model: str, prompts: int, group: int, seeds: Sequence[int]) -> Iterator[tuple[int, Counts]]:
-    """Yield a seed and the counts of all seeds up to it, after every update."""
+    """Yield a seed and the counts of all seeds up to it."""
     config = load_yaml(CONFIG.read_text(encoding="utf-8"))
     ratios: dict[str, dict[str, list[Tensor]]] = {}
     for seed in seeds:
@@ -201,7 +201,7 @@ def measure(model: str, prompts: int, group: int, seeds: Sequence[int]) -> Itera
             parts = ratios.setdefault(f"{rate:g}", {name: [] for name in PATHS})
             for name in PATHS:
                 parts[name].append(log_ratios(iteration.second, after[name], before[name]))
-            yield seed, {name: counts(by) for name, by in ratios.items()}
+        yield seed, {name: counts(by) for name, by in ratios.items()}
 
 
 def counts(ratios: Mapping[str, Sequence[Tensor]]) -> dict[str, Count]:
@@ -228,7 +228,7 @@ def table(counts: Mapping[str, Mapping[str, Count]]) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and print the table; write the numbers after every update: an interruption costs only the rest."""
+    """Measure and print the table; write the numbers after every seed: an interruption costs only the rest."""
     parser = argparse.ArgumentParser("python -m experiments.smollm2.bfloat16", description=__doc__)
     parser.add_argument("--model", help="GGUF file, folder or name; default: what make real-model has fetched")
     parser.add_argument("--prompts", type=int, default=18)

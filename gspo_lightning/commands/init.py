@@ -176,7 +176,10 @@ def _words_of_card(card: str) -> dict[str, str]:
 
 
 def _sizes(task: str) -> dict[str, str]:
-    """Return the batch sizes for a model of the user's: those of the smallest card, or small ones without a GPU."""
+    """Return the batch sizes for a model of the user's: those of the smallest card, or small ones without a GPU.
+
+    Whether the model fits is for ``gspo plan`` to say.
+    """
     import torch
 
     tokens = 384 if task == "agent" else 128  # an agent's opening takes of them as well
