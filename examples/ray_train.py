@@ -3,8 +3,9 @@
     WORKERS=32 python examples/ray_train.py my.yaml                           # pip install 'ray[default,train]'
 
 Start it in a folder that all nodes see under the same path, whatever ``trainer.default_root_dir`` says: workers change
-to it, and Ray keeps its own state in ``runs/ray`` there. The same command goes on after an accident. If a worker dies, Ray starts all of them again, up to ``RESTARTS`` times, and they go
-on from the last checkpoint. Workers of a node must have neighbouring ranks, as many on each node.
+to it, and Ray keeps its own state in ``runs/ray`` there. The same command goes on after an accident. If a worker dies,
+Ray starts all of them again, up to ``RESTARTS`` times, and they go on from the last checkpoint. Workers of a node must
+have neighbouring ranks, as many on each node.
 """
 
 from __future__ import annotations
