@@ -143,7 +143,7 @@ def two_nodes(root: Path, *options: str) -> tuple[subprocess.Popen[str], dict[st
     return first, shared
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @needs_torchrun
 def test_the_nodes_that_are_left_go_on_without_a_lost_one(whole: Path, tmp_path: Path) -> None:
     root = tmp_path / "run"

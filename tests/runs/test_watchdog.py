@@ -37,7 +37,7 @@ class Hangs(Callback):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("stopped", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_rank_that_hangs_is_named_with_its_line_and_not_left_behind(tmp_path: Path, stopped: bool) -> None:
     plugin = tmp_path / "hanging.py"
     plugin.write_text(HANGING)
