@@ -77,7 +77,8 @@ def test_a_shipped_config_points_to_its_schema_and_is_valid(file: Path) -> None:
 
 @pytest.mark.parametrize("file", TEMPLATES, ids=lambda f: f.parent.name)
 def test_a_template_is_valid_where_it_is_written(file: Path, tmp_path: Path) -> None:
-    kind = ["--model", "tiny-qwen3"] if file.parent.name == "real" else ["--task", file.parent.name]
+    others = {"real": ["--model", "tiny-qwen3"], "programs": ["--task", "code", "--card", "24GB"]}
+    kind = others.get(file.parent.name, ["--task", file.parent.name])
     assert main(["init", str(tmp_path / "mine"), *kind]) == 0
     written = (tmp_path / "mine" / "train.yaml").read_text()
     assert written.startswith(f"{SCHEMA_LINE}schema.json\n")

@@ -114,6 +114,7 @@ def parse(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, command, *rest = shlex.split(line, comments=True)
     for option, file in itertools.pairwise(rest):
         if option == "--config" and file.endswith(".yaml") and not Path(file).exists():  # the reader's own
+            Path(file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy("configs/quickstart.yaml", file)
     if command in TRAINING or command == "fit-reward":
         words = [word for word in rest if not word.startswith("$")]

@@ -23,6 +23,7 @@ from gspo_lightning.policy.load.loading import load_policy
 from gspo_lightning.policy.load.model_settings import ModelSettings
 from tests.resume.test_files import in_a_fork
 from tests.runs import runs
+from tests.runs.processes import run_module
 
 FILES = {"README.md", "reward.py", "schema.json", "test_reward.py", "train.jsonl", "train.yaml"}
 AGENT = {"README.md", "agent.py", "held_out.jsonl", "schema.json", "test_agent.py", "train.jsonl", "train.yaml"}
@@ -143,15 +144,15 @@ def test_an_agent_runs_with_the_users_model(tmp_path: Path, monkeypatch: pytest.
     policy = load_policy(ModelSettings("tiny-qwen3", config_overrides={"max_position_embeddings": 1024}))
     policy.save_pretrained(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "agent", raising=False)  # of another test's project
-    monkeypatch.setattr(sys, "path", list(sys.path))
     assert main(["init", "project", "--task=agent", "--model=model"]) == 0
     agent = Path("project/agent.py")
     agent.write_text(agent.read_text() + "\nOPENING[:] = []\n")  # the tiny model knows no letters
     sums = [json.dumps({"prompt": f"{n}+{n}:", "answer": str(2 * n)}) for n in range(10, 30)]
     Path("project/train.jsonl").write_text("\n".join(sums))
     few = ["--trainer.max_epochs=1", "--data.val=null", "--data.max_response_tokens=8", "--data.reward_workers=1"]
-    assert main(["fit", "--config=project/train.yaml", *few]) == 0
+    # another test's agent.py has been imported in this process
+    ended = run_module("gspo_lightning", "fit", "--config=project/train.yaml", *few, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
     (run,) = Path("runs/train").glob("version_*")
     assert runs.summary(run)["updates"] == 2
 
