@@ -83,7 +83,7 @@ def test_many_iterations_with_ever_new_answers_need_no_more_memory(monkeypatch: 
     assert late - early < MIB // 4  # twelve iterations brought 400,000 tokens, 1.5 MiB at four bytes
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_memory_after_300_iterations_is_that_of_150(monkeypatch: pytest.MonkeyPatch) -> None:
     """1,200 rollouts, each with an answer and a question of 4 kB that nobody said before; full at iteration 130."""
     monkeypatch.setattr(dialogue, "KEPT_BYTES", 2 * MIB)
