@@ -62,6 +62,13 @@ class Browser:
         """Load a page that is not one of `gspo view`."""
         self._ask("POST", "/url", {"url": address})
 
+    def led_to(self, end: str, seconds: float = 20) -> None:
+        """Wait until the address has this end: a script would be lost when its page gives way to the next one."""
+        until = time.monotonic() + seconds
+        while not (address := str(self._ask("GET", "/url"))).endswith(end):
+            assert time.monotonic() < until, f"still at {address}"
+            time.sleep(0.05)
+
     def settled(self) -> None:
         """Wait until no view is being drawn."""
         self.until("return !document.getElementById('main').hasAttribute('aria-busy')")

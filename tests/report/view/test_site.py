@@ -57,4 +57,4 @@ def test_old_addresses_lead_to_the_new_page(site: Path) -> None:
             ("lab/length", "lab.html#length"),
         ):
             window.visit((site / f"{old}.html").as_uri())
-            window.until(f"return location.href.endsWith({new!r})")
+            window.led_to(new)
