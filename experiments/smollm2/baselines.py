@@ -53,9 +53,14 @@ class Step:
         return f"{self.arm}-seed{self.seed}" if self.arm else "untrained"
 
     @property
+    def result(self) -> str:
+        """Name of what the step trains or evaluates: the run after so many updates."""
+        return f"{self.run}-{2 * self.iterations}"
+
+    @property
     def name(self) -> str:
         """Key of the step in done.json, and folder of its evaluation."""
-        return f"{self.run}-{2 * self.iterations}-{'evaluate' if self.evaluates else 'fit'}"
+        return f"{self.result}-{'evaluate' if self.evaluates else 'fit'}"
 
 
 def steps() -> Iterator[Step]:

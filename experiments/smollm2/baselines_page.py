@@ -51,15 +51,11 @@ def collect(root: Path, todo: Iterable[Step]) -> dict[str, Any]:
             continue
         if step.evaluates:
             answers = read(root / step.name)
-            results["right"][_key(step)] = "".join("1" if a.right else "0" for a in answers)
-            results["ended"][_key(step)] = round(mean(a.ended for a in answers), 4)
+            results["right"][step.result] = "".join("1" if a.right else "0" for a in answers)
+            results["ended"][step.result] = round(mean(a.ended for a in answers), 4)
         else:
             results["curves"][step.run] = _curves(root / step.run)
     return results
-
-
-def _key(step: Step) -> str:
-    return f"{step.run}-{2 * step.iterations}"
 
 
 def _curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -119,7 +115,7 @@ def beside(results: Mapping[str, Any]) -> Iterator[str]:
 
 def along(results: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of the table of the long runs, one row a range of updates; cells have a value a seed."""
-    seeds = [s for s in (1, 2, 3) if _reached(results, s)]
+    seeds = [s for s in (1, 2, 3) if f"{LONG}-seed{s}" in results["curves"]]
     tags = [tag for tag in CURVES if tag != "optim/gradient_norm"]
     yield "| updates | " + " | ".join(CURVES[tag] for tag in tags) + " |"
     yield "|---" * (len(tags) + 1) + "|"
@@ -142,10 +138,6 @@ def held_out(results: Mapping[str, Any]) -> Iterator[str]:
         early = right.get(f"{run}-{SHORT}") if updates == str(LENGTHY) else None
         later = "" if early is None else _points(difference(_bits(early), _bits(bits)))
         yield f"| {title} | {_share(_bits(bits))} | {100 * ended[name]:.0f} % | {later} |"
-
-
-def _reached(results: Mapping[str, Any], seed: int) -> bool:
-    return f"{LONG}-seed{seed}" in results["curves"]
 
 
 def _seeds(results: Mapping[str, Any], updates: int, arms: Sequence[str]) -> list[int]:
