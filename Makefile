@@ -18,7 +18,6 @@ THOROUGH_PROCESSES ?= 4
 BIN := $(VENV)/bin
 NEWEST := build/newest
 EXTRAS := dev,data,lora,gguf,logic,instructions,eval,agents
-COMPILED := PYTHONDONTWRITEBYTECODE=# of the tests' processes: where that is set, each compiles all it imports again
 SANDBOX_TESTS := tests/rewards/sandbox tests/rewards/code tests/rollouts/agents tests/runs/test_agent_kills.py \
   tests/runs/test_code_run.py tests/runs/test_secrets.py tests/rollouts/environments/test_tools.py \
   tests/data/prompts/tasks/test_code.py \
@@ -28,6 +27,8 @@ SANDBOX_TESTS := tests/rewards/sandbox tests/rewards/code tests/rollouts/agents 
 SPELLED := $(wildcard *.md) .github docs findings gspo_lightning benchmarks configs examples experiments plugins tools # tests misspell on purpose
 USER_TESTS := $(SANDBOX_TESTS) tests/resume tests/commands/export tests/commands/init tests/runs/test_one_writer.py \
   tests/runs/test_checkpoints.py tests/runs/test_named_faults.py tests/rollouts/vllm/test_key.py
+
+unexport PYTHONDONTWRITEBYTECODE  # where that is set, each process of a test compiles all it imports again
 
 .PHONY: help install sandbox bench-install bench bench-real test-gpu gpu-check device-check device-check-compile \
   docs links quickstart real-model there test test-all test-quick test-thorough test-durations test-long \
@@ -134,23 +135,23 @@ real-model: install
 
 # files of tests in one process more than the two cores of CI, because some tests wait; every test is single-threaded
 test: install
-	$(COMPILED) $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 test-thorough: install  # its tests wait more: for ranks, kills and limits
-	$(COMPILED) $(BIN)/python -m pytest --parts thorough -n $(THOROUGH_PROCESSES) --dist loadfile
+	$(BIN)/python -m pytest --parts thorough -n $(THOROUGH_PROCESSES) --dist loadfile
 
 test-all:  # bubblewrap and a browser become packages of the system
 	.ci/run
 
 test-quick: install
-	$(COMPILED) $(BIN)/python -m pytest -m "not slow and not long" -n $(TEST_PROCESSES) --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not long" -n $(TEST_PROCESSES) --dist loadfile
 
 # what GSPO_TEST_CPU=cpu.json make test has measured, beside tests/durations.json; with CPU_ARGS=--write the table anew
 test-durations: install
 	$(BIN)/python -m tools.durations $(or $(GSPO_TEST_CPU),cpu.json) $(CPU_ARGS)
 
 test-long: install  # tests one by one
-	$(COMPILED) $(BIN)/python -m pytest tests -m long -n $(TEST_PROCESSES) --dist load
+	$(BIN)/python -m pytest tests -m long -n $(TEST_PROCESSES) --dist load
 
 # with GSPO_TESTS_EXPECT, what was installed and does not work is a failure and not a skip
 test-sandbox: install sandbox

@@ -7,16 +7,27 @@ what rounding may do to it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Round", "hidden_states", "logprobs", "rounding"]
+__all__ = ["Round", "Routing", "hidden_states", "logprobs", "rounding"]
 
 Round = Callable[[Tensor], Tensor]
 """Rounds a tensor and its gradient, or does nothing."""
+
+
+@dataclass
+class Routing:
+    """Routers of one forward pass, by layer."""
+
+    experts: list[Tensor] = field(default_factory=list)
+    """[M, k] int64: those that each token goes to, the one with the lowest score last."""
+    scores: list[Tensor] = field(default_factory=list)
+    """[M, E]: logarithms of all experts' scores."""
 
 
 class _Rounded(torch.autograd.Function):
@@ -38,9 +49,14 @@ def rounding(dtype: torch.dtype) -> Round:
 
 
 def hidden_states(
-    weights: Mapping[str, Tensor], ids: Tensor, config: Any, r: Round, routes: list[Tensor] | None = None
-) -> tuple[Tensor, list[Tensor]]:
-    """Normalised hidden states [N, T, D] of right-padded rows, and the experts of each layer [N * T, k].
+    weights: Mapping[str, Tensor],
+    ids: Tensor,
+    config: Any,
+    r: Round,
+    routes: list[Tensor] | None = None,
+    swaps: Collection[tuple[int, int]] = (),
+) -> tuple[Tensor, Routing]:
+    """Normalised hidden states [N, T, D] of right-padded rows, and what routers did with their N * T tokens.
 
     Args:
         weights: by the names of transformers; a layer with adapters has ``lora_A`` and ``lora_B`` beside its weight.
@@ -48,26 +64,31 @@ def hidden_states(
         config: sizes.
         r: rounds every product.
         routes: experts to take, by layer; None: those with the highest scores.
+        swaps: (layer, token) whose last expert gives way to the one with the next score.
     """
     product = _Products(weights, r)
     # a response may hold the padding token: as in torch's embedding, reading it teaches its row nothing
     table = weights["model.embed_tokens.weight"]
     hidden = torch.nn.functional.embedding(ids, table, padding_idx=config.pad_token_id)
-    chosen: list[Tensor] = []
+    routing = Routing()
     for layer in range(config.num_hidden_layers):
         at = f"model.layers.{layer}."
         normed = _normed(hidden, weights[at + "input_layernorm.weight"], config)
         hidden = hidden + _attention(product, at + "self_attn.", normed, config, r)
         normed = _normed(hidden, weights[at + "post_attention_layernorm.weight"], config)
         if at + "mlp.gate.weight" in weights:
-            given = None if routes is None else routes[len(chosen)]
-            mixed, experts = _mixture(product, at + "mlp.", normed.flatten(0, 1), config, given)
-            chosen.append(experts)
+            values = normed.flatten(0, 1)
+            scores = product(at + "mlp.gate", values).softmax(-1)
+            swapped = [token for swapped_layer, token in swaps if swapped_layer == layer]
+            experts = _chosen(scores, config.num_experts_per_tok, swapped) if routes is None else routes[layer]
+            routing.experts.append(experts)
+            routing.scores.append(scores.detach().log())
+            mixed = _mixture(product, at + "mlp.", values, scores, experts)
             hidden = hidden + mixed.view_as(hidden)
         else:
             gated = torch.nn.functional.silu(product(at + "mlp.gate_proj", normed))
             hidden = hidden + product(at + "mlp.down_proj", gated * product(at + "mlp.up_proj", normed))
-    return _normed(hidden, weights["model.norm.weight"], config), chosen
+    return _normed(hidden, weights["model.norm.weight"], config), routing
 
 
 def logprobs(weights: Mapping[str, Tensor], hidden: Tensor, ids: Tensor, temperature: float, r: Round) -> Tensor:
@@ -129,15 +150,20 @@ def _turned(values: Tensor, config: Any) -> Tensor:
     )
 
 
-def _mixture(product: _Products, at: str, values: Tensor, config: Any, given: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Sum of the chosen experts' outputs by their scores, which add up to 1; and the choices [M, k]."""
+def _chosen(scores: Tensor, count: int, swapped: list[int]) -> Tensor:
+    best = scores.topk(count + 1, dim=-1).indices
+    experts = best[:, :count].clone()
+    experts[swapped, -1] = best[swapped, -1]
+    return experts
+
+
+def _mixture(product: _Products, at: str, values: Tensor, scores: Tensor, experts: Tensor) -> Tensor:
+    """Sum of the chosen experts' outputs by their scores, which are made to add up to 1."""
     r = product.r
-    scores = product(at + "gate", values).softmax(-1)
-    experts = scores.topk(config.num_experts_per_tok, dim=-1).indices if given is None else given
     shares = scores.gather(-1, experts)
     shares = shares / shares.sum(-1, keepdim=True)
     total = torch.zeros_like(values)
-    for number in range(config.num_experts):
+    for number in range(scores.shape[1]):
         token, place = (experts == number).nonzero(as_tuple=True)
         if not len(token):
             continue
@@ -145,4 +171,4 @@ def _mixture(product: _Products, at: str, values: Tensor, config: Any, given: Te
         gate, up = inner.chunk(2, dim=-1)
         outer = r(r(torch.nn.functional.silu(gate) * up) @ r(product.weights[at + "experts.down_proj"][number]).T)
         total = total.index_add(0, token, outer * shares[token, place, None])
-    return total, experts
+    return total

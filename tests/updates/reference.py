@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +13,19 @@ from torch import Tensor
 from gspo_lightning.policy.tiny import build_tiny_model, tiny_config
 from tests.updates import runs_of_cells as settings
 from tests.updates.cells import OBJECTIVES, Cell
-from tests.updates.float64 import Round, hidden_states, logprobs, rounding
+from tests.updates.float64 import Round, Routing, hidden_states, logprobs, rounding
 from tests.updates.optimizers import OPTIMIZERS, AdamW, MuonInBfloat16, Rule
 from tests.updates.runs_of_cells import Outcome
 
-__all__ = ["Critic", "Step", "Update", "updates"]
+__all__ = ["Critic", "Step", "Swap", "Update", "updates"]
 
 Step = dict[str, Tensor]
 """Name of a weight -> what an update adds to it, float64."""
+Swap = tuple[int, int, int]
+"""Forward pass, layer and token whose last expert gives way to the next.
+
+An update's pass is its number; that of an iteration's old log-probabilities is -1 - the number of its first update.
+"""
 
 
 @dataclass
@@ -31,6 +36,8 @@ class Update:
     critic: Step
     log_ratios: Tensor
     """[M]: of rows or of tokens, as the objective has them."""
+    routing: dict[int, Routing]
+    """Of the passes that a router decided on, see :data:`Swap`; empty for a dense model."""
 
 
 @dataclass
@@ -100,8 +107,14 @@ class _Model:
                 self.frozen |= {name: _in_4_bits(base[name]) for name in base if _is_packed(name)}
         self.replays = cell.model in ("MoE R2", "MoE R3")
 
-    def states(self, trained: Mapping[str, Tensor], ids: Tensor, routes: Any = None) -> tuple[Tensor, list[Tensor]]:
-        return hidden_states({**self.frozen, **trained}, ids, self.config, self.r, routes)
+    def states(
+        self,
+        trained: Mapping[str, Tensor],
+        ids: Tensor,
+        routes: list[Tensor] | None = None,
+        swaps: Collection[tuple[int, int]] = (),
+    ) -> tuple[Tensor, Routing]:
+        return hidden_states({**self.frozen, **trained}, ids, self.config, self.r, routes, swaps)
 
     def logprobs(self, trained: Mapping[str, Tensor], hidden: Tensor, ids: Tensor) -> Tensor:
         return logprobs({**self.frozen, **trained}, hidden, ids, settings.TEMPERATURE, self.r)
@@ -120,7 +133,11 @@ def _in_4_bits(weight: Tensor) -> Tensor:
 
 
 def updates(
-    cell: Cell, outcome: Outcome, dtype: torch.dtype = torch.float64, shifts: Sequence[float] = ()
+    cell: Cell,
+    outcome: Outcome,
+    dtype: torch.dtype = torch.float64,
+    shifts: Sequence[float] = (),
+    swaps: Collection[Swap] = (),
 ) -> list[Update]:
     """The updates of a cell, in their order.
 
@@ -131,6 +148,7 @@ def updates(
         outcome: what its run has left.
         dtype: every product is rounded to it (:mod:`tests.updates.float64`), and Muon's as torch does.
         shifts: added to every log-ratio of an update; nothing by default.
+        swaps: experts of the policy that are not the ones with the highest scores.
     """
     r = rounding(dtype)
     model = _Model(cell, r)
@@ -145,7 +163,7 @@ def updates(
         first = iteration * settings.PASSES
         start = _leaves(outcome.weights[first])
         with torch.no_grad():
-            hidden, routes = model.states(start, rows.ids)
+            hidden, before = model.states(start, rows.ids, swaps=_of_pass(swaps, -1 - first))
             old = model.logprobs(start, hidden, rows.ids)
         advantages: Tensor = rows.within_groups()
         of_critic: Step = {}
@@ -153,14 +171,20 @@ def updates(
             advantages, of_critic = critic.update(rows, outcome, first)
         for number in range(first, first + settings.PASSES):
             leaves = _leaves(outcome.weights[number])
-            hidden, _ = model.states(leaves, rows.ids, routes if model.replays else None)
+            replayed = before.experts if model.replays else None
+            hidden, now = model.states(leaves, rows.ids, replayed, _of_pass(swaps, number))
             new = model.logprobs(leaves, hidden, rows.ids)
             shifted = new + shifts[number] if shifts else new
             loss = OBJECTIVES[cell.objective].equation(_listed(shifted, old, advantages, rows.mask))
             step = optimizer.step(_gradients(loss, leaves), settings.LIMIT)
             ratios = _log_ratios(cell, (new - old).detach(), rows.mask)
-            computed.append(Update(step, of_critic if number == first else {}, ratios))
+            routing = {-1 - first: before} if model.replays else {-1 - first: before, number: now}
+            computed.append(Update(step, of_critic if number == first else {}, ratios, routing))
     return computed
+
+
+def _of_pass(swaps: Collection[Swap], number: int) -> list[tuple[int, int]]:
+    return [(layer, token) for swapped, layer, token in swaps if swapped == number]
 
 
 def _log_ratios(cell: Cell, changes: Tensor, mask: Tensor) -> Tensor:

@@ -23,8 +23,6 @@ IN_SUITE = {
 CLOSE = {"float32": 0.1, "bf16-mixed": 0.7, "16-mixed": 0.2}
 """A bound above these would hide mistakes. In float32 only Muon, which iterates in bfloat16, is not within 1e-3."""
 LONGER = [cell.id for cell in CELLS if cell.id not in IN_SUITE]
-OTHER_KERNELS = {"GRPO, SGD, 16-mixed, ddp, LoRA, no critic, MoE"}
-"""Within its bound with AVX-512, and .039 beside .0025 on a processor without it; why is not known yet: `long`."""
 
 
 def test_the_list_covers_every_pair_that_trains() -> None:
@@ -35,11 +33,7 @@ def test_the_list_covers_every_pair_that_trains() -> None:
 
 
 @pytest.mark.thorough(*LONGER)
-@pytest.mark.parametrize(
-    "cell",
-    [pytest.param(cell, marks=pytest.mark.long if cell.id in OTHER_KERNELS else ()) for cell in CELLS],
-    ids=lambda cell: cell.id,
-)
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.id)
 def test_an_update_is_the_update_of_float64(cell: Cell, tmp_path: Path) -> None:
     for error in measured(cell, tmp_path / "cell"):
         assert error.error <= error.bound, error
@@ -78,6 +72,17 @@ def test_a_step_that_decay_lengthens_is_no_rounding(share: float, plain: Outcome
     for before, after in zip(plain.weights, plain.weights[1:], strict=False):
         moved.append({name: weight + share * (weight - before[name]) for name, weight in after.items()})
     assert "policy 1" in wrong(errors(PLAIN, dataclasses.replace(plain, weights=moved)))
+
+
+@pytest.mark.thorough
+def test_ties_of_experts_explain_no_other_update(tmp_path: Path) -> None:
+    """Another expert for a token with two equal ones moves a step by hundredths; which tokens have them depends on the
+    processor. What no choice of an expert does stays an error."""
+    cell = of(optimizer="SGD", precision="16-mixed", weights="LoRA", model="MoE")
+    outcome = fitted(cell, tmp_path / "cell")
+    assert wrong(errors(cell, outcome)) == []
+    assert wrong(errors(dataclasses.replace(cell, objective="PPO"), outcome)) == ["policy 1", "policy 2"]
+    assert wrong(errors(dataclasses.replace(cell, optimizer="AdamW"), outcome)) == ["policy 1", "policy 2"]
 
 
 def of(**levels: str) -> Cell:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.host_memory import return_freed_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -115,12 +114,6 @@ def sharded_weights(checkpoint: Path, prefix: str = PREFIX, on_disk: Path | None
     return unsharded(checkpoint, "checkpoint", prefix, on_disk)
 
 
-def _return_freed_memory() -> None:
-    """Have glibc return what was freed: blocks of a few megabytes otherwise stay, for every layer."""
-    with contextlib.suppress(OSError, AttributeError):  # another libc
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 def weights_of_files(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
     """Return a model's weights under the names and in the shapes of its files, converted layer by layer.
 
@@ -148,7 +141,7 @@ def weights_of_files(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
             if tensor.data_ptr() not in mapped_addresses or not tensor.is_contiguous():  # a copy in memory
                 tensor = mapped(folder, tensor.shape, tensor.dtype).copy_(tensor)
             weights[name] = tensor
-        _return_freed_memory()
+        return_freed_memory()
     meta = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
     at_once = {name: tensor.shape for name, tensor in revert_weight_conversion(model, meta).items()}
     assert at_once == {name: tensor.shape for name, tensor in weights.items()}, "converted across layers"

@@ -18,6 +18,7 @@ import torch
 from typing_extensions import override
 
 from gspo_lightning.core.errors import first_line
+from gspo_lightning.core.host_memory import return_freed_memory
 from gspo_lightning.core.signatures import called_with
 from gspo_lightning.core.types import Rollout, SamplingParams
 from gspo_lightning.policy.numerics.autocast_weights import in_compute_dtype
@@ -173,6 +174,8 @@ class GroupedSampler(RolloutSource):
                     return
         with in_compute_dtype(policy) as cast:
             yield cast, None
+        if policy.device.type == "cpu":
+            return_freed_memory()  # copies of the weights, beside which the backward pass would be the run's peak
 
     def measured(self) -> dict[str, float]:
         """Return the share of an accelerator's decode steps that were CUDA graphs."""
