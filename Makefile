@@ -15,6 +15,7 @@ VLLM_PYTHON ?=
 VLLM_HOME ?= $(HOME)/.cache/gspo_lightning
 TEST_PROCESSES ?= 3
 THOROUGH_PROCESSES ?= 4
+SHARE ?= 1/1
 BIN := $(VENV)/bin
 NEWEST := build/newest
 EXTRAS := dev,data,lora,gguf,logic,instructions,eval,agents
@@ -39,7 +40,7 @@ help:
 	@echo "make quickstart [SEED=2]   cold start, then GSPO, on a tiny model: about a minute on a CPU"
 	@echo "make real-model            fetch SmolLM2-135M-Instruct (93 MB, once) for gspo fit --config smollm2; trains nothing"
 	@echo "make test                  the test suite: under eight minutes on two cores"
-	@echo "make test-all              all that CI runs before a change lands: installs TRL, vLLM, agents, a browser; about an hour"
+	@echo "make test-all              everything: installs TRL, vLLM, agents, a browser; two hours (.ci/run, with an eighth of the long runs: one)"
 	@echo "make test-PART             a part of it: quick thorough sandbox landlock user trl agents view vllm real-model wheel"
 	@echo "                           container; or long, newest, gpu, durations, which it has not: CONTRIBUTING.md says what each is"
 	@echo "make docs                  the documentation as a site, in build/site"
@@ -138,10 +139,10 @@ test: install
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 test-thorough: install  # its tests wait more: for ranks, kills and limits
-	$(BIN)/python -m pytest --parts thorough -n $(THOROUGH_PROCESSES) --dist loadfile
+	$(BIN)/python -m pytest --parts thorough --share $(SHARE) -n $(THOROUGH_PROCESSES) --dist loadfile
 
 test-all:  # bubblewrap and a browser become packages of the system
-	.ci/run
+	.ci/run suite thorough check isolation peers package
 
 test-quick: install
 	$(BIN)/python -m pytest -m "not slow and not long" -n $(TEST_PROCESSES) --dist loadfile

@@ -21,7 +21,17 @@ from tests import ROOT
 from tests.support.caller import forget_the_caller
 from tests.support.cpu_seconds import FILE_VARIABLE, CpuSeconds
 from tests.support.leftovers import describe, end_group_and_ranks, threads_left
-from tests.support.order import PARTS, SEED_VARIABLE, in_order, mark_slow, measured, missing_cases, parted, shuffled
+from tests.support.order import (
+    PARTS,
+    SEED_VARIABLE,
+    in_order,
+    mark_slow,
+    measured,
+    missing_cases,
+    of_share,
+    parted,
+    shuffled,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -40,6 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--parts", choices=PARTS, help="default without files and folders: suite; with them: all (marker `thorough`)"
     )
+    parser.addoption("--share", default="1/1", metavar="K/N", help="every N-th file of the part, from the K-th on")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,8 +66,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     all_cases = not any("::" in argument for argument in config.args) and not config.getoption("lf", False)
     if all_cases and (missing := missing_cases(items)):
         raise pytest.UsageError(f"cases that a marker `thorough` names are not there: {missing}")
-    chosen, others = parted(items, config.option.parts)
-    if others:
+    of_part, of_others = parted(items, config.option.parts)
+    chosen, of_other_shares = of_share(of_part, config.option.share)
+    if others := of_others + of_other_shares:
         config.hook.pytest_deselected(items=others)
         items[:] = chosen
     seed, seconds = os.environ.get(SEED_VARIABLE), measured()

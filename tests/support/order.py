@@ -1,4 +1,4 @@
-"""Files of tests by their measured time: the longest first, and out of the quick suite; or shuffled; and its two parts.
+"""Files of tests by their measured time: the longest first, and out of the quick suite; or shuffled; parts and shares.
 
 No test may need what another one has left.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,7 +16,8 @@ import pytest
 from tests import ROOT
 
 __all__ = [
-    "PARTS", "QUICK_S", "SEED_VARIABLE", "in_order", "mark_slow", "measured", "missing_cases", "parted", "shuffled",
+    "PARTS", "QUICK_S", "SEED_VARIABLE", "in_order", "mark_slow", "measured", "missing_cases", "of_share", "parted",
+    "shuffled",
 ]  # fmt: skip
 
 SEED_VARIABLE = "GSPO_TEST_ORDER_SEED"
@@ -52,6 +54,25 @@ def parted(items: Sequence[pytest.Item], part: str) -> tuple[list[pytest.Item], 
     chosen = [item for item in items if is_thorough(item) == thorough]
     others = [item for item in items if is_thorough(item) != thorough]
     return chosen, others
+
+
+def of_share(items: Sequence[pytest.Item], share: str) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Split tests into those of a share and the others, both in their order; a file is in one share as a whole.
+
+    Args:
+        items: tests.
+        share: ``K/N``: every N-th file from the K-th on.
+
+    Raises:
+        pytest.UsageError: ``share`` is no ``K/N`` with 1 <= K <= N.
+    """
+    match = re.fullmatch(r"(\d+)/(\d+)", share)
+    number, count = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= number <= count:
+        raise pytest.UsageError(f"--share: K/N with 1 <= K <= N is needed, got {share!r}")
+    files = sorted({item.path for item in items})
+    mine = set(files[number - 1 :: count])
+    return [item for item in items if item.path in mine], [item for item in items if item.path not in mine]
 
 
 def is_thorough(item: pytest.Item) -> bool:

@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from tests import ROOT
-from tests.support.order import PARTS, QUICK_S, in_order, mark_slow, measured, missing_cases, parted, shuffled
+from tests.support.order import (
+    PARTS,
+    QUICK_S,
+    in_order,
+    mark_slow,
+    measured,
+    missing_cases,
+    of_share,
+    parted,
+    shuffled,
+)
 
 ITEMS: list[Any] = [
     SimpleNamespace(path=Path(f"test_{file}.py"), name=f"{file}{i}") for file in "abcdef" for i in (2, 0, 1)
@@ -77,6 +87,21 @@ def test_the_parts_are_disjoint_and_together_everything() -> None:
     assert chosen["suite"] == ["test_b[small]", "test_c"]
     assert chosen["all"] == ["test_a[x]", "test_b[big]", "test_b[small]", "test_c"]
     assert [item.name for item in parted(items, "suite")[1]] == chosen["thorough"]
+
+
+def test_shares_are_whole_files_and_together_everything() -> None:
+    shares = [[item.name for item in of_share(ITEMS, f"{number}/4")[0]] for number in (1, 2, 3, 4)]
+    assert shares == [["a2", "a0", "a1", "e2", "e0", "e1"], ["b2", "b0", "b1", "f2", "f0", "f1"],
+                      ["c2", "c0", "c1"], ["d2", "d0", "d1"]]  # fmt: skip
+    assert [item.name for item in of_share(ITEMS, "3/4")[1]] == shares[0][:3] + shares[1][:3] + shares[3] + [
+        *shares[0][3:], *shares[1][3:]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("share", ["0/4", "5/4", "1", "a/b", "1/0", ""])
+def test_a_share_that_is_none_is_told(share: str) -> None:
+    with pytest.raises(pytest.UsageError, match="--share: K/N with 1 <= K <= N is needed"):
+        of_share(ITEMS, share)
 
 
 def test_a_marker_that_names_a_case_that_is_gone_is_told() -> None:
