@@ -68,6 +68,8 @@ class ToyServer(LoopbackServer):
     """Before every answer, health checks included."""
     pace_s: float = 0.0
     """For every token of the longest response of a request."""
+    meeting: threading.Barrier | None = None
+    """Where paced requests wait for one another after their first token; None: nowhere."""
     holds: int | None = None
     """Tokens after which groups of responses wait for :meth:`release`; None: they never wait."""
     held: int = 0
@@ -212,6 +214,8 @@ class ToyServer(LoopbackServer):
                 return
             self._over.wait(self.pace_s)
             count += 1
+            if count == 1 and self.meeting is not None:
+                self.meeting.wait(60.0)
 
     def _sample_rest(self, choices: list[dict[str, Any]], prompt: list[int], asked: dict[str, Any], count: int) -> None:
         """All tokens from the ``count``-th on, from the weights of now."""

@@ -221,14 +221,17 @@ def test_seeds_are_sent_only_where_they_are_asked_for(
 @pytest.mark.thorough
 @pytest.mark.parametrize("aborts", [True, False])
 def test_cut_responses_keep_their_tokens_if_the_server_can_abort(toy: ToyServer, policy: Policy, aborts: bool) -> None:
-    """Four responses of 10, 60, 60 and 60 tokens, 100 ms a token; one slot less than responses."""
+    """Four responses of 10, 60, 60 and 60 tokens, 100 ms a token; one slot less than responses.
+
+    The three that are asked for at once wait for one another, however slowly they are sent.
+    """
     sampling = SamplingParams(60)
     prompts = [Prompt(i, "", (3 + i, 4, 5)) for i in range(4)]
     rows = [ResponsePrefix(p, 0, p.token_ids, 0, 10 if p.id == 0 else 60) for p in prompts]
     with closing(VLLMServer([toy.url], **FAST, concurrency=3)) as source:
         source.sync_weights(policy, 0)
         whole = source.extend(policy, rows, sampling=sampling, draws=DRAWS)
-        toy.pace_s, toy.aborts = 0.1, aborts
+        toy.pace_s, toy.aborts, toy.meeting = 0.1, aborts, threading.Barrier(3)
         pieces = source.extend(policy, rows, sampling=sampling, draws=DRAWS, enough=lambda ended: len(ended) > 0)
         assert [r.finish_reason for r in pieces] == [FinishReason.LENGTH, *[FinishReason.CUT] * 3]
         assert pieces[0].token_ids.tolist() == whole[0].token_ids.tolist()
@@ -239,7 +242,7 @@ def test_cut_responses_keep_their_tokens_if_the_server_can_abort(toy: ToyServer,
             assert piece.logprobs is not None
             assert response.logprobs is not None
             assert torch.equal(piece.logprobs, response.logprobs[: piece.length])
-        toy.pace_s = 0.0
+        toy.pace_s, toy.meeting = 0.0, None
         again = source.extend(policy, rows, sampling=sampling, draws=DRAWS)
         assert [r.token_ids.tolist() for r in again] == [r.token_ids.tolist() for r in whole]
 
