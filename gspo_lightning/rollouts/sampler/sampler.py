@@ -37,6 +37,8 @@ from gspo_lightning.rollouts.sampler.routes import RecordingDecoder, RouteBook
 from gspo_lightning.rollouts.source import ContinuationRequest, GenerationRequest, ResponsePrefix, RolloutSource
 
 log = logging.getLogger(__name__)
+LARGE = 64 << 20
+"""Bytes of weights beyond which a rollout's copies are worth the milliseconds that it takes to give them back."""
 
 
 class GroupedSampler(RolloutSource):
@@ -174,7 +176,7 @@ class GroupedSampler(RolloutSource):
                     return
         with in_compute_dtype(policy) as cast:
             yield cast, None
-        if policy.device.type == "cpu":
+        if policy.device.type == "cpu" and sum(weight.nbytes for weight in policy.parameters()) > LARGE:
             return_freed_memory()  # copies of the weights, beside which the backward pass would be the run's peak
 
     def measured(self) -> dict[str, float]:
