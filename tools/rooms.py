@@ -36,8 +36,8 @@ WINGS: dict[str, list[str]] = {
     "resume": ["."],
     "core": [
         "metric_table", "signatures", "registry", "moved_names", "neutral_sampling", "thinking", "types", "rows",
-        "transfer", "tolerance", "parsing", "faults", "variables", "distributed", "addresses", "turn", "temp_files",
-        "randomness", "pictures", "output", "bodies", "escape", "extras", "errors",
+        "transfer", "host_memory", "tolerance", "parsing", "faults", "variables", "distributed", "addresses", "turn",
+        "temp_files", "randomness", "pictures", "output", "bodies", "escape", "extras", "errors",
     ],
 }  # fmt: skip
 """From the top wing down, and the rooms of each: a wing may import the wings below it, a room the rooms below it.
