@@ -19,11 +19,12 @@ from gspo_lightning.policy.adapters.adapter_files import FIELD as START
 from gspo_lightning.policy.adapters.adapter_files import WEIGHTS, adapter_config, adapter_folder
 from gspo_lightning.policy.adapters.lora import BASE_NORM, check_base, check_names, only_adapters
 from gspo_lightning.policy.averaging import Average
-from gspo_lightning.policy.load.loading import context_length, load_config, load_tokenizer
+from gspo_lightning.policy.load.loading import context_length, load_config, load_policy, load_tokenizer
 from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.load.trained_dtype import check_dtype, check_stored_dtype
 from gspo_lightning.policy.numerics.autocast_weights import autocast_dtype
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.strategies.fsdp import FSDP2Strategy
 from gspo_lightning.policy.strategies.sharding import gathered
 from gspo_lightning.policy.strategies.slurm import check_tasks
 from gspo_lightning.policy.tiny import TINY_MODELS
@@ -126,6 +127,9 @@ class PolicyModule(LightningModule):
         self._check_adapters()
         if self.cold_start is not None and self.makes_start(data):
             self.cold_start.check(self.tokenizer, prompt_format_of(data))
+            strategy = trainer.strategy
+            if isinstance(strategy, FSDP2Strategy) and strategy.expert_parallel:  # and not after the cold start's steps
+                strategy.check_model(load_policy(self.settings, weights=False))
 
     def check_dtype(self) -> None:
         """Refuse settings that train weights in bfloat16, in the run or in its cold start.

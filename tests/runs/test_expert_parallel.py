@@ -39,10 +39,10 @@ def test_four_ranks_with_four_experts_each_are_one_process(tmp_path: Path) -> No
 
 
 @pytest.mark.thorough
-def test_a_dense_model_is_refused(tmp_path: Path) -> None:
+def test_a_dense_model_is_refused_before_its_cold_start(tmp_path: Path) -> None:
     argv = ["fit", f"--config={runs.QUICKSTART}", f"--config={runs.ROOT / 'configs' / 'ep.yaml'}", *runs.SMALL]
     argv += ["--trainer.accelerator=cpu", "--trainer.devices=2", f"--trainer.default_root_dir={tmp_path}"]
-    argv += ["--model.cold_start=null"]  # the model is judged when it is spread over ranks, after its cold start
     ended = run_module("gspo_lightning", *argv)
     assert ended.returncode == 2
     assert "trainer.strategy.expert_parallel: is true, but Qwen3ForCausalLM has no experts" in ended.stderr
+    assert not (tmp_path / "cold_start").exists()

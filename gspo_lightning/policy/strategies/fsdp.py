@@ -238,11 +238,19 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
         }
         return super().mesh_sizes | sizes
 
-    def shard(self, policy: Policy, offload: bool = False) -> Policy:
-        """Shard the policy in place."""
+    def check_model(self, policy: Policy) -> None:
+        """Refuse a model that these settings cannot shard; it may be on the meta device.
+
+        Raises:
+            UserError: experts are to stay on their ranks, and it has none.
+        """
         if self.expert_parallel and not expert_modules(policy):
             problem = f"is true, but {type(policy.model).__name__} has no experts whose weights are one tensor a layer"
             raise UserError("trainer.strategy.expert_parallel", problem, fix="leave it out")
+
+    def shard(self, policy: Policy, offload: bool = False) -> Policy:
+        """Shard the policy in place."""
+        self.check_model(policy)
         dtype = compute_dtype(str(self.precision_plugin.precision))
         policy.gathering = Gathering(policy, self.root_device, dtype, lockstep=self.rollouts == "lockstep")
         state = whole_state(policy)
