@@ -15,6 +15,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import Literal
 
+from lightning.pytorch.utilities import rank_zero_only
+
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.types import MiniBatch
 from gspo_lightning.loop.old_policy.old_policy import OldPolicy
@@ -138,6 +140,7 @@ class OldLogProbs:
             self._log(precise)
         return precise or self.choice == "source"
 
+    @rank_zero_only  # the noise is that of all ranks
     def _log(self, precise: bool) -> None:
         noise = "" if self.noise is None else f"{self.noise:.1e} nats per {self.level}"
         limit = f"{self.tolerance:.1e}, a tenth of the clip range"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 
 from gspo_lightning.core.errors import UserError
 from gspo_lightning.core.types import FinishReason, MicroBatch, MiniBatch, Prompt, Rollout
@@ -128,6 +129,24 @@ def test_the_limit_is_a_tenth_of_the_clip_range(
             assert sources(fill(chooser, old, policy, batches)) == [{False}, {good}]
             assert sources(fill(chooser, old, policy, batches, first=False)) == [{good}, {good}]
     assert ["too noisy" in r.message for r in caplog.records] == [False, True, False]  # said when it changes
+
+
+@pytest.mark.parametrize("choice", ["auto", "source"])
+def test_one_rank_says_what_holds_for_all(
+    choice: OldLogProbsChoice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = build_policy("qwen3")
+    batches = cut(rollouts(policy))
+    said = []
+    with caplog.at_level(logging.INFO, "gspo_lightning"):
+        for rank in (0, 1):
+            monkeypatch.setattr(rank_zero_only, "rank", rank)
+            caplog.clear()
+            chooser = OldLogProbs(choice, GSPO(3e-4, 4e-4))
+            chooser.noise = 1e-3
+            fill(chooser, CachedLogProbs(), policy, batches)
+            said.append(len(caplog.records))
+    assert said == [1, 0]
 
 
 def test_a_measurement_of_nothing_changes_nothing() -> None:
