@@ -23,14 +23,26 @@ class _ToStderr(logging.Handler):
         say(self.format(record), file=sys.stderr)
 
 
+def _not_shown_by_root(record: logging.LogRecord) -> bool:
+    """Whether no handler of the root logger writes this record to the terminal, as those of basicConfig and Ray do."""
+    streams = [stream for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__) if stream is not None]
+    return not any(
+        isinstance(handler, logging.StreamHandler) and handler.stream in streams and record.levelno >= handler.level
+        for handler in logging.getLogger().handlers
+    )
+
+
 def install_log_filters() -> None:
-    """Hide third-party messages that do not concern the user; show this package's log messages."""
+    """Hide third-party messages that do not concern the user; show this package's log messages, each once."""
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
     package = logging.getLogger("gspo_lightning")
     package.setLevel(logging.INFO)
     if not any(isinstance(handler, _ToStderr) for handler in package.handlers):
         package.addHandler(_ToStderr())
+    for logger in (package, logging.getLogger("lightning")):  # both pass their records on to the root logger, too
+        for handler in logger.handlers:
+            handler.addFilter(_not_shown_by_root)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not sys.stderr.isatty():
         disable_progress_bar()  # transformers' bar for loading and saving
