@@ -42,6 +42,21 @@ def arguments(options: Sequence[str], environment: Mapping[str, str]) -> list[st
     ]  # fmt: skip
 
 
+def variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what Ray is to set in a worker before its process begins.
+
+    Args:
+        environment: variables of the driver.
+    """
+    named = {name: environment[name] for name in ("OVERLAY", "DEVICE") if name in environment}
+    # torch reads it when it is loaded: what Ray sets itself comes too late in a process that has run something else
+    named |= {"OMP_NUM_THREADS": environment.get("CPUS", "1"), "OMP_WAIT_POLICY": "PASSIVE"}
+    named["RAY_TRAIN_ENABLE_PRINT_PATCH"] = "0"  # Ray Train would print each line, and then log it to stderr as well
+    if environment.get("DEVICE", "gpu") != "gpu":
+        named["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves all GPUs of a node to workers that have asked for none
+    return named
+
+
 def worker(driver: Mapping[str, Any]) -> None:
     """Train as one rank, in a thread of a process of Ray; Ray has made the process group."""
     from gspo_lightning.cli import main
@@ -59,21 +74,17 @@ def run(options: list[str], environment: Mapping[str, str]) -> None:
     from ray.train.torch import TorchTrainer
 
     on_gpus = environment.get("DEVICE", "gpu") == "gpu"
-    cpus = environment.get("CPUS", "1")
-    # set before torch loads OpenMP: what Ray sets comes too late in a process that has run something else
-    variables = {"OMP_NUM_THREADS": cpus, "OMP_WAIT_POLICY": "PASSIVE"}
-    variables |= {name: environment[name] for name in ("OVERLAY", "DEVICE") if name in environment}
     TorchTrainer(
         worker,
         train_loop_config={"folder": os.getcwd(), "options": options},
         scaling_config=ScalingConfig(
             num_workers=int(environment.get("WORKERS", "8")), use_gpu=on_gpus,
-            resources_per_worker={"CPU": int(cpus)} | ({"GPU": 1} if on_gpus else {}),
+            resources_per_worker={"CPU": int(environment.get("CPUS", "1"))} | ({"GPU": 1} if on_gpus else {}),
         ),
         run_config=RunConfig(
             storage_path=str(Path("runs/ray").resolve()),
             failure_config=FailureConfig(max_failures=int(environment.get("RESTARTS", "3"))),
-            worker_runtime_env={"env_vars": variables},
+            worker_runtime_env={"env_vars": variables(environment)},
         ),
     ).fit()  # fmt: skip
 

@@ -56,6 +56,17 @@ def test_nodes_with_different_numbers_of_workers_are_refused(
         example.arguments(["my.yaml"], place)
 
 
+@pytest.mark.parametrize("device", ["gpu", "cpu"])
+def test_a_worker_has_the_threads_and_gpus_that_it_has_asked_for(device: str, example: ModuleType) -> None:
+    """Set before its process begins: torch reads threads when it is loaded, and Ray hides no GPU by itself."""
+    driver = {"CPUS": "12", "DEVICE": device, "OVERLAY": "ddp", "WORKERS": "8", "CUDA_VISIBLE_DEVICES": "0,1"}
+    variables = example.variables(driver)
+    assert (variables["OMP_NUM_THREADS"], variables["OVERLAY"], variables["DEVICE"]) == ("12", "ddp", device)
+    assert variables.get("CUDA_VISIBLE_DEVICES") == ("" if device == "cpu" else None)  # Ray chooses a GPU of each
+    assert "CUDA_VISIBLE_DEVICES" not in example.variables({})
+    assert example.variables({})["OMP_NUM_THREADS"] == "1"
+
+
 @pytest.fixture
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Be the only worker of a Ray that SLURM has started."""

@@ -28,6 +28,7 @@ def start_on_ray(root: Path) -> subprocess.Popen[str]:
         "WORKERS": "2", "DEVICE": "cpu", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1",
         "RAY_ADDRESS": "local", "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled",  # no token in the home folder
+        "RAY_DEDUP_LOGS": "0",  # every line as often as it is written
         "RAY_worker_niceness": "0",  # Ray takes 15, which starves its workers beside other tests
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",
     }  # fmt: skip
@@ -59,8 +60,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_two_workers_train_the_weights_of_two_ranks(whole: Path, tmp_path: Path) -> None:
     root = tmp_path / "run"
-    ended(start_on_ray(root), log_of(root))
+    said = ended(start_on_ray(root), log_of(root))
     assert difference(whole, root) == 0
+    for line in ("no checkpoint in ", "old log-probabilities are ", "8 iterations, 16 updates", "run folder: "):
+        assert said.count(line) == 1, said  # of one rank, and not once more by the root logger that Ray installs
 
 
 def test_a_killed_worker_is_started_again_with_the_other(whole: Path, tmp_path: Path) -> None:
