@@ -24,7 +24,7 @@ class _ToStderr(logging.Handler):
 
 
 def _not_shown_by_root(record: logging.LogRecord) -> bool:
-    """Whether no handler of the root logger writes this record to the terminal, as those of basicConfig and Ray do."""
+    """True if no handler of the root logger writes this record to the terminal, as those of basicConfig and Ray do."""
     streams = [stream for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__) if stream is not None]
     return not any(
         isinstance(handler, logging.StreamHandler) and handler.stream in streams and record.levelno >= handler.level
