@@ -98,7 +98,7 @@ def _show(runs: Sequence[Run]) -> None:
     for run in runs:
         if len(runs) == 1:
             for verdict in verdicts(run):
-                console.print(f"{verdict.mark} {verdict.topic}: {verdict.word} ({verdict.sentence})", soft_wrap=True)
+                console.print(verdict.line, soft_wrap=True)
         note = "note" if len(runs) == 1 else f"note on {run.label}"
         for problem in run.problems:
             console.print(f"{note}: {problem}", soft_wrap=True)

@@ -30,6 +30,11 @@ class Verdict:
         """The sign of its level."""
         return LEVELS[self.level]
 
+    @property
+    def line(self) -> str:
+        """The judgement as a line of a terminal."""
+        return f"{self.mark} {self.topic}: {self.word} ({self.sentence})"
+
     def plain(self) -> dict[str, Any]:
         """Return the fields."""
         return asdict(self)

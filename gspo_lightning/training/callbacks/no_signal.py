@@ -12,6 +12,8 @@ from gspo_lightning.training.callbacks.folder import gspo_module
 from gspo_lightning.training.module import GSPOModule
 
 log = logging.getLogger(__name__)
+MOST = 0.5
+"""Share of cut responses from which on the limit is named before the prompts: a longer one may be all that it takes."""
 
 
 class NoSignal(Callback):
@@ -29,15 +31,22 @@ class NoSignal(Callback):
             earned = module.last_update["reward/mean"]
             log.warning(
                 "nothing to learn from yet: in every group of the first iteration all rewards are equal (their mean is "
-                "%.3g), so no response is better than another%s; give the model a cold start "
+                "%.3g), so no response is better than another%s%s; give the model a cold start "
                 "(model.cold_start.demonstrations: demos.jsonl), easier data, or a reward for the format of an answer",
-                earned, _one_turn(module),
+                earned, _cut(module), _one_turn(module),
             )  # fmt: skip
 
 
 def _one_turn(module: GSPOModule) -> str:
     alone = has_environment(module.data.rollouts) and module.last_update.get("response/turns") == 1.0
     return ", and no conversation had a second turn: the policy has called no tool" if alone else ""
+
+
+def _cut(module: GSPOModule) -> str:
+    share = module.last_update.get("response/truncated", 0.0)
+    limit = module.data.settings.max_response_tokens
+    cut = f", and {share:.0%} of the responses were cut at data.max_response_tokens ({limit}): raise it first"
+    return cut if share >= MOST else ""
 
 
 def _nothing(module: GSPOModule) -> bool:

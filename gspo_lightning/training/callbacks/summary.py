@@ -8,7 +8,7 @@ import os
 import platform
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from gspo_lightning.report.answers import keep_thumbnails
 from gspo_lightning.report.page import read_runs, write_runs
 from gspo_lightning.report.run import Run
 from gspo_lightning.report.scalars import Scalars
+from gspo_lightning.report.verdicts import verdicts
 from gspo_lightning.report.words import result
 from gspo_lightning.resume import write_text
 from gspo_lightning.resume.changes import versions
@@ -35,6 +36,8 @@ from gspo_lightning.training.module import GSPOModule
 log = logging.getLogger(__name__)
 KEPT = 16
 """Held-out answers of an evaluation from which examples are chosen."""
+MOST_ADVICE = 4
+"""Verdicts that the end of a run shows; the report has all."""
 
 
 class RunSummary(Callback):
@@ -115,7 +118,7 @@ class RunSummary(Callback):
             picture = write_runs(runs, folder)
         if picture is not None:
             Sink.of(trainer).picture("report", picture, trainer.global_step)
-        show(summary, folder, line, picture)
+        show(summary, folder, line, advice(runs), picture)
 
     def _examples(self, module: GSPOModule) -> list[dict[str, Any]]:
         """Return answers to the same prompts before and after training; those that changed come first."""
@@ -198,8 +201,14 @@ def read_back(folder: Path, scalars: Scalars | None) -> tuple[list[Run], str | N
     return runs, f"{line} (brackets: 95 % interval)" if "[" in line else line
 
 
-def show(summary: dict[str, Any], folder: Path, line: str | None, picture: Path | None) -> None:
-    """Print the table, the examples, the line with the result and its interval, and the paths."""
+def advice(runs: Sequence[Run]) -> list[str]:
+    """Return a line for each verdict on a run that asks for something to be looked at or changed, the worst first."""
+    lines = [verdict.line for run in runs for verdict in verdicts(run) if verdict.level in ("bad", "look")]
+    return lines[:MOST_ADVICE]
+
+
+def show(summary: dict[str, Any], folder: Path, line: str | None, advice: Sequence[str], picture: Path | None) -> None:
+    """Print the table, the examples, the line with the result and its interval, what looks wrong, and the paths."""
     console = terminal()
     table = Table(title=f"{summary['objective']}, seed {summary['seed']}: before and after", title_justify="left")
     for heading in ("prompt", "answer", "before", "after"):
@@ -214,6 +223,8 @@ def show(summary: dict[str, Any], folder: Path, line: str | None, picture: Path 
     console.print(table)
     if line is not None:
         console.print(line, soft_wrap=True)
+    for sentence in advice:
+        console.print(sentence, soft_wrap=True, markup=False, highlight=False)
     console.print(
         f"{summary['iterations']} iterations, {summary['updates']} updates, {summary['seconds']:.0f} s, "
         f"peak memory {summary['peak_memory_mb'] / 1024:.2f} GiB, "
@@ -224,6 +235,7 @@ def show(summary: dict[str, Any], folder: Path, line: str | None, picture: Path 
         if path is not None:
             console.print(f"{name + ':':<12}{_short(path)}", soft_wrap=True)
     console.print(f"{'curves:':<12}tensorboard --logdir {_short(folder.parent)}", soft_wrap=True)
+    console.print(f"{'page:':<12}gspo view {_short(folder)}", soft_wrap=True)
 
 
 def show_evaluation(values: Mapping[str, float]) -> None:

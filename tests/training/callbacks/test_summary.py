@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gspo_lightning.cli import main
 from gspo_lightning.report.answers import SCORES, AnswersFile
 from gspo_lightning.report.page import read_runs
 from gspo_lightning.training.callbacks import summary
@@ -75,3 +76,33 @@ def test_training_that_cannot_be_read_back_ends_with_one_line(
     ]
     monkeypatch.setattr(summary, "read_runs", read_runs)
     assert summary.read_back(folder, None)[1] is not None
+
+
+def test_a_run_ends_with_what_looks_wrong_and_what_to_do(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A limit that cuts every answer, and so rewards of 0, are said where a newcomer looks: below the last update."""
+    monkeypatch.chdir(tmp_path)
+    few = [
+        "--model.cold_start=null", "--trainer.max_epochs=1", "--data.prompts_per_rollout=4", "--data.group_size=2",
+        "--data.evaluation.limit=4", "--data.reward_workers=1", "--data.max_response_tokens=1",
+    ]  # fmt: skip
+    assert main(["fit", "--config=quickstart", *few]) == 0
+    end = capsys.readouterr().out.splitlines()[-12:]
+    (cut,) = [line for line in end if line.startswith("! length: ")]
+    assert cut.endswith(
+        "% truncated in the last fifth: the limit decides what is paid; raise data.max_response_tokens)"
+    )
+    (dead,) = [line for line in end if line.startswith("! dead groups: ")]
+    assert "use easier prompts" in dead
+    assert end[-1].split(maxsplit=1)[1] == "gspo view runs/quickstart/version_0"
+    (early,) = [message for message in caplog.messages if message.startswith("nothing to learn from yet")]
+    assert "% of the responses were cut at data.max_response_tokens (1): raise it first" in early
+
+
+def test_a_run_without_a_fault_ends_without_advice(tmp_path: Path) -> None:
+    runs, _ = summary.read_back(write_run(tmp_path / "run"), None)
+    assert [line for line in summary.advice(runs) if line.startswith("! length")] == []
