@@ -106,6 +106,8 @@ def config_of(settings: ModelSettings) -> PretrainedConfig:
     try:
         return load_config(settings)
     except UserError as error:
+        if Path(name).is_file():  # a GGUF file: its refusal says what helps
+            raise
         raise UserError(
             error.field,
             error.problem,
