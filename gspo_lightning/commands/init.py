@@ -35,13 +35,33 @@ CARDS: dict[str, dict[str, Any]] = {
 }
 """Memory of one GPU -> a Qwen3 whose weights can all be trained there, and batch sizes that fit beside it.
 
-Weights, gradients and the two moments of AdamW take 16 bytes a parameter: 9.5 GB and 27.5 GB. The 20 example records of
-a project bound the prompts of an iteration.
+Weights, gradients and the two moments of AdamW take 16 bytes a parameter: 9.5 GB and 27.5 GB. The 24 functions
+of code bound the prompts of an iteration.
 """
 _SMALLEST = next(iter(CARDS))
 """Card of a task with a real model if none is named."""
+SMALL_MODEL = 4e8
+"""Parameters below which problems are of one step: of two, SmolLM2-135M solved none."""
+REASON = r"Reason step by step and put the final answer in \boxed{}."
+"""System prompt of mathematics."""
+SOLVED = [
+    ("Tom has 3 pens and buys 4 more. How many pens does Tom have now?", "3 + 4 = 7", 7),
+    ("Sue has 9 balls and gives 5 of them to Max. How many balls does Sue have left?", "9 - 5 = 4", 4),
+    ("There are 2 bowls with 6 nuts in each bowl. How many nuts are there in all bowls?", "2 x 6 = 12", 12),
+    ("Pat shares 12 figs equally among 3 friends. How many figs does each friend get?", "12 / 3 = 4", 4),
+]
+"""Worked examples for a small model: problem, calculation, answer; those of configs/smollm2.yaml, with a box."""
+_STORIES = [
+    "A shop has {a} boxes of {b} pens and sells {c} pens. How many pens are left?",
+    "A train of {a} coaches has {b} seats in each, and {c} seats are taken. How many seats are free?",
+    "A farm has {a} rows of {b} trees, and a storm fells {c} of them. How many trees stand?",
+    "A book of {a} pages has {b} words on each, and {c} words are read. How many words remain?",
+]
+"""Word problems of two operations, a * b - c."""
 _UNCOLLECTED = ".txt"
 """Suffix of Python files in templates, so that no tool takes them for modules of this package."""
+_COMMAND = "#   "
+"""What a command stands behind, in the first lines of a template."""
 COUNT = 20
 """Number of records in a file of examples."""
 
@@ -65,9 +85,9 @@ def main(argv: Sequence[str]) -> int:
     model.add_argument("--card", choices=CARDS, help=f"train a model that fits this GPU; with {', '.join(REAL)}")
     options = parser.parse_args(list(argv))
     write_project(options.folder, options.task, options.model, options.card)
-    config = options.folder / "train.yaml"
     say(f"written: {options.folder} ({', '.join(sorted(p.name for p in options.folder.iterdir()))})")
-    say(f"next: gspo fit --config {shlex.quote(str(config))}")
+    first, *others = _commands((options.folder / "train.yaml").read_text(encoding="utf-8"))
+    say("\n".join([f"next: {first}", *(f"      {command}" for command in others)]))
     return 0
 
 
@@ -89,12 +109,14 @@ def write_project(folder: Path, task: str | None = None, model: str | None = Non
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError("gspo init", f"{str(folder)!r} exists and is not an empty folder", fix="name a new folder")
     template, words = _template(task, model, card)
+    small = f"small {template}"
+    records = small if words.get("small") and small in RECORDS else template
     files = {}
     for file in sorted((TEMPLATES / template).iterdir()):
         if file.is_file():
             files[file.name.removesuffix(_UNCOLLECTED)] = _filled(file, folder, words)
-    if template in RECORDS:
-        files |= RECORDS[template]()
+    if records in RECORDS:
+        files |= RECORDS[records]()
     files[SCHEMA] = (CONFIGS / "schema" / "fit.json").read_text(encoding="utf-8")
     new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
     written: list[Path] = []
@@ -118,6 +140,11 @@ def write_project(folder: Path, task: str | None = None, model: str | None = Non
         raise UserError("gspo init", problem, fix="name another folder") from error
 
 
+def _commands(config: str) -> list[str]:
+    """Return the commands that the first lines of a project's config name, in their order."""
+    return [line.removeprefix(_COMMAND) for line in config.splitlines() if line.startswith(f"{_COMMAND}gspo ")]
+
+
 def _template(task: str | None, model: str | None, card: str | None) -> tuple[str, dict[str, str]]:
     """Return the folder of a project's templates, and their words.
 
@@ -134,7 +161,7 @@ def _template(task: str | None, model: str | None, card: str | None) -> tuple[st
         raise UserError("gspo init", f"--task {task} is for its tiny model", fix=fix)
     if task not in REAL or (task == "code" and not named):
         return task, {}
-    return REAL[task], _words(model) | _sizes(task) if model is not None else _words_of_card(card or _SMALLEST)
+    return REAL[task], _words(model) | _sizes() if model is not None else _words_of_card(card or _SMALLEST)
 
 
 def _words(model: str) -> dict[str, str]:
@@ -156,6 +183,8 @@ def _words(model: str) -> dict[str, str]:
     return {
         "model": json.dumps(name),
         "size": f"{size / 1e9:.2g}",
+        "small": "small" if size < SMALL_MODEL else "",
+        "system_prompt": _worked_examples() if size < SMALL_MODEL else REASON,
         "rate": f"{usual_rate(max(size, SMALLEST), adapters=False):.1e}",
         "accelerator": "auto" if gpu else "cpu",
         "precision": "bf16-mixed" if gpu and torch.cuda.is_bf16_supported() else "32-true",
@@ -163,6 +192,15 @@ def _words(model: str) -> dict[str, str]:
         "temperature": "1.0" if size > 1e9 else "0.7",  # at 1.0 few answers of small models are right
         "device": "",
     }
+
+
+def _worked_examples() -> str:
+    """Return a system prompt with worked examples as earlier turns, as YAML."""
+    turns = [("system", r"Answer with one calculation and put the answer in \boxed{}.")]
+    for problem, calculation, answer in SOLVED:
+        turns += [("user", problem), ("assistant", rf"{calculation}. The answer is \boxed{{{answer}}}.")]
+    lines = [f"    - {{role: {role}, content: '{content}'}}" for role, content in turns]
+    return "\n".join(["# and one worked example of each operation, as earlier turns", *lines])
 
 
 def _words_of_card(card: str) -> dict[str, str]:
@@ -175,15 +213,14 @@ def _words_of_card(card: str) -> dict[str, str]:
     return _words(str(sizes["model"])) | settings | _batch(sizes)
 
 
-def _sizes(task: str) -> dict[str, str]:
+def _sizes() -> dict[str, str]:
     """Return the batch sizes for a model of the user's: those of the smallest card, or small ones without a GPU.
 
     Whether the model fits is for ``gspo plan`` to say.
     """
     import torch
 
-    tokens = 384 if task == "agent" else 128  # an agent's opening takes of them as well
-    small = {"prompts": 4, "minibatches": 2, "response_tokens": tokens, "budget": 2048}
+    small = {"prompts": 4, "minibatches": 2, "response_tokens": 512, "budget": 2048}
     return _batch(CARDS[_SMALLEST] if torch.cuda.is_available() else small)
 
 
@@ -236,33 +273,43 @@ def _own() -> dict[str, str]:
 
 
 def _math() -> dict[str, str]:
-    """Return two-step word problems."""
+    """Return problems of two operations; the held-out ones tell another story."""
     draw = random.Random(7)
-    records = []
-    for _ in range(COUNT):
-        boxes = draw.randint(3, 12)
-        pens = draw.randint(4, 15)
-        sold = draw.randint(2, 11)
-        question = f"A shop has {boxes} boxes of {pens} pens and sells {sold} pens. How many pens are left?"
-        records.append({"prompt": question, "answer": str(boxes * pens - sold)})
-    return {"train.jsonl": _lines(records)}
+    problems: dict[str, list[dict[str, str]]] = {"train": [], "held_out": []}
+    prompts: set[str] = set()
+    for split, stories, size in (("train", _STORIES[:3], 10 * COUNT), ("held_out", _STORIES[3:], 64)):
+        while len(problems[split]) < size:
+            a = draw.randint(3, 12)
+            b = draw.randint(4, 15)
+            c = draw.randint(2, 11)
+            prompt = stories[len(problems[split]) % len(stories)].format(a=a, b=b, c=c)
+            if prompt not in prompts:
+                prompts.add(prompt)
+                problems[split].append({"prompt": prompt, "answer": str(a * b - c)})
+    return {f"{split}.jsonl": _lines(records) for split, records in problems.items()}
+
+
+def _one_step(instruction: str = "", largest: int = 12) -> dict[str, str]:
+    """Return problems of one operation with sums of numbers up to ``largest``; the held-out ones tell other stories."""
+    from gspo_lightning.data.prompts import WordProblems
+
+    return {
+        "train.jsonl": _lines(
+            WordProblems("train", size=10 * COUNT, largest=largest, instruction=instruction).records()
+        ),
+        "held_out.jsonl": _lines(WordProblems("held_out", size=64, largest=largest, instruction=instruction).records()),
+    }
 
 
 def _agent() -> dict[str, str]:
     """Return word problems of two operations, with numbers so large that a calculator pays."""
     draw = random.Random(7)
-    stories = [
-        "A shop has {a} boxes of {b} pens and sells {c} pens. How many pens are left?",
-        "A train of {a} coaches has {b} seats in each, and {c} seats are taken. How many seats are free?",
-        "A farm has {a} rows of {b} trees, and a storm fells {c} of them. How many trees stand?",
-        "A book of {a} pages has {b} words on each, and {c} words are read. How many words remain?",
-    ]
     records = []
     for number in range(10 * COUNT + 64):
         a = draw.randint(12, 98)
         b = draw.randint(13, 97)
         c = draw.randint(11, 99)
-        records.append({"prompt": stories[number % 4].format(a=a, b=b, c=c), "answer": str(a * b - c)})
+        records.append({"prompt": _STORIES[number % 4].format(a=a, b=b, c=c), "answer": str(a * b - c)})
     return {"train.jsonl": _lines(records[: 10 * COUNT]), "held_out.jsonl": _lines(records[10 * COUNT :])}
 
 
@@ -280,18 +327,19 @@ def _logic() -> dict[str, str]:
     return {"train.jsonl": _lines(puzzles.records())}
 
 
-def _real() -> dict[str, str]:
-    """Return word problems; the held-out ones tell other stories."""
-    from gspo_lightning.data.prompts import WordProblems
+def _calculated() -> dict[str, str]:
+    """Return problems of one operation, with numbers so large that a calculator pays."""
+    return _one_step(largest=100)
 
-    instruction = "\nAnswer briefly, with a single number."  # without it a small model rarely ends an answer
-    return {
-        "train.jsonl": _lines(WordProblems("train", size=10 * COUNT, instruction=instruction).records()),
-        "held_out.jsonl": _lines(WordProblems("held_out", size=64, instruction=instruction).records()),
-    }
+
+def _real() -> dict[str, str]:
+    """Return word problems that ask for a short answer: without it a small model rarely ends one."""
+    return _one_step("\nAnswer briefly, with a single number.")
 
 
 RECORDS: dict[str, Callable[[], dict[str, str]]] = {
-    "own": _own, "math": _math, "code": _code, "agent": _agent, "logic": _logic, "real": _real,
+    "own": _own, "math": _math, "small math": _one_step, "code": _code, "agent": _agent,
+    "small agent": _calculated, "logic": _logic, "real": _real,
 }  # fmt: skip
-"""Folder of templates -> function that returns its record files: name -> text; the others lie in the folder."""
+"""Folder of templates, "small" before it for a small model -> function that returns record files: name -> text; the
+others lie in the folder."""

@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import zlib
+from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,32 @@ import yaml
 
 from gspo_lightning.cli import main
 from gspo_lightning.commands.init import CARDS, REAL, TASKS
+from gspo_lightning.core.extras import install_command
 from gspo_lightning.policy.load.loading import load_policy
 from gspo_lightning.policy.load.model_settings import ModelSettings
+from gspo_lightning.rewards.math.calculator import calculate
 from tests.resume.test_files import in_a_fork
 from tests.runs import runs
 from tests.runs.processes import run_module
 
 FILES = {"README.md", "reward.py", "schema.json", "test_reward.py", "train.jsonl", "train.yaml"}
 AGENT = {"README.md", "agent.py", "held_out.jsonl", "schema.json", "test_agent.py", "train.jsonl", "train.yaml"}
-FILES_OF = {"own": FILES | {"demos.jsonl", "held_out.jsonl"}, "agent": AGENT}
+FILES_OF = {"own": FILES | {"demos.jsonl", "held_out.jsonl"}, "agent": AGENT, "math": FILES | {"held_out.jsonl"}}
 MORE = [(task, card) for task in REAL for card in CARDS if (task, card) != ("agent", "24GB")]
+NEXT = {"math": ["plan", "fit"], "code": ["doctor", "fit"], "agent": ["plan", "fit"]}
+"""Task -> commands that ``gspo init`` names; the others have ``gspo fit`` alone."""
 FEW = [
     "--model.cold_start.steps=2", "--trainer.max_epochs=1", "--data.prompts_per_rollout=4", "--data.group_size=2",
     "--data.evaluation.limit=4", "--data.reward_workers=1",
 ]  # fmt: skip
+
+
+def next_commands(shown: str) -> list[list[str]]:
+    """Return the words of each command that ``gspo init`` says comes next, without ``gspo``."""
+    first, *others = shown.partition("next: ")[2].splitlines()
+    commands = [shlex.split(line) for line in (first, *others)]
+    assert all(command[0] == "gspo" for command in commands)
+    return [command[1:] for command in commands]
 
 
 @pytest.fixture(scope="module")
@@ -49,18 +62,20 @@ def test_every_task_writes_a_project_whose_config_is_right(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["init", f"sub/{task}", "--task", task]) == 0  # modules of a process have different names
-    shown = capsys.readouterr().out
+    commands = next_commands(capsys.readouterr().out)
     folder = Path("sub") / task
+    readme = (folder / "README.md").read_text()
+    assert all(f"\ngspo {shlex.join(command)}\n" in readme for command in commands)
+    assert [command[0] for command in commands] == NEXT.get(task, ["fit"])
     there = {file.name for file in folder.iterdir()}
     assert there == FILES_OF.get(task, FILES)
     records = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
-    assert len({record["prompt"] for record in records}) == (200 if task in ("logic", "agent") else 20)
+    assert len({record["prompt"] for record in records}) == (200 if task in ("logic", "agent", "math") else 20)
     for name in there:
         assert "FOLDER" not in (folder / name).read_text()
     if task != "own":  # its run is another test's; classes of one name would meet in this process
-        command = shown.rpartition("next: gspo ")[2].split()
         assert "<" not in (folder / "train.yaml").read_text()
-        assert main([*command, "--model.name_or_path=tiny-qwen3", "--print_config"]) == 0
+        assert main([*commands[-1], "--model.name_or_path=tiny-qwen3", "--print_config"]) == 0
         config = yaml.safe_load(capsys.readouterr().out)
         assert config["data"]["train"] == str(tmp_path / folder / "train.jsonl")
 
@@ -121,6 +136,34 @@ def test_a_task_takes_a_model_of_the_users(task: str, tmp_path: Path) -> None:
     gpu = torch.cuda.is_available()
     assert config["trainer"]["accelerator"] == ("auto" if gpu else "cpu")
     assert config["data"]["prompts_per_rollout"] == (16 if gpu else 4)
+    assert config["data"]["max_response_tokens"] >= 512  # 128 cut answers that reason
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen3", "Qwen/Qwen3-0.6B"])
+def test_mathematics_is_as_hard_as_a_model_of_its_size_may_solve(model: str, tmp_path: Path) -> None:
+    """Of problems of two steps, asked without an example, SmolLM2-135M solved none and boxed no answer."""
+    assert main(["init", str(tmp_path / "project"), "--task=math", f"--model={model}"]) == 0
+    system = yaml.safe_load((tmp_path / "project" / "train.yaml").read_text())["data"]["system_prompt"]
+    train, held_out = (
+        [json.loads(line) for line in (tmp_path / "project" / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("train", "held_out")
+    )
+    assert len(train) == 200
+    assert len(held_out) == 64
+    assert not {record["prompt"] for record in train} & {record["prompt"] for record in held_out}
+    if model == "Qwen/Qwen3-0.6B":
+        assert isinstance(system, str)
+        return
+    first, *turns = system
+    assert first["role"] == "system"
+    assert [turn["role"] for turn in turns] == ["user", "assistant"] * 4
+    for problem, solved in zip(turns[::2], turns[1::2], strict=True):
+        (value,) = re.findall(r"\\boxed\{(\d+)\}", solved["content"])
+        assert solved["content"].count("=") == 1  # one step
+        calculation, _, result = solved["content"].partition(" = ")
+        assert calculate(calculation.replace("x", "*")) == int(value)
+        assert result.startswith(f"{value}. ")
+        assert problem["content"] not in {record["prompt"] for record in (*train, *held_out)}
 
 
 @pytest.mark.parametrize(
@@ -225,6 +268,20 @@ def test_a_model_that_is_not_there_leaves_no_project(tmp_path: Path, capsys: pyt
     assert not list(tmp_path.iterdir())
 
 
+def test_a_gguf_file_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plain installation has no package gguf; models that a plan has built in are no way out."""
+    find = util.find_spec
+    monkeypatch.setattr(util, "find_spec", lambda name, *more: None if name == "gguf" else find(name, *more))
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    assert main(["init", str(tmp_path / "project"), "--task=math", f"--model={file}"]) == 2
+    problem, fix = capsys.readouterr().err.splitlines()
+    assert problem.endswith("model.gguf is a GGUF file, which needs the package gguf")
+    assert fix == f"  fix: {install_command('gguf')}"
+
+
 @pytest.mark.parametrize("there", ["a file in it", "a hidden file in it", "a file", "a folder below a file"])
 def test_nothing_is_overwritten(there: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "project"
@@ -246,7 +303,7 @@ def test_a_name_with_spaces_and_quotes_is_written_so_that_it_can_be_copied(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["init", name, "--task=logic"]) == 0
-    command = shlex.split(capsys.readouterr().out.rpartition("next: gspo ")[2])
+    (command,) = next_commands(capsys.readouterr().out)
     assert command == ["fit", "--config", f"{name}/train.yaml"]
     for file in (Path(name) / "reward.py", Path(name) / "train.yaml"):  # classes of one name would meet in this process
         file.write_text(file.read_text().replace("OneAnswer", f"OneAnswer{zlib.crc32(name.encode())}"))
