@@ -200,7 +200,7 @@ def _worked_examples() -> str:
     for problem, calculation, answer in SOLVED:
         turns += [("user", problem), ("assistant", rf"{calculation}. The answer is \boxed{{{answer}}}.")]
     lines = [f"    - {{role: {role}, content: '{content}'}}" for role, content in turns]
-    return "\n".join(["# and one worked example of each operation, as earlier turns", *lines])
+    return "\n".join(["# one worked example of each operation, as earlier turns", *lines])
 
 
 def _words_of_card(card: str) -> dict[str, str]:
