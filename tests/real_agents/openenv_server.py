@@ -1,4 +1,6 @@
-"""An environment of OpenEnv behind its own server, at the port that is its argument: guess the number of ``GuessTask``.
+"""An environment of OpenEnv behind its own server: guess the number of ``GuessTask``.
+
+Arguments: how many conversations there may be at a time (256 if it is left out), and the port.
 
 Runs in the environment of OpenEnv.
 """
@@ -13,7 +15,7 @@ import uvicorn
 from openenv.core.env_server.http_server import create_fastapi_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
-from pydantic import Field
+from pydantic import Field, field_validator
 
 ENDS = {"nan": math.nan, "inf": math.inf, "none": None, "zero": 0.0, "yes": True}
 """Rewards of conversations that end with these words."""
@@ -24,11 +26,19 @@ class Guess(Action):
 
     text: str = Field(max_length=8)
 
+    @field_validator("text")
+    @classmethod
+    def not_empty(cls, text: str) -> str:
+        """Refuse what a constraint cannot name."""
+        if text == "blank":
+            raise ValueError("is blank")
+        return text
+
 
 class Hint(Observation):
     """Smaller or larger."""
 
-    hint: str = ""
+    hint: str | None = ""
     seen: list[str] = Field(default_factory=list)
 
 
@@ -52,6 +62,10 @@ class Numbers(Environment):  # type: ignore[misc]
             raise RuntimeError("out of numbers")
         if action.text in ENDS:
             return Hint(hint="!", done=True, reward=ENDS[action.text])
+        if action.text == "quiet":
+            return Hint(hint=None, done=True, reward=1.0)
+        if action.text == "mistaken":
+            return Hint(seen=action.text)
         if action.text == "größer":
             return Hint(hint=">", seen=[action.text], reward=None)
         found = action.text.isdigit() and int(action.text) == self.number
@@ -65,5 +79,6 @@ class Numbers(Environment):  # type: ignore[misc]
 
 
 if __name__ == "__main__":
-    app = create_fastapi_app(Numbers, Guess, Hint, max_concurrent_envs=256)
-    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="error")
+    most = int(sys.argv[1]) if len(sys.argv) > 2 else 256
+    app = create_fastapi_app(Numbers, Guess, Hint, max_concurrent_envs=most)
+    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[-1]), log_level="error")

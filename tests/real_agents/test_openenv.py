@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +82,53 @@ def test_openenv_step_gives_its_observation_and_reward(url: str) -> None:
     assert steps[1] == ([{"role": "user", "content": '["größer"]'}], 0.0, False)  # no reward yet
     assert steps[2][1:] == (1.0, True)
     assert talk(environment, Prompt(1, "30-49?", (1,)), "zero")[1][1:] == (0.0, True)
+
+
+def test_null_at_the_end_is_no_message(url: str) -> None:
+    environment = OpenEnvEnvironment(url, action="text", observation="hint")
+    assert talk(environment, Prompt(1, "30-49?", (1,)), "quiet")[1] == ([], 1.0, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("mistaken", r"VALIDATION_ERROR: Invalid message: seen: Input should be a valid list"),
+        ("crash", "EXECUTION_ERROR: out of numbers"),
+        ("blank", r"SESSION_ERROR: .*ValueError.*a validator of its action raised this"),
+    ],
+)
+def test_failures_of_an_environment_are_no_mistakes_of_the_policy(url: str, text: str, why: str) -> None:
+    """OpenEnv reports values that are invalid inside a step as if the action were; the message has the action."""
+    environment = OpenEnvEnvironment(url, action="text", observation="hint")
+    with pytest.raises(InfrastructureError, match=f"failed in step after the action '{text}': {why}"):
+        talk(environment, Prompt(1, "30-49?", (1,)), text)
+
+
+@pytest.mark.parametrize(
+    ("option", "most", "said"),
+    [
+        ({"action": "guess"}, 256, "OpenEnvEnvironment.action: is 'guess', but the text of an action is in 'text'"),
+        ({"action": "text"}, 1, "OpenEnvEnvironment.sessions: is 64, but .* allows 1 at a time"),
+    ],
+)
+def test_settings_that_no_conversation_survives_stop_the_run(
+    option: dict[str, str], most: int, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with on_free_port([PYTHON, str(HERE / "openenv_server.py"), str(most)]) as port:
+        inner = {"url": f"http://127.0.0.1:{port}", "observation": "hint", **option}
+        environment = json.dumps({"class_path": "OpenEnvEnvironment", "init_args": inner})
+        options = [f"--data.rollouts.environment={environment}", "--model.cold_start=null", "--trainer.max_epochs=1"]
+        options += ["--data.prompts_per_rollout=8", "--trainer.limit_val_batches=0"]
+        runs.fit(tmp_path, *options, small=False, config=ROOT / "configs" / "guess.yaml", code=2)
+    assert re.search(said, " ".join(capfd.readouterr().err.split()))
+
+
+def test_a_server_for_one_conversation_takes_one_after_another() -> None:
+    with on_free_port([PYTHON, str(HERE / "openenv_server.py"), "1"]) as port:
+        options: dict[str, Any] = {"action": "text", "observation": "hint", "sessions": 1}
+        environment = OpenEnvEnvironment(f"http://127.0.0.1:{port}", **options)
+        for _ in range(4):
+            assert talk(environment, Prompt(37, "30-49?", (1,)), "37")[1][1:] == (1.0, True)
 
 
 def test_a_policy_learns_to_guess_from_it(url: str, tmp_path: Path) -> None:

@@ -16,14 +16,18 @@ if TYPE_CHECKING:
     import aiohttp
 
 _MOST_BYTES = 16 << 20
+_UNSENT = "Unable to serialize unknown type: <class '"
+"""Begins the message of a session that ended because pydantic's complaint holds an exception (OpenEnv 0.10)."""
 
 
 class OpenEnvEnvironment(Environment):
     """An environment behind a server of OpenEnv, with a session of its own for every conversation.
 
-    A turn of the policy is the text of an action, and a field of the observation is what the policy reads next. The
-    reward of the observation is that of the turn. A turn without one adds nothing, but the observation that ends the
-    conversation must have one, or the conversation is missing: NaN arrives as null, too. The server gets the column
+    A turn of the policy is the text of an action, and a field of the observation is what the policy reads next; null
+    at the end is no message. The reward of the observation is that of the turn. A turn without one adds nothing, but
+    the observation that ends the conversation must have one, or the conversation is missing: NaN arrives as null, too.
+    An action that is invalid is answered with the server's complaint; one that makes the environment raise is a failure
+    of the environment, and so is an invalid value of the environment's own. The server gets the column
     ``seed`` of the record, or the number of the prompt, so that all conversations about a prompt begin alike, and
     further columns by ``reset``.
 
@@ -68,7 +72,7 @@ class OpenEnvEnvironment(Environment):
 
         Raises:
             InfrastructureError: the server cannot be reached, or fails.
-            UserError: the record lacks a column, or the observation the field.
+            UserError: the record lacks a column, or the observation the field; or the server allows fewer sessions.
         """
         import aiohttp
 
@@ -89,13 +93,14 @@ class OpenEnvEnvironment(Environment):
 
         Raises:
             InfrastructureError: the server failed, or ended the conversation without a reward.
-            UserError: the observation lacks the field.
+            UserError: the observation lacks the field, or actions have other fields.
         """
         reply = await self._ask("step", {self.action: completion})
         if "refused" in reply:
             return [{"role": self.role, "content": f"error: {reply['refused']}"}], 0.0, False
         done = bool(reply.get("done"))
-        messages: Messages = [self._message(reply)] if not done or self.observation in reply["observation"] else []
+        nothing = done and reply["observation"].get(self.observation) is None
+        messages: Messages = [] if nothing else [self._message(reply)]
         reward = reply.get("reward")
         if (done and reward is None) or not math.isfinite(reward or 0.0):
             problem = "ended the conversation without a reward" if reward is None else f"gave the reward {reward}"
@@ -129,12 +134,41 @@ class OpenEnvEnvironment(Environment):
         message = json.loads(answer.data)
         reply = message.get("data") or {}
         if message.get("type") == "error":
-            if reply.get("code") == "VALIDATION_ERROR" and kind == "step":
-                return {"refused": _refusal(reply)}
-            raise InfrastructureError(f"{self.url} failed in {kind}: {reply.get('code')}: {reply.get('message')}")
+            if kind == "step" and reply.get("code") == "VALIDATION_ERROR":
+                self._check_fields(reply, data)
+                if _is_about(reply, data):
+                    return {"refused": _refusal(reply)}
+            raise self._failure(kind, data, reply)
         if not isinstance(reply.get("observation"), Mapping):
             raise InfrastructureError(f"{self.url} answered {kind} without an observation")
         return reply
+
+    def _check_fields(self, reply: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+        """Refuse an ``action`` that no text makes valid: the server wants other fields, or further ones."""
+        unknown = _fields(reply, "extra_forbidden", data[self.action])
+        required = _fields(reply, "missing", dict(data))
+        if required and self.action in unknown and len(required) == 1:
+            problem = f"is {self.action!r}, but the text of an action is in {required[0]!r}"
+            raise UserError("OpenEnvEnvironment.action", problem, fix=f"set action: {required[0]}")
+        if required or self.action in unknown:
+            needs = f"needs {', '.join(required)}" if required else "has no such field"
+            problem = f"is {self.action!r}, but an action of {self.url} {needs}"
+            fix = "name the one field that actions need; servers whose actions need several are not supported"
+            raise UserError("OpenEnvEnvironment.action", problem, fix=fix)
+
+    def _failure(self, kind: str, data: Mapping[str, Any], reply: Mapping[str, Any]) -> Exception:
+        """Return the error for an answer that is one, with the action that led to it."""
+        code = reply.get("code")
+        allowed = reply.get("max_sessions")
+        if code == "CAPACITY_REACHED" and isinstance(allowed, int) and allowed < self.max_concurrent:
+            problem = f"is {self.max_concurrent}, but {self.url} allows {allowed} at a time (its max_concurrent_envs)"
+            fix = f"set sessions: {allowed}, or start the server with max_concurrent_envs={self.max_concurrent}"
+            return UserError("OpenEnvEnvironment.sessions", problem, fix=fix)
+        why = _refusal(reply) if code == "VALIDATION_ERROR" else str(reply.get("message"))
+        after = f" after the action {data[self.action]!r}" if kind == "step" else ""
+        if kind == "step" and code == "SESSION_ERROR" and why.startswith(_UNSENT):
+            why += " (a validator of its action raised this; OpenEnv can only report constraints of fields)"
+        return InfrastructureError(f"{self.url} failed in {kind}{after}: {code}: {why}")
 
     def _message(self, reply: Mapping[str, Any]) -> dict[str, Any]:
         observation = reply["observation"]
@@ -148,6 +182,31 @@ class OpenEnvEnvironment(Environment):
         }
 
 
+def _errors(reply: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [error for error in reply.get("errors") or () if isinstance(error, Mapping)]
+
+
+def _fields(reply: Mapping[str, Any], kind: str, value: object) -> list[str]:
+    """Return the fields of an action with pydantic's error of a kind, and this value."""
+    errors = [error for error in _errors(reply) if error.get("type") == kind and error.get("input") == value]
+    places = [error.get("loc") or () for error in errors]
+    return [str(place[0]) for place in places if len(place) == 1]
+
+
+def _is_about(reply: Mapping[str, Any], action: Mapping[str, Any]) -> bool:
+    """True if pydantic complains about an action, and not about a value that the environment made of it.
+
+    >>> _is_about({"errors": [{"loc": ["text"], "input": "longer", "msg": "too long"}]}, {"text": "longer"})
+    True
+    >>> _is_about({"errors": [{"loc": ["n"], "input": "x", "msg": "not a number"}]}, {"text": "longer"})
+    False
+    """
+    errors = _errors(reply)
+    return not errors or any(
+        (error.get("loc") or [None])[0] in action or error.get("input") == dict(action) for error in errors
+    )
+
+
 def _refusal(reply: Mapping[str, Any]) -> str:
     """Return why an action is not valid: the message, and pydantic's reason for each field.
 
@@ -155,10 +214,9 @@ def _refusal(reply: Mapping[str, Any]) -> str:
     'Invalid message: text: Field required'
     """
     reasons = []
-    for error in reply.get("errors") or ():
-        if isinstance(error, Mapping):
-            place = ".".join(map(str, error.get("loc") or ()))
-            reasons.append(f"{place}: {error.get('msg')}" if place else str(error.get("msg")))
+    for error in _errors(reply):
+        place = ".".join(map(str, error.get("loc") or ()))
+        reasons.append(f"{place}: {error.get('msg')}" if place else str(error.get("msg")))
     message = str(reply.get("message") or "not valid")
     details = "; ".join(reasons)
     return f"{message}: {details}" if details else message
