@@ -18,7 +18,7 @@ from gspo_lightning.core.types import MicroBatch
 from gspo_lightning.loop.critic import ValueModel
 from gspo_lightning.loop.update.learning_rates import warn_if_rate_is_high
 from gspo_lightning.loop.update.nonfinite import check_weights
-from gspo_lightning.loop.update.optimizers import fuse, settings_of_optimizer, undecayed
+from gspo_lightning.loop.update.optimizers import fuse, settings_of_optimizer, take_closure, undecayed
 from gspo_lightning.loop.update.schedules import schedule
 from gspo_lightning.objectives import Objective, segments_by_delimiter
 from gspo_lightning.policy.load.loading import load_policy
@@ -132,6 +132,7 @@ def build_optimizers(
 
     def build(weights: list[nn.Parameter]) -> torch.optim.Optimizer:
         instance = undecayed(optimizer)(weights)
+        take_closure(instance)
         if not scaled:
             fuse(instance)
         return instance

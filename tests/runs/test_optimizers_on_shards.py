@@ -24,6 +24,7 @@ from tests.runs import runs
 from tests.runs.processes import Command
 from tests.runs.ranks import two_ranks
 
+OWN = ROOT / "tests" / "loop" / "update" / "own_optimizers.py"
 SINGLE: dict[str, dict[str, Any]] = {
     "ASGD": {}, "Adadelta": {}, "Adafactor": {}, "Adagrad": {}, "Adam": {"amsgrad": True}, "AdamW": {}, "Adamax": {},
     "LBFGS": {}, "Muon": {}, "NAdam": {}, "RAdam": {}, "RMSprop": {"momentum": 0.9, "centered": True}, "Rprop": {},
@@ -180,14 +181,17 @@ def test_muon_on_shards_is_muon_but_for_its_rounding() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        pytest.param("Adafactor", [], "Adafactor cannot step sharded weights", id="Adafactor"),
-        pytest.param("SGD", ["--model.optimizer.fused=true"], "SGD with fused: true cannot step sharded", id="fused"),
+        pytest.param("torch.optim.Adafactor", [], "Adafactor cannot step sharded weights", id="Adafactor"),
+        pytest.param(
+            "torch.optim.SGD", ["--model.optimizer.fused=true"], "SGD with fused: true cannot step sharded", id="fused"
+        ),
+        pytest.param("NormalizedRows", [], "NormalizedRows needs whole matrices", id="large"),
     ],
 )
 def test_a_run_is_refused_before_its_rollouts(name: str, options: list[str], message: str, tmp_path: Path) -> None:
     argv = ["fit", f"--config={runs.QUICKSTART}", f"--config={ROOT / 'configs' / 'fsdp2.yaml'}", *runs.SMALL]
     argv += ["--model.cold_start=null", "--trainer.accelerator=cpu", "--trainer.devices=2"]
-    argv += [f"--model.optimizer=torch.optim.{name}", "--model.optimizer.lr=1e-3", *options]
+    argv += [f"--plugins={OWN}", f"--model.optimizer={name}", "--model.optimizer.lr=1e-3", *options]
     log = tmp_path / "log"
     assert Command([*argv, f"--trainer.default_root_dir={tmp_path}"], 2, log=log).start().wait() == [2, 2]
     assert message in log.read_text()

@@ -7,7 +7,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import FrameType
+from types import FrameType, MethodType
 
 import torch
 from torch import nn
@@ -123,6 +123,39 @@ def fuse(optimizer: torch.optim.Optimizer) -> None:
         is_free = group["fused"] is None and group["foreach"] is None and not group["differentiable"]
         if has_kernel and is_free:
             group["fused"] = True
+
+
+def take_closure(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer whose ``step()`` has no arguments (those of muon-optimizer and tauon) step as Lightning asks.
+
+    Lightning passes ``closure``, which computes the gradients; it is called first. Such an optimizer may expect that
+    there are gradients, so without any it does not step.
+
+    >>> class Bare(torch.optim.Optimizer):
+    ...     def step(self):
+    ...         for p in self.param_groups[0]["params"]:
+    ...             p.data -= p.grad
+    >>> weight = nn.Parameter(torch.ones(1))
+    >>> optimizer = Bare([weight], {})
+    >>> take_closure(optimizer)
+    >>> optimizer.step(closure=lambda: (2 * weight).sum().backward())
+    >>> weight.item()
+    -1.0
+    """
+    if inspect.signature(optimizer.step).parameters:
+        return
+    bare_step: Callable[[], object] = optimizer.step
+
+    def step(self: torch.optim.Optimizer, closure: Callable[[], float] | None = None) -> float | None:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if any(p.grad is not None for group in self.param_groups for p in group["params"]):
+            bare_step()
+        return loss
+
+    optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
 
 
 def adam_rate(optimizer: torch.optim.Optimizer) -> float | None:

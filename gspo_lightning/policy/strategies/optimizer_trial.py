@@ -1,4 +1,4 @@
-"""Try an optimizer on small matrices before the first rollout, whole and sharded as the policy is."""
+"""Try an optimizer on matrices before the first rollout, whole and sharded as the policy is, and on other weights."""
 
 from __future__ import annotations
 
@@ -18,17 +18,27 @@ from gspo_lightning.core.errors import UserError, first_line, place_of
 log = logging.getLogger(__name__)
 Build = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
-STEPS = 3
+STEPS = 12
+"""Enough for rules of every 5th or 10th step (Lookahead, SOAP)."""
+BEFORE = 7
+"""Steps before the checkpoint from which an optimizer goes on."""
+ROWS, COLUMNS = 128, 256
+"""Of each shard, and one row more; some rules begin at 8 or 128 rows, or at 4,096 numbers in blocks of 256."""
+USUAL = 0.02
+"""Standard deviation of weights that transformers begin with."""
+SMALL = 16
+"""Longest side of weights that are no matrices."""
 RATE = 1e-2
 TOLERANCE = 0.1
 """Largest difference between steps on shards and on whole matrices, relative to what the steps move.
 
 Elementwise rules differ by rounding, 1e-6. Muon iterates in bfloat16, whose rounding is a few percent of its step.
+Also the largest move of weights whose gradient is 0, relative to the weights.
 """
 
 
 def try_steps(build: Build, policy: nn.Module) -> None:
-    """Refuse an optimizer that cannot step or resume, or whose steps on shards are not those on whole weights.
+    """Refuse an optimizer that cannot step or resume, or forgets the weights, or steps otherwise on shards.
 
     Under FSDP2 it is given matrices that are sharded as the policy's are, under FSDP1 flat pieces of a matrix.
 
@@ -39,11 +49,11 @@ def try_steps(build: Build, policy: nn.Module) -> None:
     Raises:
         UserError: the optimizer is refused.
     """
+    flat = isinstance(policy, FullyShardedDataParallel)
     parameters = [p for p in policy.parameters() if p.requires_grad]
     device = local(parameters[0]).device
     sharded = next((p for p in parameters if isinstance(p, DTensor)), None)
     start, gradients = _matrices(1 if sharded is None else sharded.device_mesh.size(), device)
-    flat = isinstance(policy, FullyShardedDataParallel)
     try:
         whole = _stepped(build, start, gradients)
         again = _stepped(build, start, gradients)
@@ -52,6 +62,10 @@ def try_steps(build: Build, policy: nn.Module) -> None:
             log.debug("the optimizer cannot be tried out", exc_info=True)
             return
         raise _refusal(build, start, f"cannot step here: {first_line(error)}", "") from error
+    _check_skipped(build, start, gradients)
+    _check_rest(build, start)
+    if not flat:
+        _try_other_weights(build, parameters)
     if not torch.equal(whole, again):
         return  # it draws random numbers
     _check_resumed(build, start, gradients, whole)
@@ -63,11 +77,51 @@ def try_steps(build: Build, policy: nn.Module) -> None:
                 _compare(build, start, gradients, whole, partial(_cut, piece=piece))
 
 
+def _check_skipped(build: Build, start: Tensor, gradients: list[Tensor]) -> None:
+    """Refuse an optimizer of a package that fails without gradients, which an update that teaches nothing has."""
+    weight = nn.Parameter(start.clone())
+    optimizer = _built(build, weight)
+    _step(optimizer, weight, gradients[:1])
+    weight.grad = None
+    try:
+        optimizer.step(closure=lambda: 0.0)
+    except Exception as error:
+        if place_of(error) is None:  # a plug-in's error stays its own
+            problem = f"cannot step without gradients, as in an update that is skipped: {first_line(error)}"
+            raise _refusal(build, start, problem, "") from error
+
+
+def _check_rest(build: Build, start: Tensor) -> None:
+    """Refuse an optimizer whose first step moves weights without a gradient: FTRL begins at 0, Gravity at random."""
+    weight = nn.Parameter(start * (USUAL / start.std()))
+    before = weight.detach().clone()
+    _step(build([weight]), weight, [torch.zeros_like(start)])
+    moved = float((weight.detach() - before).norm() / before.norm())
+    if moved > TOLERANCE:
+        problem = f"forgets what a model has learned: where the gradient is 0, a step moves its weights by {moved:.0%}"
+        raise _refusal(build, start, problem, "")
+
+
+def _try_other_weights(build: Build, parameters: Sequence[nn.Parameter]) -> None:
+    """Refuse an optimizer of a package that steps matrices only, if others are trained: norms, experts of a layer."""
+    shapes = {p.dim(): p.shape for p in parameters if p.dim() not in (0, 2)}
+    for count, shape in sorted(shapes.items()):
+        start = torch.ones([min(size, SMALL) for size in shape], device=local(parameters[0]).device)
+        try:
+            _stepped(build, start, [torch.ones_like(start)])
+        except Exception as error:
+            if place_of(error) is not None:  # a plug-in's error stays its own
+                continue
+            kind = "dimension" if count == 1 else "dimensions"
+            problem = f"cannot step weights of {count} {kind}, which the model has: {first_line(error)}"
+            raise _refusal(build, start, problem, ", or train model.lora") from error
+
+
 def _check_resumed(build: Build, start: Tensor, gradients: list[Tensor], whole: Tensor) -> None:
-    """Compare the steps of an optimizer with those of another that goes on with its state after the first step."""
+    """Compare the steps of an optimizer with those of another that goes on with its state from a checkpoint."""
     weight = nn.Parameter(start.clone())
     first = _built(build, weight)
-    _step(first, weight, gradients[:1])
+    _step(first, weight, gradients[:BEFORE])
     file = io.BytesIO()
     try:
         torch.save(first.state_dict(), file)
@@ -79,7 +133,7 @@ def _check_resumed(build: Build, start: Tensor, gradients: list[Tensor], whole: 
     second = build([weight])
     try:
         second.load_state_dict(state)
-        _step(second, weight, gradients[1:])
+        _step(second, weight, gradients[BEFORE:])
     except Exception as error:
         raise _refusal(build, start, f"cannot go on with its own state: {first_line(error)}", "") from error
     if not torch.equal(weight.detach(), whole):
@@ -136,7 +190,7 @@ def _step(optimizer: torch.optim.Optimizer, weight: nn.Parameter, gradients: lis
         return 0.0
 
     for gradient in gradients:
-        optimizer.step(partial(closure, gradient))
+        optimizer.step(closure=partial(closure, gradient))  # by name, as Lightning does
 
 
 def _matrices(shards: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:
@@ -145,8 +199,8 @@ def _matrices(shards: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:
     R is no multiple of the number of shards, and a norm or a mean over some rows is not that over all.
     """
     generator = torch.Generator().manual_seed(1)
-    rows = torch.linspace(1.0, 4.0, 4 * shards + 1).unsqueeze(1)
-    draws = [torch.randn(len(rows), 6, generator=generator) for _ in range(STEPS + 1)]
+    rows = torch.linspace(1.0, 4.0, ROWS * shards + 1).unsqueeze(1)
+    draws = [torch.randn(len(rows), COLUMNS, generator=generator) for _ in range(STEPS + 1)]
     return (draws[0] * rows.flip(0)).to(device), [(draw * rows).to(device) for draw in draws[1:]]
 
 

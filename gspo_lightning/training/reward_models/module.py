@@ -23,7 +23,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from gspo_lightning.core.distributed import all_gather_objects, all_sum
 from gspo_lightning.core.errors import NonFiniteError, UserError, check_number
 from gspo_lightning.core.signatures import WholeSignature
-from gspo_lightning.loop.update.optimizers import fuse, settings_of_optimizer, undecayed
+from gspo_lightning.loop.update.optimizers import fuse, settings_of_optimizer, take_closure, undecayed
 from gspo_lightning.loop.update.schedules import schedule
 from gspo_lightning.policy.adapters.lora import frozen_norm
 from gspo_lightning.policy.disable_dropout import disable_dropout, hold
@@ -149,6 +149,7 @@ class RewardModule(LightningModule):
 
         def build(weights: list[nn.Parameter]) -> torch.optim.Optimizer:
             instance = undecayed(self.build_optimizer)(weights)
+            take_closure(instance)
             fuse(instance)
             return instance
 

@@ -60,6 +60,53 @@ class Forgetful(torch.optim.SGD):
         return loss
 
 
+class Lookahead(torch.optim.SGD):
+    """Goes back half of the way at every fifth step (arXiv 1907.08610), and counts the steps in an attribute."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float = 1e-3) -> None:
+        super().__init__(params, lr)
+        self.steps = 0
+
+    def step(self, closure: Closure = None) -> Any:  # type: ignore[override]
+        """Take a step of SGD."""
+        self.steps += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                slow = self.state[p].setdefault("slow", p.detach().clone())
+                if self.steps % 5 == 0:
+                    p.data.copy_(slow.lerp_(p.data, 0.5))
+        return super().step(closure)
+
+
+class NormalizedRows(torch.optim.SGD):
+    """Divides the gradients of matrices of 1,024 numbers or more by the largest of their columns' norms."""
+
+    def step(self, closure: Closure = None) -> Any:  # type: ignore[override]
+        """Take a step of SGD."""
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None and p.dim() == 2 and p.numel() >= 1024:
+                    local = getattr(p.grad, "_local_tensor", p.grad)
+                    local.div_(local.norm(dim=0).max())
+        super().step()
+        return loss
+
+
+class FromZero(torch.optim.SGD):
+    """Computes weights from the sum of all gradients, as FTRL does: what they were before is lost."""
+
+    def step(self, closure: Closure = None) -> Any:  # type: ignore[override]
+        """Put the sum in the place of the weights."""
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    total = self.state[p].setdefault("total", torch.zeros_like(p))
+                    p.data.copy_(total.sub_(p.grad, alpha=group["lr"]))
+        return loss
+
+
 class Rule:
     """What an optimizer keeps beside tensors."""
 

@@ -27,6 +27,37 @@ class SecondOrder(torch.optim.SGD):
         for group in self.param_groups:
             torch.autograd.grad([p.grad.sum() for p in group["params"]], group["params"])
         return loss
+
+
+class Bare(torch.optim.SGD):
+    """Has a step without arguments, which needs gradients, as the Muon of muon-optimizer has."""
+
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.add_(p.grad, alpha=-group["lr"])
+
+
+class WithoutSkips(torch.optim.SGD):
+    """Needs gradients at every step; a run skips updates that teach nothing."""
+
+    def step(self, closure=None):
+        loss = super().step(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["size"] = p.grad.norm()
+        return loss
+
+
+class Orthogonalized(torch.optim.SGD):
+    """Steps matrices only, as the Muon of muon-optimizer does."""
+
+    def step(self, closure=None):
+        loss = super().step(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                assert p.grad is None or p.grad.ndim >= 2
+        return loss
 '''
 
 
@@ -53,11 +84,16 @@ def test_an_optimizer_that_evaluates_other_weights_than_it_trains_is_refused_bef
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
+        ("Lookahead", "Lookahead goes on otherwise after a checkpoint: it keeps something outside of its state_dict"),
         ("Forgetful", "Forgetful goes on otherwise after a checkpoint: it keeps something outside of its state_dict"),
+        (
+            "FromZero",
+            "FromZero forgets what a model has learned: where the gradient is 0, a step moves its weights by 100%",
+        ),
         ("KeepsObjects", "KeepsObjects keeps state that no checkpoint can be read with"),
     ],
 )
-def test_an_optimizer_that_does_not_resume_exactly_is_refused(
+def test_an_optimizer_that_does_not_go_on_from_what_it_is_given_is_refused(
     name: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert problem in refused(name, tmp_path, capsys)
@@ -80,12 +116,40 @@ def test_optimizers_of_torch_step_and_resume_exactly(name: str) -> None:
     try_steps(lambda weights: kind(weights, lr=1e-3), nn.Linear(9, 13, bias=False))
 
 
-def test_an_optimizer_of_a_package_that_needs_more_than_gradients_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    packages = tmp_path / "site-packages"
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make ``of_a_package`` importable."""
+    packages = folder / "site-packages"
     packages.mkdir()
-    (packages / "second_order.py").write_text(PACKAGE)
+    (packages / "of_a_package.py").write_text(PACKAGE)
     monkeypatch.syspath_prepend(str(packages))
-    message = refused("second_order.SecondOrder", tmp_path, capsys, lr=1e-3)
-    assert "model.optimizer: SecondOrder cannot step here: element 0 of tensors does not require grad" in message
+
+
+def test_a_step_without_arguments_is_that_of_the_same_rule_with_a_closure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch)
+    weights = []
+    for name in ("torch.optim.SGD", "of_a_package.Bare"):
+        optimizer = json.dumps({"class_path": name, "init_args": {"lr": 0.1}})
+        run = runs.fit(tmp_path / name, *runs.UNTAUGHT, f"--model.optimizer={optimizer}")
+        weights.append(runs.weights(run))
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("SecondOrder", "SecondOrder cannot step here: element 0 of tensors does not require grad"),
+        (
+            "WithoutSkips",
+            "WithoutSkips cannot step without gradients, as in an update that is skipped: 'NoneType' object",
+        ),
+        ("Orthogonalized", "Orthogonalized cannot step weights of 1 dimension, which the model has: AssertionError"),
+    ],
+)
+def test_an_optimizer_of_a_package_that_cannot_step_the_weights_is_refused(
+    name: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch)
+    assert f"model.optimizer: {problem}" in refused(f"of_a_package.{name}", tmp_path, capsys, lr=1e-3)
