@@ -15,6 +15,7 @@ import pytest
 from gspo_lightning.core.errors import InfrastructureError, UserError
 from gspo_lightning.data.prompts import VerifiersTasks
 from gspo_lightning.rollouts.agents import VerifiersAgent
+from gspo_lightning.rollouts.agents.agent_run import reward_of
 from gspo_lightning.rollouts.gateway.server import Gateway, described
 from gspo_lightning.rollouts.gateway.session import Session
 from tests import ROOT
@@ -134,8 +135,20 @@ def test_verifiers_chat_program_calls_tools_in_one_conversation() -> None:
 def test_faults_are_told_apart() -> None:
     with pytest.raises(InfrastructureError, match="SandboxError: no disk left"):
         play(broken("machine"), "#1")
+    with pytest.raises(RuntimeError, match="the environment gave no reward: it has no function"):
+        play(broken("no rewards"), "#1")
+    with pytest.raises(RuntimeError, match="the environment gave the reward correct = nan"):
+        play(broken("nan"), "#1")
+    with pytest.raises(RuntimeError, match="agent ran 2 times, and an episode must run it once"):
+        play({**CALCULATOR, "id": "best-of-n", "n": 2}, "#1", "#2")
     with pytest.raises(RuntimeError, match="is another one than when the records were made"):
         play(CALCULATOR, "#1", record={"task": 0, "task_hash": "other"})
+
+
+def test_a_metric_that_is_nan_is_left_out() -> None:
+    """It is a mean of nothing, for one; a number that is not finite would stop the run."""
+    outcome, _ = play(broken("metric"), "#1")
+    assert reward_of(outcome, "VerifiersAgent").parts == {"correct": 0.0, "length": 2.0}
 
 
 def test_a_reward_that_raises_stops_the_run(

@@ -5,6 +5,7 @@ Runs in the environment of verifiers. The tiny policy of the tests knows texts o
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -36,20 +37,28 @@ class Question(vf.Task[Expression, vf.State, Options]):  # type: ignore[misc]
             raise vf.SandboxError("no disk left")
 
     @vf.reward(weight=2.0)
-    async def correct(self, task: Expression, trace: Any) -> float:
+    async def correct(self, task: Expression, trace: Any) -> float | dict[str, float]:
         """The right answer."""
         if self.config.fault == "rubric":
             raise KeyError("no such rubric")
+        if self.config.fault == "no rewards":
+            return {}
+        if self.config.fault == "nan":
+            return math.nan
         return float(trace.last_reply.rpartition("#")[2] == task.answer)
 
     @vf.reward(weight=0.25)
-    async def length(self, trace: Any) -> float:
+    async def length(self, trace: Any) -> float | dict[str, float]:
         """Characters of the last reply."""
+        if self.config.fault == "no rewards":
+            return {}
         return float(len(trace.last_reply))
 
     @vf.metric
     async def asked(self, trace: Any) -> float:
         """Turns of the policy."""
+        if self.config.fault == "metric":
+            return math.nan
         return float(trace.num_turns)
 
 

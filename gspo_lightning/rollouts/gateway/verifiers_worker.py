@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -46,11 +47,11 @@ class Episodes:
         """Run the episode of a record.
 
         Returns:
-            The weighted sum of the environment's rewards, and each of them and its metrics as parts.
+            The weighted sum of the environment's rewards, and each of them and its finite metrics as parts.
 
         Raises:
             InfrastructureError: the machine of an agent failed, or the connection to it.
-            RuntimeError: the environment failed, or its scoring did not end in time.
+            RuntimeError: the environment failed, gave no reward or none that is finite, or its scoring did not end.
             ValueError: it has no such task, or several of its agents spoke to the policy.
         """
         async with self._lock:
@@ -72,12 +73,19 @@ class Episodes:
             raise kind(f"{errors[0].type}: {errors[0].message}")
         traces = [trace for trace in episode.traces if trace.agent.config.client == client]
         if len(traces) != 1:
-            fix = "give all agents but one a client of their own"
-            raise ValueError(f"{len(traces)} agents of the environment spoke to the policy, and one must; {fix}")
+            raise ValueError(_not_one([trace.agent.name for trace in traces]))
+        if not traces[0].rewards:
+            raise RuntimeError("the environment gave no reward: it has no function that gives one")
         if None in traces[0].rewards.values():
             raise RuntimeError(f"the environment gave no reward: {traces[0].stop_condition}")
         rewards = {name: reward.score for name, reward in traces[0].rewards.items()}
-        metrics = {name: value for name, value in traces[0].metrics.items() if value is not None}
+        for name, value in rewards.items():
+            if not math.isfinite(value):
+                raise RuntimeError(f"the environment gave the reward {name} = {value}")
+        # NaN is a metric of nothing, such as the mean of no calls
+        metrics = {
+            name: value for name, value in traces[0].metrics.items() if value is not None and math.isfinite(value)
+        }
         return {"reward": traces[0].reward, "parts": metrics | rewards}
 
     def end(self) -> None:
@@ -95,6 +103,15 @@ class Episodes:
         if self._tasks[index].hash != task_hash:
             raise ValueError(f"task {index} is another one than when the records were made: its taskset must not vary")
         return self._tasks[index]
+
+
+def _not_one(names: Sequence[str]) -> str:
+    """Return why the agents that spoke to the policy, by name, are not one."""
+    if len(set(names)) == 1:
+        problem = f"the environment's {names[0]} ran {len(names)} times, and an episode must run it once"
+        return f"{problem}; data.group_size says how often a task is tried"
+    fix = "give all agents but one a client of their own"
+    return f"{len(names)} agents of the environment spoke to the policy, and one must; {fix}"
 
 
 def records(environment: Mapping[str, Any], select: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
