@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from inspect_ai._util.error import PrerequisiteError
@@ -24,7 +25,8 @@ def reward_scorer(reward: str, **init_args: Any) -> Scorer:
     k epochs ``avg@k``. The reward itself is in the score's metadata. An answer that cannot be graded (*missing*: a
     sandbox or a judge failed) is left out of the metrics.
 
-    The reward's columns are the sample's metadata; without ``answer`` there, the target is the answer.
+    The reward's columns are the sample's metadata; without ``answer`` there, the target is the answer. Of several
+    targets, any is right: the best score counts.
 
     Args:
         reward: name of the reward, such as ``MathVerifier``.
@@ -54,17 +56,22 @@ class RewardScorer:
         Raises:
             PrerequisiteError: the sample lacks a column, or the reward itself is broken.
         """
-        columns = {"answer": target.text, **state.metadata}
+        answers = [state.metadata["answer"]] if "answer" in state.metadata else list(target) or [""]
         truncated = bool(state.output.choices) and state.output.stop_reason in ("max_tokens", "model_length")
         text = state.output.completion
-        sample = Sample(f"{state.sample_id}/{state.epoch}", state.input_text, text, (), columns, truncated)
-        missing = self.runner.rewards["answer"].missing_column(sample)
+        samples = []
+        for number, answer in enumerate(answers):
+            sample_id = f"{state.sample_id}/{state.epoch}" + f"/{number}" * (len(answers) > 1)
+            columns = {**state.metadata, "answer": answer}
+            samples.append(Sample(sample_id, state.input_text, text, (), columns, truncated))
+        missing = self.runner.rewards["answer"].missing_column(samples[0])
         if missing:
             raise PrerequisiteError(f"{self.name}: {missing}; put it into the metadata of the samples")
         try:
-            pending = self.runner.submit([sample])
+            pending = self.runner.submit(samples)
             await until(pending.done)
-            return _score(self.runner.rewards["answer"], pending.result()[0])
+            best = max(pending.result(), key=lambda verdict: -math.inf if verdict.reward is None else verdict.reward)
+            return _score(self.runner.rewards["answer"], best)
         except GSPOError as error:
             raise PrerequisiteError(str(error)) from error
 

@@ -239,8 +239,11 @@ def test_inspect_scorer_refuses_unknown_rewards_and_settings(reward: str, init_a
 @pytest.mark.thorough
 def test_scores_of_answers_that_are_right_wrong_unreadable_and_not_judged(tmp_path: Path) -> None:
     """Judged from a recorded model: columns come from the metadata, and a missing verdict counts nowhere."""
-    said = [r"<think>1</think> so \boxed{7}", r"\boxed{8}", "I give up", r"\boxed{7}"]
-    samples = [Sample(id=i, input=text, target="7") for i, text in enumerate(said)]
+    said = [r"<think>1</think> so \boxed{7}", r"\boxed{8}", "I give up", r"\boxed{7}", r"\boxed{7}", r"\boxed{67}"]
+    targets = ["7", "7", "7", "7", ["6", "7"], ["6", "7"]]
+    samples = [
+        Sample(id=i, input=text, target=target) for i, (text, target) in enumerate(zip(said, targets, strict=True))
+    ]
     samples[3].metadata = {"answer": {}}
 
     @solver
@@ -254,11 +257,12 @@ def test_scores_of_answers_that_are_right_wrong_unreadable_and_not_judged(tmp_pa
     scorer = reward_scorer("MathVerifier")
     log = evaluate(Task(dataset=samples, solver=recorded_answers(), scorer=scorer), get_model("none"), tmp_path)
     scorer.close()
-    assert accuracy(log) == pytest.approx(1 / 3)
+    assert accuracy(log) == pytest.approx(2 / 5)
     scores = [sample.scores["reward_scorer"] for sample in log.samples or ()]
     assert [score.value for score in scores[:3]] == ["C", "I", "N"]
     assert scores[3].value != scores[3].value  # not a number: not judged
     assert scores[3].metadata["status"] == "missing"
+    assert [score.value for score in scores[4:]] == ["C", "I"]  # any of several targets, not all in a row
 
 
 def declared() -> importlib.metadata.EntryPoint:
