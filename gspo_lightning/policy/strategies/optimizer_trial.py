@@ -22,8 +22,10 @@ STEPS = 12
 """Enough for rules of every 5th or 10th step (Lookahead, SOAP)."""
 BEFORE = 7
 """Steps before the checkpoint from which an optimizer goes on."""
-ROWS, COLUMNS = 128, 256
-"""Of each shard, and one row more; some rules begin at 8 or 128 rows, or at 4,096 numbers in blocks of 256."""
+ROWS = 128
+"""Of each shard, and one row more; some rules begin at 8 or 128 rows."""
+COLUMNS = 256
+"""Other rules begin at 4,096 numbers, in blocks of 256."""
 USUAL = 0.02
 """Standard deviation of weights that transformers begin with."""
 SMALL = 16

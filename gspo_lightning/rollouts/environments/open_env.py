@@ -189,7 +189,7 @@ def _errors(reply: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _fields(reply: Mapping[str, Any], kind: str, value: object) -> list[str]:
     """Return the fields of an action with pydantic's error of a kind, and this value."""
     errors = [error for error in _errors(reply) if error.get("type") == kind and error.get("input") == value]
-    places = [error.get("loc") or () for error in errors]
+    places: list[list[Any]] = [error.get("loc") or [] for error in errors]
     return [str(place[0]) for place in places if len(place) == 1]
 
 
