@@ -91,7 +91,7 @@ def of_fit() -> None:
     numbers = {"accuracy_before": 0.1, "accuracy_after": 0.9, "reward_after": 1.0, "clip_fraction_tokens": 0.1}
     effort = {"iterations": 1, "updates": 4, "seconds": 2.0, "peak_memory_mb": 9.0}
     found = {**numbers, **effort, "objective": FOREIGN, "seed": FOREIGN, "examples": [example]}
-    summary.show(found, Path(FOREIGN), FOREIGN, Path(FOREIGN))
+    summary.show(found, Path(FOREIGN), FOREIGN, [FOREIGN], Path(FOREIGN))
 
 
 def of_evaluate() -> None:
