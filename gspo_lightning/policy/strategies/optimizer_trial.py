@@ -97,7 +97,11 @@ def _check_rest(build: Build, start: Tensor) -> None:
     """Refuse an optimizer whose first step moves weights without a gradient: FTRL begins at 0, Gravity at random."""
     weight = nn.Parameter(start * (USUAL / start.std()))
     before = weight.detach().clone()
-    _step(build([weight]), weight, [torch.zeros_like(start)])
+    optimizer = build([weight])
+    for group in optimizer.param_groups:
+        if "weight_decay" in group:  # what the user has set moves them, too
+            group["weight_decay"] = 0.0
+    _step(optimizer, weight, [torch.zeros_like(start)])
     moved = float((weight.detach() - before).norm() / before.norm())
     if moved > TOLERANCE:
         problem = f"forgets what a model has learned: where the gradient is 0, a step moves its weights by {moved:.0%}"
