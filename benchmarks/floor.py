@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchmarks.models import Shape
 from benchmarks.workloads import Workload
-from gspo_lightning.policy.kernels.linear import prefers_onednn
+from gspo_lightning.policy.kernels.processor import prefers_onednn
 
 __all__ = ["Flops", "MatmulRate", "bandwidth", "matmul_rate", "product_seconds", "step_flops"]
 
@@ -70,11 +70,13 @@ class MatmulRate:
     by_size: dict[int, float]
 
 
-def matmul_rate(sizes: tuple[int, ...] = (512, 768, 1024, 1536, 2048), seconds: float = 0.2) -> MatmulRate:
+def matmul_rate(
+    sizes: tuple[int, ...] = (512, 768, 1024, 1536, 2048), seconds: float = 0.2, dtype: torch.dtype = torch.float32
+) -> MatmulRate:
     """Each size is repeated for about ``seconds`` CPU seconds; its fastest product counts."""
     found = {}
     for size in sizes:
-        a, b = torch.randn(size, size), torch.randn(size, size)
+        a, b = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
         best = float("inf")
         for multiply in _libraries():
             multiply(a, b)

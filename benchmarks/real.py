@@ -29,7 +29,9 @@ SPEED = 4.0
 def run(given: argparse.Namespace, side: Callable[[Sequence[str]], Result]) -> Iterator[dict[str, Any]]:
     """Measure the bounds, then all methods round by round; yield what is known after every step."""
     options = ["--model", str(given.model or model_file()), "--tokens", *map(str, given.tokens)]
-    options += [w for n in ("prompts", "group", "updates", "micro") for w in (f"--{n}", str(getattr(given, n)))]
+    options += [
+        w for n in ("prompts", "group", "updates", "micro", "precision") for w in (f"--{n}", str(getattr(given, n)))
+    ]
     bounds = side(["bounds", METHODS[0], *options])
     rounds: list[Result] = []
     for turn in range(given.rounds):
@@ -138,7 +140,7 @@ def _bounds(b: Result, tokens: int) -> list[str]:
 
     weights = f"{b['weights_bytes'] / 1e6:.0f} MB of weights in each of {b['decode_steps']} steps"
     return [
-        f"* Measured in the same run, one thread: float32 products of {b['matmul_gflops']:.0f} GFLOP/s, "
+        f"* Measured in the same run, in its precision, one thread: products of {b['matmul_gflops']:.0f} GFLOP/s, "
         f"{b['read_gb_per_s']:.1f} GB/s read from memory.",
         f"* Sampling {tokens} tokens reads {weights}: {rate(b['generate_by_bandwidth_s'])}.",
         f"* Its FLOP: {rate(b['generate_by_flops_s'])}.",

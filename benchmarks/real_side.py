@@ -6,7 +6,9 @@ The process prints one JSON object: CPU seconds by phase and the peak of its res
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -32,6 +34,7 @@ from gspo_lightning.policy.load.loading import load_policy, load_tokenizer
 from gspo_lightning.policy.load.model_settings import ModelSettings
 
 METHODS = ("adamw", "lora", "adamw8bit")
+PRECISIONS = ("32-true", "bf16-mixed")
 RANK, ALPHA = 16, 32
 """Of the adapters, as in configs/smollm2_lora.yaml."""
 LEARNING_RATE = 1e-6
@@ -91,7 +94,16 @@ def load(given: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenize
 def build_ours(given: argparse.Namespace) -> tuple[Ours, WordProblemWork]:
     """This package."""
     model, tokenizer, work = load(given)
-    return Ours(model, tokenizer, work, max_tokens=MAX_TOKENS, optimizer=_eight_bit(given.method)), work
+    context = functools.partial(torch.autocast, "cpu", torch.bfloat16, cache_enabled=False)  # as Lightning enters it
+    ours = Ours(
+        model, tokenizer, work, max_tokens=MAX_TOKENS, optimizer=_eight_bit(given.method),
+        context=context if _is_mixed(given) else contextlib.nullcontext,
+    )  # fmt: skip
+    return ours, work
+
+
+def _is_mixed(given: argparse.Namespace) -> bool:
+    return bool(given.precision == "bf16-mixed")
 
 
 def _eight_bit(method: str) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None:
@@ -105,7 +117,7 @@ def _eight_bit(method: str) -> Callable[[list[nn.Parameter]], torch.optim.Optimi
 def build_trl(given: argparse.Namespace) -> tuple[TRL, WordProblemWork]:
     """TRL, with adapters of PEFT or the 8-bit AdamW of transformers' Trainer."""
     model, tokenizer, work = load(given)
-    settings: dict[str, Any] = {"gradient_checkpointing": given.checkpointing}
+    settings: dict[str, Any] = {"gradient_checkpointing": given.checkpointing, "bf16": _is_mixed(given)}
     if given.method == "adamw8bit":
         settings["optim"] = "adamw_bnb_8bit"
     peft_config = None
@@ -169,9 +181,10 @@ def measure_bounds(given: argparse.Namespace) -> dict[str, Any]:
     """What memory bandwidth and arithmetic allow on this machine now, without a model."""
     torch.set_num_threads(1)
     model, _, work = load(given)
-    shape, weights = shape_of(model), sum(p.nbytes for p in model.parameters())
+    dtype = torch.bfloat16 if _is_mixed(given) else torch.float32
+    shape, weights = shape_of(model), sum(p.numel() * dtype.itemsize for p in model.parameters())
     del model
-    flops, rate = step_flops(shape, work), matmul_rate()
+    flops, rate = step_flops(shape, work), matmul_rate(dtype=dtype)
     return {
         "flops_generate": flops.generate,
         "flops_train": flops.train,
@@ -203,6 +216,7 @@ def add_work(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--updates", type=int, default=2, help="optimizer steps on a rollout batch")
     parser.add_argument("--tokens", type=int, nargs=2, default=(72, 96), metavar=("MEDIAN", "LONGEST"))
     parser.add_argument("--micro", type=int, default=4, help="rows of a forward of TRL in training")
+    parser.add_argument("--precision", choices=PRECISIONS, default=PRECISIONS[0], help="of both sides")
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:

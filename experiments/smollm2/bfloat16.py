@@ -3,6 +3,7 @@
 An iteration of configs/smollm2.yaml: responses are sampled and scored, and one update is made in float32 on the first
 mini-batch. The ratios of the second mini-batch's sequences, with the weights before and after, are then computed three
 times: in float64, in float32 and in bf16-mixed, each on one code path for both weights. Prints a table in Markdown.
+``--rounded`` begins with the model's weights rounded to bfloat16, as those of most checkpoints are.
 """
 
 from __future__ import annotations
@@ -98,12 +99,19 @@ class Iteration:
         group: responses to each.
         seed: of the problems and the draws.
         config: settings of the run.
+        rounded: True rounds the weights to bfloat16 first.
     """
 
-    def __init__(self, model: str, prompts: int, group: int, seed: int, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: str, prompts: int, group: int, seed: int, config: Mapping[str, Any], rounded: bool = False
+    ) -> None:
         data = config["data"]
         self.temperature = float(data["temperature"])
         self.policy = load_policy(ModelSettings(model))
+        if rounded:
+            with torch.no_grad():
+                for weight in self.policy.model.parameters():
+                    weight.copy_(weight.bfloat16())
         choose_layout(self.policy, "auto", data["max_prompt_tokens"] + data["max_response_tokens"])
         problems = encode_prompts(
             WordProblems("train", prompts, seed).records(), self.policy.tokenizer,
@@ -186,12 +194,14 @@ Counts = dict[str, dict[str, Count]]
 """Learning rate -> precision -> its count."""
 
 
-def measure(model: str, prompts: int, group: int, seeds: Sequence[int]) -> Iterator[tuple[int, Counts]]:
+def measure(
+    model: str, prompts: int, group: int, seeds: Sequence[int], rounded: bool = False
+) -> Iterator[tuple[int, Counts]]:
     """Yield a seed and the counts of all seeds up to it."""
     config = load_yaml(CONFIG.read_text(encoding="utf-8"))
     ratios: dict[str, dict[str, list[Tensor]]] = {}
     for seed in seeds:
-        iteration = Iteration(model, prompts, group, seed, config)
+        iteration = Iteration(model, prompts, group, seed, config, rounded)
         start = {name: weight.clone() for name, weight in iteration.policy.model.state_dict().items()}
         before = iteration.logprobs()
         for rate in RATES:
@@ -234,10 +244,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--prompts", type=int, default=18)
     parser.add_argument("--group", type=int, default=8, help="responses to a prompt")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--rounded", action="store_true", help="begin with weights that are bfloat16 numbers")
     parser.add_argument("--output", type=Path, help="JSON file")
     given = parser.parse_args(argv)
     total: Counts = {}
-    for seed, total in measure(given.model or str(model_file()), given.prompts, given.group, given.seeds):
+    model = given.model or str(model_file())
+    for seed, total in measure(model, given.prompts, given.group, given.seeds, given.rounded):
         if given.output is not None:
             plain = {rate: {name: asdict(count) for name, count in by.items()} for rate, by in total.items()}
             seeds = given.seeds[: given.seeds.index(seed) + 1]

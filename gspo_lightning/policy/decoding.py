@@ -37,8 +37,9 @@ class Decoding:
     transformers' own cache. ``generate``: transformers' ``generate``. None: not measured; the first of them that the
     policy's layout allows.
     """
-    fast_decoder: bool | None = None
-    """True if ``shared`` works without the model's modules (:mod:`gspo_lightning.rollouts.sampler.fast_decoder`)."""
+    fast_decoder: dict[torch.dtype, bool] = field(default_factory=dict)
+    """Dtype of products -> True if ``shared`` works without the model's modules
+    (:mod:`gspo_lightning.rollouts.sampler.fast_decoder`); no entry: not compared yet."""
     graphs: bool | None = None
     """True if steps were recorded and gave the same when replayed, False if they gave something else."""
     failed_graphs: int = 0

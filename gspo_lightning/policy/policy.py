@@ -80,6 +80,8 @@ class Policy(nn.Module):
         """Ranks that compute the same rows (context parallelism), set when the weights are sharded, else None."""
         self.on_release: Callable[[], None] | None = None
         """Frees weights that were gathered from shards for this policy; None: the weights are its own."""
+        self.cast_from: Callable[[], Policy] | None = None
+        """Returns the policy whose weights this one has in autocast's dtype; None: they are no casts."""
         self.weights_on = WeightsOn.EVERY_RANK
         """Ranks that hold the weights; others have them on the meta device until a strategy has sharded them."""
         self.routing: Routing | None = None
@@ -89,8 +91,7 @@ class Policy(nn.Module):
         self.image_processor = image_processor_of(tokenizer) if reads_pictures(model.config) else None
         """Picture processor, if the model reads pictures."""
         if unsaid is None and tokenizer is not None:
-            size = int(model.config.get_text_config().vocab_size)
-            unsaid = padding_of(tokenizer, size, self.eos_token_ids)
+            unsaid = padding_of(tokenizer, int(model.config.get_text_config().vocab_size), self.eos_token_ids)
         self.unsaid = tuple(sorted({*(unsaid or ()), *placeholders_of(self.image_processor)}))
         """Tokens that are never sampled, ascending: their logits are suppressed."""
         self.unsaid_on: dict[torch.device, Tensor] = {}

@@ -43,6 +43,7 @@ from gspo_lightning.policy.adapters.lora import frozen_norm
 from gspo_lightning.policy.averaging import holds_average, training_weights
 from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.model_checks.row_isolation import probe, probe_length
+from gspo_lightning.policy.numerics.rounded_updates import say_rounded_updates
 from gspo_lightning.policy.routing import replay_word
 from gspo_lightning.policy.strategies.sharding import clip_gradients, is_sharded, total_norm
 from gspo_lightning.policy.strategies.sharding_strategy import ddp_of, no_backward_sync, sharding_of
@@ -244,8 +245,9 @@ class GSPOModule(PolicyModule):
         self.verify_sources()
 
     def on_train_start(self) -> None:
-        """Restore the critic; only now has every strategy read the checkpoint."""
+        """Restore the critic, and look at what autocast rounds; only now has every strategy read the checkpoint."""
         self.run.restore_critic()
+        say_rounded_updates(self.policy.parameters(), self.autocast_dtype(self.device), self.trainer.optimizers)
 
     def teardown(self, stage: str) -> None:
         """Close the connection to a teacher's server."""

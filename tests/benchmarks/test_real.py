@@ -36,9 +36,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.mark.parametrize("precision", real_side.PRECISIONS)
 @pytest.mark.parametrize("side", SIDES)
-def test_a_side_takes_a_step_on_the_word_problems(side: str, model: str) -> None:
-    found = {method: real_side.main([side, method, "--model", model, *TOY]) for method in real_side.METHODS}
+def test_a_side_takes_a_step_on_the_word_problems(side: str, precision: str, model: str) -> None:
+    words = ["--model", model, *TOY, "--precision", precision]
+    found = {method: real_side.main([side, method, *words]) for method in real_side.METHODS}
     for step in found.values():
         assert step["response_tokens"] == sum(LENGTHS)
         assert step["prompt_tokens"] > 150  # characters

@@ -15,7 +15,7 @@ import pytest
 from experiments.smollm2.__main__ import main as write_results
 from experiments.smollm2.rejection import main as write_demonstrations
 from gspo_lightning.cli import main
-from gspo_lightning.policy.load.cpu_bfloat16 import bfloat16_instructions
+from gspo_lightning.policy.kernels.processor import bfloat16_instructions
 from tests import ROOT
 from tests.runs.runs import fit, scalars
 from tools.real_model import model_file

@@ -25,11 +25,27 @@ def growth_of(job: Job, device: Device) -> Growth:
     return "whole" if keeps_decoder(job, device) else "graph pages"
 
 
-def kv_bytes(job: Job, config: PretrainedConfig, rows: int, growth: Growth = "pages") -> int:
-    """Return the KV-cache bytes of ``rows`` responses and their prompts, including the copy while a layer grows."""
-    cache = kv_cache_size(config, job.compute_bytes)
+def kv_itemsize(job: Job, device: Device) -> int:
+    """Return the bytes per number of keys and values: under autocast a CPU attends in float32."""
+    return 4 if device.cpu and job.autocast else job.compute_bytes
+
+
+def kv_bytes(
+    job: Job, config: PretrainedConfig, rows: int, growth: Growth = "pages", itemsize: int | None = None
+) -> int:
+    """Return the KV-cache bytes of ``rows`` responses and their prompts, including the copy while a layer grows.
+
+    Args:
+        job: the run.
+        config: of the text model.
+        rows: number of responses.
+        growth: how rows get places.
+        itemsize: bytes per number (:func:`kv_itemsize`); None: those of the job's products.
+    """
+    itemsize = itemsize or job.compute_bytes
+    cache = kv_cache_size(config, itemsize)
     if not job.packed:
         return rows * (cache.row(job.longest) + cache.largest_layer * job.longest)
     prompt_places = -(-rows // job.group_size) * job.max_prompt  # a group shares its prompt's
-    places = Costs(config, job.compute_bytes, True, job.max_prompt, growth=growth).places(job.max_response)
+    places = Costs(config, itemsize, True, job.max_prompt, growth=growth).places(job.max_response)
     return (cache.token + cache.largest_layer) * (prompt_places + rows * places)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gspo_lightning.commands.plan.decoding import growth_of, keeps_decoder, kv_bytes
+from gspo_lightning.commands.plan.decoding import growth_of, keeps_decoder, kv_bytes, kv_itemsize
 from gspo_lightning.commands.plan.devices import Device
 from gspo_lightning.commands.plan.job import Job, padded_batch
 from gspo_lightning.commands.plan.models import Counts, backbone_counts, bucket, config_of, counts_of, gathered_layer
@@ -16,6 +16,7 @@ from gspo_lightning.commands.plan.optimizer_state import optimizer_bytes
 from gspo_lightning.commands.plan.step import Step, StepMemory, measure_phases
 from gspo_lightning.commands.plan.vision import tower_of
 from gspo_lightning.loop.update.optimizers import FUSED
+from gspo_lightning.policy.kernels.processor import multiplies_bfloat16
 from gspo_lightning.rollouts.sampler.fast_decoder import LARGEST_COPY
 from gspo_lightning.rollouts.sampler.memory import LOGITS, SHARES, Costs
 
@@ -247,7 +248,8 @@ def _sampling(memory: Memory, job: Job, counts: Counts, device: Device) -> None:
         memory.add("weights in bfloat16 (autocast)", counts.products * job.compute_bytes, SAMPLING)
     copies = counts.total * job.compute_bytes
     plain = job.lora is None or job.lora.base != "4bit"
-    fast_decoder = plain and job.packed and job.compute_bytes == 4 and not job.lockstep
+    multiplies = job.compute_bytes == 4 or (device.cpu and job.autocast and multiplies_bfloat16())
+    fast_decoder = plain and job.packed and multiplies and not job.lockstep
     if fast_decoder and copies <= LARGEST_COPY:  # on a CPU
         memory.add("weights, decoding copy", copies, SAMPLING)
     free = device.memory - device.reserved - memory.total(SAMPLING)
@@ -265,7 +267,7 @@ def _wave(job: Job, device: Device, rows: int) -> dict[str, int]:
     logits = 4 * LOGITS * rows * int(config.vocab_size)
     prefill = step_memory(job, device, prefilled=prompts)  # its weights are cast already: counted as such, or gathered
     items = {
-        "keys and values": kv_bytes(job, config, rows, growth_of(job, device)),
+        "keys and values": kv_bytes(job, config, rows, growth_of(job, device), kv_itemsize(job, device)),
         "logits and temporaries": max(logits, prefill.total() - prefill.copies),
     }
     tower = tower_of(job)
@@ -289,7 +291,7 @@ def wave_rows(job: Job, device: Device, free: int) -> int:
     if not job.waves_fit:
         return most
     growth = growth_of(job, device)
-    costs = Costs(config_of(job.model), job.compute_bytes, job.packed, job.max_prompt, growth=growth)
+    costs = Costs(config_of(job.model), kv_itemsize(job, device), job.packed, job.max_prompt, growth=growth)
     context = costs.context(job.max_prompt)
     row = costs.row(job.max_response)
     budget = int(free * SHARES["cpu" if device.cpu else "cuda"])

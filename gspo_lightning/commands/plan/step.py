@@ -21,7 +21,7 @@ from transformers import PretrainedConfig
 from gspo_lightning.commands.plan.models import shadow, skeleton, with_layers
 from gspo_lightning.core.types import MicroBatch
 from gspo_lightning.policy.adapters.lora import LoRA
-from gspo_lightning.policy.attention import PackedLayout, attention_plan, with_plan
+from gspo_lightning.policy.attention import PackedLayout, Plan, attention_plan, with_plan
 from gspo_lightning.policy.logprobs import head_chunk, token_logprobs
 from gspo_lightning.policy.policy import Policy
 
@@ -273,6 +273,17 @@ def _loss(policy: Policy, hidden: Tensor, targets: Tensor, cpu: bool) -> Tensor:
     return token_logprobs(policy._head(), hidden, targets, chunk=chunk)[0].sum()
 
 
+class _InAutocastDtype:
+    """Attention in the dtype that it has under autocast on a GPU: on a CPU, where this runs, it is in float32."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.longest = plan, plan.longest
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """Attend as :class:`Plan` says."""
+        return self.plan.attend(layer, query.bfloat16(), key.bfloat16(), value.bfloat16(), scaling)
+
+
 def _packed(policy: Policy, batch: MicroBatch, cpu: bool) -> Forward:
     """Return a forward pass as in :meth:`Policy.forward`; positions are computed from real lengths beforehand."""
     layout = PackedLayout.of(batch)
@@ -281,7 +292,8 @@ def _packed(policy: Policy, batch: MicroBatch, cpu: bool) -> Forward:
     positions = layout.positions.unsqueeze(0)
 
     def forward(tracker: MemoryTracker | None = None) -> Tensor:
-        with _labelled(tracker), with_plan(policy.backbone, plan) as options:
+        on_gpu = not cpu and torch.is_autocast_enabled("cpu")
+        with _labelled(tracker), with_plan(policy.backbone, _InAutocastDtype(plan) if on_gpu else plan) as options:
             hidden = policy.backbone(input_ids=ids, position_ids=positions, **options).last_hidden_state.squeeze(0)
         return _loss(policy, hidden[layout.predicts], layout.targets, cpu)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from gspo_lightning.commands.plan.decoding import kv_itemsize
 from gspo_lightning.commands.plan.devices import Device
 from gspo_lightning.commands.plan.job import Job
 from gspo_lightning.commands.plan.memory import memory_of
@@ -156,7 +157,7 @@ def decoding_seconds(job: Job, device: Device, rows: int, tokens: int, pace: Pac
         tokens: tokens per response.
         pace: of a card.
     """
-    cache = kv_cache_size(config_of(job.model), job.compute_bytes)
+    cache = kv_cache_size(config_of(job.model), kv_itemsize(job, device))
     room = memory_of(job, device).rows if job.in_process else _served(job, device, cache)
     room = min(rows, room)
     waves = [float(room)] * (rows // room)

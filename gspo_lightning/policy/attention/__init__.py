@@ -5,6 +5,7 @@ from gspo_lightning.policy.attention.flex import uncompiled
 from gspo_lightning.policy.attention.interface import (
     Plan,
     UnsupportedAttentionError,
+    attention_dtype,
     layers_attended,
     windows,
     with_plan,
@@ -22,6 +23,7 @@ __all__ = [
     "PagedPlan",
     "Plan",
     "UnsupportedAttentionError",
+    "attention_dtype",
     "attention_plan",
     "capacity",
     "check_attention",

@@ -15,7 +15,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers.activations import SiLUActivation
 
-from gspo_lightning.policy.kernels.linear import PLAIN_LINEAR, plain_product, use_onednn
+from gspo_lightning.policy.kernels.linear import (
+    PLAIN_LINEAR,
+    OneDNNLinear,
+    narrow_weight_gradient,
+    plain_product,
+    use_onednn,
+)
 
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "SmolLM3")
 """Families of transformers whose norm and MLP are computed as here."""
@@ -68,7 +74,9 @@ class _LeanMLP(_Lean):
         gate = self.gate_proj(x)
         up = self.up_proj(x)
         down = self.down_proj
-        if type(down) in PLAIN_LINEAR and not torch.is_autocast_enabled("cpu") and not _watched(down):
+        autocast = torch.is_autocast_enabled("cpu")
+        whole = not autocast or (type(down) is OneDNNLinear and gate.dtype == up.dtype == torch.bfloat16)
+        if type(down) in PLAIN_LINEAR and whole and not _watched(down):
             out: Tensor = _GatedProduct.apply(gate, up, down.weight, down.bias, type(down))  # type: ignore[no-untyped-call]
             return out
         gated: Tensor = down(_Gated.apply(gate, up))  # type: ignore[no-untyped-call]
@@ -142,10 +150,13 @@ class _GatedProduct(torch.autograd.Function):
         rows = gradient.reshape(-1, gradient.shape[-1])
         if ctx.needs_input_grad[2]:
             inner = nn.functional.silu(gate).mul_(up).reshape(-1, gate.shape[-1])
-            d_weight = plain_product(ctx.form, rows.t(), inner.t())
+            is_narrow = inner.dtype != weight.dtype
+            d_weight = (
+                narrow_weight_gradient(rows, inner) if is_narrow else plain_product(ctx.form, rows.t(), inner.t())
+            )
             del inner
         if ctx.needs_input_grad[3]:
-            d_bias = rows.sum(0)
+            d_bias = rows.sum(0).to(weight.dtype)
         d_gate, d_up = _through_gate(plain_product(ctx.form, gradient, weight.t()), gate, up)
         return d_gate, d_up, d_weight, d_bias, None
 

@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 import logging
-import re
-from pathlib import Path
 
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
+from gspo_lightning.policy.kernels.processor import bfloat16_instructions
 from gspo_lightning.policy.load.threads import NARROW
 
 log = logging.getLogger(__name__)
-
-UNITS = {"amx_bf16": "AMX-BF16", "avx512_bf16": "AVX512-BF16"}
-"""Flag of a processor -> name of its instructions, the faster ones first."""
-_CPU_INFO = Path("/proc/cpuinfo")
-
-
-def bfloat16_instructions() -> str | None:
-    """Return the name of this processor's instructions for products of bfloat16; None if it has none, or not on Linux.
-
-    By what the processor says of itself, not by a timing: the same in every run on this machine.
-    """
-    if not _CPU_INFO.is_file():
-        return None
-    flags = re.search(r"^flags\s*:(.*)$", _CPU_INFO.read_text(errors="replace"), re.MULTILINE)
-    words = set() if flags is None else set(flags[1].split())
-    return next((name for flag, name in UNITS.items() if flag in words), None)
 
 
 def bfloat16_line(width: int | None, device: torch.device, precision: str) -> str | None:

@@ -64,6 +64,7 @@ def _twin(policy: Policy, cast: frozenset[str], dtype: torch.dtype) -> Policy:
         if id(weight) not in narrow:
             narrow[id(weight)] = nn.Parameter(weight.detach().to(dtype), False)
         twin.model.get_submodule(owner)._parameters[leaf] = narrow[id(weight)]
+    twin.cast_from = lambda: policy  # not as an attribute, which would be a part of the twin
     return twin.train(policy.training)
 
 

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from gspo_lightning.core.errors import first_line
 from gspo_lightning.core.pictures import blocks_of
-from gspo_lightning.policy.attention import GroupCache, PagedCache, with_plan
+from gspo_lightning.policy.attention import GroupCache, PagedCache, attention_dtype, with_plan
 from gspo_lightning.policy.attention.kv_cache_size import kv_cache_size
 from gspo_lightning.policy.kernels.rounding import FLOOR, OPERATIONS, distribution_gap, nudged
 from gspo_lightning.policy.numerics.autocast_weights import compute_dtype
@@ -86,7 +86,8 @@ class SharedDecoder(Decoder):
 
     def __init__(self, policy: Policy, by: DecodeBy = "auto") -> None:
         super().__init__(policy)
-        token = kv_cache_size(policy.model.config, compute_dtype(policy).itemsize).token
+        dtype = attention_dtype(compute_dtype(policy), device=policy.device)
+        token = kv_cache_size(policy.model.config, dtype.itemsize).token
         if policy.batch_invariant:  # decoded by the very operations of training
             by = "model"
         self.cache = PagedCache(policy.device) if policy.batch_invariant else GroupCache(policy.device, token)
@@ -164,17 +165,19 @@ class SharedDecoder(Decoder):
 
 
 def _fast_layers(policy: Policy) -> FastDecoderLayers | DirectDecoderLayers | None:
-    """Return the policy's fast decode step, compared once with the policy's own modules, or None."""
-    if policy.decoding.fast_decoder is False:
+    """Return the policy's fast decode step, compared once a dtype with the policy's own modules, or None."""
+    dtype = compute_dtype(policy)
+    compared = policy.decoding.fast_decoder
+    if compared.get(dtype) is False:
         return None
     try:
         fast_layers = fast_decoder_layers(policy)
-        if fast_layers is not None and policy.decoding.fast_decoder is None:
+        if fast_layers is not None and dtype not in compared:
             _check(policy, fast_layers)
-            policy.decoding.fast_decoder = True
+            compared[dtype] = True
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:  # known by name only
         log.warning("decoding goes through the modules of %s: %s", type(policy.model).__name__, first_line(error))
-        policy.decoding.fast_decoder = False
+        compared[dtype] = False
         return None
     return fast_layers
 

@@ -9,7 +9,7 @@ import torch
 from transformers import PretrainedConfig
 
 from gspo_lightning.core.distributed import rank_and_world
-from gspo_lightning.policy.attention import capacity, reserved
+from gspo_lightning.policy.attention import attention_dtype, capacity, reserved
 from gspo_lightning.policy.attention.kv_cache_size import kv_cache_size
 from gspo_lightning.policy.attention.pages import PAGE
 from gspo_lightning.policy.numerics.autocast_weights import compute_dtype
@@ -67,7 +67,7 @@ class Costs:
 
     Args:
         config: the model's config.
-        itemsize: bytes per number in the compute dtype.
+        itemsize: bytes per number of keys and values.
         shares: True if rows share the keys and values of their prompt.
         widest: tokens of the longest context; contexts that are not shared are padded to it.
         spare: tokens that a row may hold beside its own, if contexts are shared by whole pages.
@@ -90,9 +90,10 @@ class Costs:
 
     @classmethod
     def of(cls, policy: Policy, shares: bool, widest: int, growth: Growth = "pages") -> Self:
-        """Return the costs of a policy in its current compute dtype."""
+        """Return the costs of a policy in its current dtype of attention."""
         spare = 2 * PAGE if policy.batch_invariant else 0  # the first and the last page of a response
-        return cls(policy.model.config, compute_dtype(policy).itemsize, shares, widest, spare, growth)
+        dtype = attention_dtype(compute_dtype(policy), device=policy.device)
+        return cls(policy.model.config, dtype.itemsize, shares, widest, spare, growth)
 
     @property
     def token(self) -> int:

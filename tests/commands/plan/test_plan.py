@@ -18,7 +18,7 @@ from benchmarks.tracked import CASES as TRACKED
 from benchmarks.tracked import TrackedCase, planned, tracked
 from gspo_lightning.cli import main
 from gspo_lightning.commands.plan import memory
-from gspo_lightning.commands.plan.decoding import kv_bytes
+from gspo_lightning.commands.plan.decoding import kv_bytes, kv_itemsize
 from gspo_lightning.commands.plan.devices import CARDS, GIB, Device, device_of
 from gspo_lightning.commands.plan.job import Job, padded_batch
 from gspo_lightning.commands.plan.memory import (
@@ -237,7 +237,13 @@ def test_small_models_are_copied_to_decode(job: Job, monkeypatch: pytest.MonkeyP
     assert memory_of(packed, CPU).items["weights, decoding copy"] == {SAMPLING: total}
     assert "weights, decoding copy" not in memory_of(job, CPU).items
     assert "weights, decoding copy" not in memory_of(dataclasses.replace(packed, lockstep=True), CPU).items
-    assert "weights, decoding copy" not in memory_of(dataclasses.replace(packed, precision="bf16-mixed"), CPU).items
+    mixed = dataclasses.replace(packed, precision="bf16-mixed")
+    for multiplies in (False, True):
+        monkeypatch.setattr(memory, "multiplies_bfloat16", lambda multiplies=multiplies: multiplies)
+        assert ("weights, decoding copy" in memory_of(mixed, CPU).items) == multiplies
+    itemsizes = {name: kv_itemsize(job, CPU) for name, job in {"float32": packed, "bf16-mixed": mixed}.items()}
+    assert itemsizes == {"float32": 4, "bf16-mixed": 4}  # a CPU attends in float32
+    assert kv_itemsize(mixed, CARD) == 2
     assert "weights, decoding copy" in memory_of(packed.with_model(lora=LoRA()), CPU).items
     monkeypatch.setattr(memory, "LARGEST_COPY", total - 1)
     assert "weights, decoding copy" not in memory_of(packed, CPU).items

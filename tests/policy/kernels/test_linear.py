@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from gspo_lightning.policy.adapters.lora import LoRA
 from gspo_lightning.policy.kernels import linear
-from gspo_lightning.policy.kernels.linear import OneDNNLinear, prefers_onednn
+from gspo_lightning.policy.kernels.linear import OneDNNLinear
 from gspo_lightning.policy.load.loading import load_policy
 from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.logprobs import token_logprobs
@@ -72,7 +72,7 @@ def test_frozen_weights_get_no_gradient(calls: list[torch.Size]) -> None:
 
 
 OTHERS: dict[str, tuple[torch.dtype, Callable[[], AbstractContextManager[object]]]] = {
-    "autocast": (torch.float32, lambda: torch.autocast("cpu", torch.bfloat16)),
+    "autocast to float16": (torch.float32, lambda: torch.autocast("cpu", torch.float16)),
     "float64": (torch.float64, torch.enable_grad),
     "bfloat16": (torch.bfloat16, torch.enable_grad),
     "switched off": (torch.float32, lambda: torch.backends.mkldnn.flags(enabled=False)),
@@ -87,6 +87,41 @@ def test_other_dtypes_are_multiplied_as_ever(calls: list[torch.Size], case: str)
         expected = layer(x)
         assert torch.equal(as_onednn(layer)(x), expected)
     assert not calls
+
+
+@pytest.mark.parametrize(("shape", "outputs", "bias"), SHAPES)
+@pytest.mark.parametrize("piece", [linear.PIECE, 100])
+def test_bfloat16_has_the_values_and_gradients_of_autocast_and_keeps_no_cast_weight(
+    shape: tuple[int, ...], outputs: int, bias: bool, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(linear, "PIECE", piece)
+    layer = nn.Linear(shape[-1], outputs, bias=bias)
+    x, weights = torch.randn(shape, requires_grad=True), torch.randn(*shape[:-1], outputs)
+
+    def evaluate() -> tuple[list[Tensor], set[tuple[int, ...]]]:
+        kept: set[tuple[int, ...]] = set()
+
+        def pack(saved: Tensor) -> Tensor:
+            if saved.dtype == torch.bfloat16:
+                kept.add(tuple(saved.shape))
+            return saved
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+            with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+                out = layer(x)
+            total = (out.float() * weights).sum()
+        return [out, *torch.autograd.grad(total, [x, *layer.parameters()])], kept
+
+    expected, autocast_keeps = evaluate()
+    linear.use_onednn(layer)
+    found, keeps = evaluate()
+    for mine, other in zip(found, expected, strict=True):
+        assert mine.dtype == other.dtype
+        torch.testing.assert_close(mine, other, rtol=2**-7, atol=2**-7)  # oneDNN may sum another shape in another order
+    assert torch.equal(found[0], expected[0])
+    assert autocast_keeps & {(outputs, shape[-1]), (shape[-1], outputs)}
+    assert keeps == {shape}
 
 
 def test_small_products_are_multiplied_as_ever(calls: list[torch.Size], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,23 +161,6 @@ def test_bits_do_not_depend_on_the_number_of_threads(calls: list[torch.Size]) ->
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     assert len(calls) == 8
-
-
-def test_only_processors_of_another_maker_with_avx512_prefer_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(linear, "_CPU_INFO", tmp_path / "cpuinfo")
-    for maker, wide, wanted in (
-        ("AuthenticAMD", "AVX512", True),
-        ("GenuineIntel", "AVX512", False),
-        ("AuthenticAMD", "AVX2", False),
-    ):
-        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda wide=wide: wide)
-        (tmp_path / "cpuinfo").write_text(f"processor : 0\nvendor_id : {maker}\n")
-        assert prefers_onednn.__wrapped__() is wanted
-    (tmp_path / "cpuinfo").unlink()
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    assert prefers_onednn.__wrapped__() is False
 
 
 @pytest.mark.thorough

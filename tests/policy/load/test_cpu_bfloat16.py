@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from gspo_lightning.cli import main
-from gspo_lightning.policy.load import cpu_bfloat16
-from gspo_lightning.policy.load.cpu_bfloat16 import bfloat16_instructions, bfloat16_line
+from gspo_lightning.policy.kernels import processor as processors
+from gspo_lightning.policy.load.cpu_bfloat16 import bfloat16_line
 from tests.runs import runs
 
 CPU = torch.device("cpu")
@@ -22,18 +22,8 @@ def processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file in place of /proc/cpuinfo, of a processor with both."""
     path = tmp_path / "cpuinfo"
     path.write_text("processor\t: 0\nflags\t\t: fpu avx512f avx512_bf16 amx_tile amx_bf16\n\nprocessor\t: 1\n")
-    monkeypatch.setattr(cpu_bfloat16, "_CPU_INFO", path)
+    monkeypatch.setattr(processors, "CPU_INFO", path)
     return path
-
-
-def test_the_instruction_set_is_read_from_the_flags(processor: Path) -> None:
-    assert bfloat16_instructions() == "AMX-BF16"
-    processor.write_text("flags\t\t: fpu avx512f avx512_bf16\n")
-    assert bfloat16_instructions() == "AVX512-BF16"
-    processor.write_text("flags\t\t: fpu avx512f\nbugs\t\t: amx_bf16\n")
-    assert bfloat16_instructions() is None
-    processor.unlink()
-    assert bfloat16_instructions() is None
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,8 @@ from gspo_lightning.core.randomness import Purpose
 from gspo_lightning.core.types import Prompt, SamplingParams
 from gspo_lightning.policy.adapters.lora import LoRA, adapters_off, add_adapters
 from gspo_lightning.policy.attention import padded_kv_cache as caches
+from gspo_lightning.policy.kernels.processor import multiplies_bfloat16
+from gspo_lightning.policy.numerics.autocast_weights import in_compute_dtype
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
 from gspo_lightning.rollouts import Draws, GroupedSampler
@@ -145,11 +147,54 @@ def test_large_weights_are_packed_and_give_the_same(family: str, monkeypatch: py
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_under_autocast_products_are_in_its_dtype_and_as_exact_as_the_modules(
+    family: str, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside float64: what is not a product is computed in float32, as in the modules."""
+    if packed and not (fast_decoder.can_pack() and multiplies_bfloat16()):
+        pytest.skip("no packed products of bfloat16 on this processor")
+    monkeypatch.setattr(fast_decoder, "PACKED", 0 if packed else 1 << 40)
+    monkeypatch.setattr(fast_decoder, "multiplies_bfloat16", lambda: True)
+    policy = build(FAMILIES[family]())
+    exact = [logits.log_softmax(-1) for logits in whole(decoding._in_float64(policy))]
+    gaps = {}
+    with torch.autocast("cpu", torch.bfloat16):
+        for by in ("auto", "model"):
+            decoder = SharedDecoder(policy, by)  # type: ignore[arg-type]
+            assert (decoder.fast_layers is not None) == (by == "auto")
+            found = [logits.double().log_softmax(-1) for logits in answers(decoder)]
+            gaps[by] = sum(float((a - b).abs().mean()) for a, b in zip(found, exact, strict=True)) / len(exact)
+    assert policy.decoding.fast_decoder == {torch.bfloat16: True}
+    assert 0 < gaps["auto"] < 1.3 * gaps["model"]
+
+
+@pytest.mark.skipif(not multiplies_bfloat16(), reason="no products of bfloat16 on this processor")
+def test_small_adapters_reach_a_decoder_in_bfloat16() -> None:
+    """A weight that was cast has 8 bits: less than a 500th of it is lost if it is added after that."""
+    policy = build(FAMILIES["llama"]())
+    add_adapters(policy.model, LoRA(r=2), seed=0)
+    for name, weight in policy.model.named_parameters():
+        if "lora_B" in name:
+            nn.init.constant_(weight, 2e-4)
+    layer = policy.backbone.layers[0].mlp.up_proj  # type: ignore[union-attr]
+    merged = (layer.weight + layer.get_delta_weight("default")).bfloat16()
+    rounded = layer.weight.bfloat16()
+    added_late = (rounded + layer.get_delta_weight("default")).bfloat16()
+    assert (merged != added_late).float().mean() > 0.01
+    with torch.autocast("cpu", torch.bfloat16), in_compute_dtype(policy) as twin:
+        decoder = SharedDecoder(twin)
+        assert decoder.fast_layers is not None
+        product = decoder.fast_layers.layers[0].mlp.gate_up.weight  # [in, gate and up]
+    assert torch.equal(product.t()[len(merged) :], merged)
+
+
 @pytest.mark.skipif(not fast_decoder.can_pack(), reason="no packed products on this processor")
 def test_a_product_is_added_once_to_a_large_residual() -> None:
     """Hidden states of 25,000 occur in models of 135 million weights; partial sums added to them lose digits."""
     linear, x, residual = nn.Linear(1024, 256, bias=False), torch.randn(16, 1024), torch.full((16, 256), 25_000.0)
-    product = fast_decoder._product([linear])
+    product = fast_decoder._product([linear], torch.float32)
     assert product.weight.is_mkldnn
     exact = residual.double() + x.double() @ linear.weight.double().t()
     assert (product.onto(residual, x) - exact).abs().max() <= 25_000 * 2.0**-24 + 1e-5
@@ -314,7 +359,11 @@ def test_fast_decoder_is_not_used_for_unknown_families_and_sizes(monkeypatch: py
     for model in (gemma, sliding):
         assert SharedDecoder(build(model)).fast_layers is None
     policy = build(FAMILIES["llama"]())
-    with torch.autocast("cpu", torch.bfloat16):
+    with monkeypatch.context() as patch:
+        patch.setattr(fast_decoder, "multiplies_bfloat16", lambda: False)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert SharedDecoder(policy).fast_layers is None
+    with torch.autocast("cpu", torch.float16):
         assert SharedDecoder(policy).fast_layers is None
     monkeypatch.setattr(fast_decoder, "LARGEST_COPY", sum(p.nbytes for p in policy.parameters()) // 2)
     assert SharedDecoder(policy).fast_layers is None
@@ -429,5 +478,5 @@ def test_the_copies_of_a_large_model_are_given_back_after_a_rollout() -> None:
     before = resident()
     draws = Draws.of(0, Purpose.TRAIN_SAMPLING, 0)
     GroupedSampler().generate(policy, prompts, group_size=2, sampling=SamplingParams(3), draws=draws)
-    assert policy.decoding.fast_decoder
+    assert policy.decoding.fast_decoder[torch.float32]
     assert resident() - before < size / 3

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm
 
-from gspo_lightning.policy.attention import GroupCache, windows
+from gspo_lightning.policy.attention import GroupCache, attention_dtype, windows
 from gspo_lightning.policy.kernels.linear import PLAIN_LINEAR
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.sampler.fast_decoder.layers import FAMILIES, linears, passed_over
@@ -89,10 +89,12 @@ class DirectDecoderLayers:
         value, qk = qkv[:, queries + keys :], qkv[:, : queries + keys]
         if layer.scale is not None:
             qk = rms_norm(qk, qk.shape[-1:], None, layer.eps) * layer.scale
-        qk = torch.addcmul(qk * cos, qk.roll(cos.shape[-1] // 2, -1), sin).to(value.dtype)
+        dtype = attention_dtype(value.dtype, device=x.device)
+        value = value.to(dtype)
+        qk = torch.addcmul(qk * cos, qk.roll(cos.shape[-1] // 2, -1), sin).to(dtype)
         scaling = own.scaling if layer.scale is None else 1.0
         out = cache.attend(own.layer_idx, qk[:, :queries], qk[:, queries:], value, scaling)
-        return _product(own.o_proj, out.flatten(1))
+        return _product(own.o_proj, out.flatten(1).to(own.o_proj.weight.dtype))
 
 
 def _product(module: Any, x: Tensor) -> Tensor:
