@@ -114,6 +114,7 @@ def test_options_of_every_objective_have_these_defaults_and_are_keywords() -> No
         (GSPO(0.2, 0.2, length_norm="sqrt"), False),
         (GSPO(0.2, 0.2, length_norm=1.0), True),
         (GSPO(0.2, 0.2, length_norm=0.0), False),
+        (GSPO(0.2, 0.2, length_norm=2.0), False),
     ],
     ids=repr,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -116,6 +118,14 @@ def test_adaptive_norm_is_the_mean_at_its_length() -> None:
     new, old, advantages, mask = make_batch(1, [4, 4])
     a, b = (GSPO(length_norm=n, adaptive_length=4.0)(new, old, advantages, mask).ratio for n in ("mean", "adaptive"))
     assert torch.allclose(a, b, atol=1e-15)
+
+
+def test_adaptive_norm_is_the_same_word_from_a_file() -> None:
+    word = "".join(["adap", "tive"])  # equal to the word in the source, but another object
+    objective = GSPO(0.2, 0.2, length_norm=word, adaptive_length=9.0)
+    expected = [math.exp(0.2 / 6), math.exp(-0.4 / 18**0.5), math.exp(0.3 / 27**0.5)]  # 4, 2 and 3 tokens
+    assert objective(*example()).ratio.tolist() == pytest.approx(expected, abs=1e-14)
+    assert objective.unusual_clip() is not None
 
 
 def test_dual_clip_bounds_the_loss_of_negative_advantages() -> None:
