@@ -25,12 +25,19 @@ What is not: docstrings, annotations, decorators, imports, ``__all__``, ``__repr
 (their condition is), dtypes and devices.
 
 Why not a library: mutmut 3.8.1 was tried on ``objectives/gspo.py`` and ``objectives/clip.py`` with
-``tests/objectives``. It copes with classes that register themselves, at 2.1 s of CPU a mutant (1.5 s here), but it
+``tests/objectives``. It copes with classes that register themselves, at 2.1 s of CPU a mutant (1.5 s here then), but it
 changes bodies of undecorated functions only: neither the defaults of fields (``clip_low: float = 3e-4``) nor
 module-level tables nor properties, and it has no stop-gradients (23 of the 169 mutants here), no swapped branches of
 ``where`` and no masks that are everywhere. 69 of its 213 mutants are in ``__post_init__``, where an argument is left
 out or a name is spelt otherwise. Of 196 that were run it killed 195, and the survivor computes the same
 (``unsqueeze(+1)`` for ``unsqueeze(-1)``); it found nothing that is not found here. It accepts known survivors only as
-comments in the source, a line at a time and without a check that they are still there. cosmic-ray starts the tests
-anew for every mutant, which takes longer to import torch than a whole mutant does here; it was not run.
+comments in the source, a line at a time and without a check that they are still there.
+
+cosmic-ray 8.7.0 was tried on the same files with the same tests. It starts the tests anew for every mutant and runs
+them in the order of their files: 7.7 s of CPU a mutant, so 13 of its 350 in the 89 s that all 160 take here. It changes
+defaults of fields and module-level tables, and has no stop-gradients (18 of the 160), no swapped branches of ``where``,
+no masks that are everywhere, and no words or members of enumerations; 33 of its mutants are in annotations. All 350
+were judged (326 of them in children of this package): 336 were killed, 11 compute the same, and 3 were gaps:
+``self.power >= 1`` for ``== 1``, where only ``!=`` is tried here, and twice ``is "adaptive"`` for ``==``. They have
+tests now. Known survivors are left out by a comment or a range of lines, a whole line at a time.
 """
