@@ -43,7 +43,6 @@ from gspo_lightning.policy.adapters.lora import frozen_norm
 from gspo_lightning.policy.averaging import holds_average, training_weights
 from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.model_checks.row_isolation import probe, probe_length
-from gspo_lightning.policy.numerics.rounded_updates import say_rounded_updates
 from gspo_lightning.policy.routing import replay_word
 from gspo_lightning.policy.strategies.sharding import clip_gradients, is_sharded, total_norm
 from gspo_lightning.policy.strategies.sharding_strategy import ddp_of, no_backward_sync, sharding_of
@@ -245,9 +244,9 @@ class GSPOModule(PolicyModule):
         self.verify_sources()
 
     def on_train_start(self) -> None:
-        """Restore the critic, and look at what autocast rounds; only now has every strategy read the checkpoint."""
+        """Restore the critic; only now has every strategy read the checkpoint."""
+        super().on_train_start()
         self.run.restore_critic()
-        say_rounded_updates(self.policy.parameters(), self.autocast_dtype(self.device), self.trainer.optimizers)
 
     def teardown(self, stage: str) -> None:
         """Close the connection to a teacher's server."""
@@ -394,9 +393,8 @@ class GSPOModule(PolicyModule):
         """Write the inputs of this update and the current weights to ``dumps/``; return the path."""
         data = self.data
         update = self._update
-        dump = make_dump(
+        return make_dump(
             update.batch, self.terms(), on_policy=update.on_policy, update=self.global_step + 1, values=values,
             rewards=data.loader.experience.rewards, model=self.settings, longest=data.longest,
             rng={"seed": data.settings.seed, "iteration": data.loader.iteration},
-        )  # fmt: skip
-        return dump.write(self.folder / "dumps", rank_and_world()[0])
+        ).write(self.folder / "dumps", rank_and_world()[0])  # fmt: skip

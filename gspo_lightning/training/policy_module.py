@@ -23,6 +23,7 @@ from gspo_lightning.policy.load.loading import context_length, load_config, load
 from gspo_lightning.policy.load.model_settings import ModelSettings
 from gspo_lightning.policy.load.trained_dtype import check_dtype, check_stored_dtype
 from gspo_lightning.policy.numerics.autocast_weights import autocast_dtype
+from gspo_lightning.policy.numerics.rounded_updates import say_rounded_updates
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.strategies.fsdp import FSDP2Strategy
 from gspo_lightning.policy.strategies.sharding import gathered
@@ -98,6 +99,10 @@ class PolicyModule(LightningModule):
         """Return this run's autocast dtype on a device; None without autocast."""
         with self.forward_context():
             return autocast_dtype(device)
+
+    def on_train_start(self) -> None:
+        """Say what products under autocast will see of the first update."""
+        say_rounded_updates(self.policy.parameters(), self.autocast_dtype(self.device), self.trainer.optimizers)
 
     @property
     def policy_optimizer(self) -> torch.optim.Optimizer:

@@ -277,7 +277,8 @@ class _InAutocastDtype:
     """Attention in the dtype that it has under autocast on a GPU: on a CPU, where this runs, it is in float32."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.longest = plan, plan.longest
+        self.plan = plan
+        self.longest = plan.longest
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Attend as :class:`Plan` says."""

@@ -1,4 +1,4 @@
-"""What this machine's processor says of itself: by its flags, not by a timing, the same in every run."""
+"""Choices by the flags of this machine's processor, and not by a timing: the same in every run."""
 
 from __future__ import annotations
 

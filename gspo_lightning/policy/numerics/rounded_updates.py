@@ -1,4 +1,4 @@
-"""What products see of an update under autocast, where they read rounded copies of the weights that are trained.
+"""Share of an update that products see under autocast: they read rounded copies of the weights that are trained.
 
 A step of the learning rate is far below the last bit of a bfloat16 number. Of weights anywhere between two of these
 numbers just so many cross the middle that the copies move by as much as the weights on average. Weights of a checkpoint
@@ -22,8 +22,10 @@ SAMPLE = 1 << 20
 """Weights that are looked at."""
 SMALL = 1 << 10
 """Numbers of a weight below which it is not looked at: norms and biases."""
-MUCH, LITTLE = 2.0, 0.5
-"""Share of an update from which, or up to which, the difference is said."""
+MUCH = 2.0
+"""Share of an update above which it is said that products see more than it."""
+LITTLE = 0.5
+"""Share below which it is said that they see less."""
 MOST = 1 << 14
 """Updates up to which it is computed how many show."""
 
@@ -53,9 +55,9 @@ def sample(parameters: Iterable[Tensor]) -> Tensor:
     large = [getattr(p, "_local_tensor", p) for p in parameters if p.requires_grad and p.dtype == torch.float32]
     flat = [p.detach().flatten() for p in large if p.numel() >= SMALL]
     every = max(1, sum(map(len, flat)) // SAMPLE)
-    found = torch.cat([p[::every] for p in flat] or [torch.zeros(0)])
-    order = torch.randperm(len(found), generator=torch.Generator().manual_seed(0))
-    return found[order.to(found.device)]
+    weights = torch.cat([p[::every] for p in flat] or [torch.zeros(0)])
+    order = torch.randperm(len(weights), generator=torch.Generator().manual_seed(0))
+    return weights[order.to(weights.device)]
 
 
 def rounding_line(parameters: Iterable[Tensor], dtype: torch.dtype, rate: float) -> str | None:

@@ -191,7 +191,8 @@ class FastDecoderLayers:
     def _attention(layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, cache: GroupCache) -> Tensor:
         queries, keys = layer.heads
         qkv = layer.qkv(x).view(len(x), queries + 2 * keys, -1)
-        value, qk = qkv[:, queries + keys :].float(), qkv[:, : queries + keys].float()
+        qkv = qkv.float()
+        value, qk = qkv[:, queries + keys :], qkv[:, : queries + keys]
         qk = (qk if layer.head_eps is None else _normed(qk, layer.head_eps)) * layer.scale
         qk = torch.addcmul(qk * cos, qk.roll(cos.shape[-1] // 2, -1), sin)
         return cache.attend(layer.index, qk[:, :queries], qk[:, queries:], value, 1.0).flatten(1)
@@ -258,7 +259,8 @@ def _layer(layer: Any, dtype: torch.dtype) -> _Layer:
     size = attention.head_dim
     heads = attention.q_proj.out_features // size, attention.k_proj.out_features // size
     normed = hasattr(attention, "q_norm")
-    first, second = layer.input_layernorm, layer.post_attention_layernorm
+    first = layer.input_layernorm
+    second = layer.post_attention_layernorm
     own = [attention.q_norm.weight, attention.k_norm.weight] if normed else [first.weight.new_ones(size)] * 2
     before_attention = _scale_of(first, dtype)
     before_mlp = _scale_of(second, dtype) if hasattr(layer.mlp, "gate_proj") else None
