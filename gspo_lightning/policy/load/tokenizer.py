@@ -3,7 +3,7 @@
 ``tokenizer_config.json`` names a class, and transformers 5 builds the splitting of text that belongs to the class
 around the vocabulary of ``tokenizer.json``. Many published folders name the wrong one: DeepSeek's, and the models
 distilled from them, say ``LlamaTokenizerFast`` over a byte-level vocabulary. "What is 12 + 345?" then comes back as
-"Whatis12+345?".
+"Whatis12+345?". transformers 5.24 reads the file by itself where Llama's class is named, but not for other classes.
 """
 
 from __future__ import annotations

@@ -27,7 +27,10 @@ LETTERS = "What is 12 + 345? 7+5*3-4: The answer is #2; 2*3=6;6-4=2;\n\n def f(x
 
 
 def byte_level(folder: Path, tokenizer_class: str = "LlamaTokenizerFast", **config: object) -> Path:
-    """Write a tokenizer in the layout of DeepSeek-R1-Distill-Llama: byte-level BPE under Llama 2's class."""
+    """Write a tokenizer in the layout of DeepSeek-R1-Distill-Llama: byte-level BPE under Llama 2's class.
+
+    From transformers 5.24 on that class gives way to the file by itself; others, such as Qwen 2's, do not.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -56,13 +59,13 @@ def small_llama(folder: Path) -> Path:
 
 @pytest.mark.thorough
 def test_a_run_reads_and_writes_text_as_the_file_says(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = small_llama(byte_level(tmp_path / "model"))
+    folder = small_llama(byte_level(tmp_path / "model", "Qwen2TokenizerFast"))
     written = Tokenizer.from_file(str(folder / "tokenizer.json"))
     with caplog.at_level(logging.WARNING):
         run = runs.fit(
             tmp_path / "runs", f"--model.name_or_path={folder}", *runs.UNTAUGHT, "--data.record_rollouts=true"
         )
-    lines = [m for m in caplog.messages if "names the class LlamaTokenizer" in m]
+    lines = [m for m in caplog.messages if "names the class Qwen2Tokenizer" in m]
     assert len(lines) == 1
     assert "'What is 12 + 345?' in another way than its tokenizer.json: the file is used" in lines[0]
     rows = [json.loads(line) for line in (run / "rollouts" / "000000.jsonl").read_text().splitlines()]
@@ -131,6 +134,6 @@ def test_tokens_that_the_config_adds_stay(tmp_path: Path, caplog: pytest.LogCapt
     assert plain.decode([size]) == "12 +"
     assert size in plain("What is 12 + 345?")["input_ids"]
     with caplog.at_level(logging.WARNING):
-        found = read_tokenizer(str(byte_level(tmp_path / "llama", **config)))
+        found = read_tokenizer(str(byte_level(tmp_path / "qwen", "Qwen2TokenizerFast", **config)))
     assert [found(text)["input_ids"] for text in SAMPLES] == [plain(text)["input_ids"] for text in SAMPLES]
     assert "the file is used" in caplog.text
