@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def test_the_card_of_a_real_run(run: Path, evaluation: Path, tmp_path: Path) -> 
     for step, _ in content["gspo_evaluations"]:
         assert f"| {step} | " in body
     assert "| aime2024 | avg@4 | 0.25 | 0.11 to 0.42 | 30 |" in body
-    assert f"torch {torch.__version__}" in body
+    assert f"torch {version('torch')}" in body  # torch.__version__ adds the CUDA of its wheel
     assert (tmp_path / "out" / "report.png").read_bytes() == (run / "report.png").read_bytes()
     assert str(tmp_path) not in text
     assert str(run.parent) not in text
