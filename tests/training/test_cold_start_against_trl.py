@@ -71,6 +71,7 @@ def by_trl(model: Any, tokenizer: Any, rows: list[Taught], cold: ColdStart, fold
 def test_losses_and_weights_are_those_of_trl(layout: Any, lora: LoRA | None, accumulate: int, tmp_path: Path) -> None:
     pytest.importorskip("trl", minversion="1.16", reason=REASON)
     policy = load_policy(dataclasses.replace(TINY, lora=lora))
+    policy.model.double()  # in float32 AdamW makes rounding of a gradient near 0 visible, on some processors more
     theirs = copy.deepcopy(policy.model)
     cold = dataclasses.replace(COLD, adapters=lora is not None)
     rows = teach(TASK.demonstrations(), policy.tokenizer, policy.eos_token_ids, PromptFormat(), str, "x")
