@@ -26,6 +26,7 @@ _METADATA = {
     "torch.serialization": ("_get_layout",),
     "torch": ("Size", "device"),
     "pathlib": ("Path", "PosixPath", "PurePosixPath"),
+    "pathlib._local": ("Path", "PosixPath", "PurePosixPath"),  # as Python 3.13 alone writes them
     "collections": ("OrderedDict",),
 }
 """Module -> names that the index of a folder of shards may contain, in addition to dtypes."""

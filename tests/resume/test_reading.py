@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pathlib
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,17 @@ def written(folder: Path, name: str = "") -> Path:
 def test_members_of_enumerations_are_read(tmp_path: Path) -> None:
     index = check_shards(written(tmp_path / "step.ckpt"), "checkpoint")
     assert list(index.state_dict_metadata) == ["weights"]
+
+
+def test_paths_of_python_3_13_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pathlib._local", pathlib)  # a module of that version and of later ones
+    folder = tmp_path / "step.ckpt"
+    save({"weights": torch.ones(3)}, checkpoint_id=folder, no_dist=True)
+    index = pickle.loads((folder / ".metadata").read_bytes())
+    content = pickle.dumps(index, protocol=2).replace(b"cpathlib\n", b"cpathlib._local\n")
+    assert b"cpathlib._local\nPosixPath\n" in content
+    (folder / ".metadata").write_bytes(content)
+    assert list(check_shards(folder, "checkpoint").state_dict_metadata) == ["weights"]
 
 
 @pytest.mark.parametrize("name", ["mro", "__init_subclass__", "__members__"])
