@@ -179,6 +179,8 @@ def _load_pretrained(settings: ModelSettings, weights: bool) -> PreTrainedModel:
     options: dict[str, Any] = {}
     if settings.attn_implementation:
         options["attn_implementation"] = settings.attn_implementation
+    elif getattr(config.get_text_config(), "attn_logit_softcapping", None):  # Gemma 2
+        options["attn_implementation"] = "eager"  # sdpa, transformers' own choice in 5.19, leaves the cap out
     if not weights:
         options["device_map"] = "meta"
     auto_class = AutoModelForImageTextToText if sees else AutoModelForCausalLM
