@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from gspo_lightning.core.errors import UserError, did_you_mean
 from gspo_lightning.policy.hub import check_no_kernel
 from gspo_lightning.policy.load.loading_lock import LOADING
+from gspo_lightning.policy.load.soft_caps import attention_options
 from gspo_lightning.rewards.chat import completion_messages, prompt_messages, tools_of
 from gspo_lightning.rewards.reward import Reward
 from gspo_lightning.rewards.types import Sample, Score
@@ -163,8 +164,9 @@ class SequenceClassificationReward(Reward):
             check_no_kernel("SequenceClassificationReward", config._attn_implementation, self.trust_remote_code)
             with LOADING:
                 model, report = AutoModelForSequenceClassification.from_pretrained(
-                    self.name_or_path, config=config, dtype=dtype, output_loading_info=True, **source
-                )
+                    self.name_or_path, config=config, dtype=dtype, output_loading_info=True,
+                    **attention_options(config), **source,
+                )  # fmt: skip
         except UserError:
             raise
         except (OSError, ValueError, ImportError, RuntimeError, UnpicklingError) as error:  # Runtime: shape mismatch

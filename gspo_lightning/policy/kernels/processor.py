@@ -36,4 +36,6 @@ def multiplies_bfloat16() -> bool:
 
     ``ATEN_CPU_CAPABILITY`` and ``ONEDNN_MAX_CPU_ISA`` may forbid them; PyTorch then refuses packed weights.
     """
-    return bfloat16_instructions() is not None and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if bfloat16_instructions() is None or not torch.backends.mkldnn.is_available():
+        return False
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -22,6 +22,7 @@ from gspo_lightning.policy.hub import TRUST, check_no_kernel, check_path, check_
 from gspo_lightning.policy.load.gguf import loadable_name
 from gspo_lightning.policy.load.loading_lock import LOADING
 from gspo_lightning.policy.load.model_settings import ModelSettings
+from gspo_lightning.policy.load.soft_caps import attention_options
 from gspo_lightning.policy.load.tokenizer import read_tokenizer
 from gspo_lightning.policy.numerics.batch_invariant import make_batch_invariant
 from gspo_lightning.policy.policy import Policy
@@ -176,11 +177,7 @@ def _load_pretrained(settings: ModelSettings, weights: bool) -> PreTrainedModel:
     sees = reads_pictures(config)
     if type(config) not in AutoModelForCausalLM._model_mapping and not sees:
         refuse_unknown(config)
-    options: dict[str, Any] = {}
-    if settings.attn_implementation:
-        options["attn_implementation"] = settings.attn_implementation
-    elif getattr(config.get_text_config(), "attn_logit_softcapping", None):  # Gemma 2
-        options["attn_implementation"] = "eager"  # sdpa, transformers' own choice in 5.19, leaves the cap out
+    options: dict[str, Any] = dict(attention_options(config, settings.attn_implementation))
     if not weights:
         options["device_map"] = "meta"
     auto_class = AutoModelForImageTextToText if sees else AutoModelForCausalLM

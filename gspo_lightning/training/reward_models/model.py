@@ -19,6 +19,7 @@ from gspo_lightning.policy.load.gguf import loadable_name
 from gspo_lightning.policy.load.loading import load_config
 from gspo_lightning.policy.load.loading_lock import LOADING
 from gspo_lightning.policy.load.model_settings import ModelSettings
+from gspo_lightning.policy.load.soft_caps import attention_options
 from gspo_lightning.policy.tiny import TINY_MODELS, tiny_config
 from gspo_lightning.policy.vision.families import tower_of
 from gspo_lightning.resume.reading import fault_of
@@ -115,9 +116,6 @@ def _not_loadable(name: str, error: Exception) -> UserError:
 
 def _pretrained(settings: ModelSettings) -> PreTrainedModel:
     config = _one_output(load_config(settings))
-    options = {}
-    if settings.attn_implementation:
-        options["attn_implementation"] = settings.attn_implementation
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # a head that is missing is not worth a table; others are refused below
     try:
@@ -129,7 +127,7 @@ def _pretrained(settings: ModelSettings) -> PreTrainedModel:
             revision=settings.revision,
             trust_remote_code=settings.trust_remote_code,
             dtype=settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype),
-            **options,
+            **attention_options(config, settings.attn_implementation),
         )
     except Exception as error:  # shapes that do not fit, a package that is missing, a family without a classifier
         raise _not_loadable(settings.name_or_path, error) from error
