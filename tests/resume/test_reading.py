@@ -49,7 +49,7 @@ def test_paths_of_python_3_13_are_read(tmp_path: Path, monkeypatch: pytest.Monke
     folder = tmp_path / "step.ckpt"
     save({"weights": torch.ones(3)}, checkpoint_id=folder, no_dist=True)
     index = pickle.loads((folder / ".metadata").read_bytes())
-    content = pickle.dumps(index, protocol=2).replace(b"cpathlib\n", b"cpathlib._local\n")
+    content = pickle.dumps(index, protocol=3).replace(b"cpathlib\n", b"cpathlib._local\n")
     assert b"cpathlib._local\nPosixPath\n" in content
     (folder / ".metadata").write_bytes(content)
     assert list(check_shards(folder, "checkpoint").state_dict_metadata) == ["weights"]

@@ -44,7 +44,13 @@ COMMON: dict[str, Any] = {
 BUILDERS: dict[str, Any] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**COMMON)),
     "gemma2": lambda: Gemma2ForCausalLM(
-        Gemma2Config(**COMMON, sliding_window=WINDOW, final_logit_softcapping=2.0, query_pre_attn_scalar=8)
+        Gemma2Config(
+            **COMMON,
+            sliding_window=WINDOW,
+            final_logit_softcapping=2.0,
+            query_pre_attn_scalar=8,
+            attn_implementation="eager",  # as it is loaded, and as transformers 5.24 makes it
+        )
     ),
     "granite": lambda: GraniteForCausalLM(
         GraniteConfig(**COMMON, logits_scaling=3.0, embedding_multiplier=2.0, residual_multiplier=0.5)

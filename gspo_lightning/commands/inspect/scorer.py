@@ -71,7 +71,7 @@ class RewardScorer:
             pending = self.runner.submit(samples)
             await until(pending.done)
             best = max(pending.result(), key=lambda verdict: -math.inf if verdict.reward is None else verdict.reward)
-            return _score(self.runner.rewards["answer"], best)
+            return _score(self.runner.rewards["answer"], best, text)
         except GSPOError as error:
             raise PrerequisiteError(str(error)) from error
 
@@ -95,7 +95,7 @@ def _reward(name: str, init_args: dict[str, Any]) -> Reward:
     return reward
 
 
-def _score(reward: Reward, verdict: SampleScore) -> Score:
+def _score(reward: Reward, verdict: SampleScore, text: str) -> Score:
     metadata = {"reward": verdict.reward, "status": str(verdict.status)}
     if verdict.reward is None:
         return Score.unscored(reason="scoring_failed", explanation=verdict.detail, metadata=metadata)
@@ -103,4 +103,4 @@ def _score(reward: Reward, verdict: SampleScore) -> Score:
         value = CORRECT
     else:
         value = NOANSWER if unread(reward, verdict) else INCORRECT
-    return Score(value=value, explanation=verdict.detail or None, metadata=metadata)
+    return Score(value=value, answer=text or None, explanation=verdict.detail or None, metadata=metadata)

@@ -126,6 +126,7 @@ def test_a_checkpoint_a_run_and_a_folder_give_what_validate_and_evaluate_gave(
         assert sum(model.api.backend.batches) == PROBLEMS
         assert max(model.api.backend.batches) >= 10  # requests that come together are sampled together
     wrong = next(sample for sample in log.samples or () if sample.scores["reward_scorer"].value == "I")
+    assert wrong.scores["reward_scorer"].answer == wrong.output.completion  # a column of Inspect's viewer
     assert wrong.scores["reward_scorer"].metadata == {"reward": 0.0, "status": "ok"}
     scorer = log.eval.scorers[0]
     assert (scorer.name, scorer.options) == ("reward_scorer", {"reward": "ExactMatch"})
