@@ -25,7 +25,7 @@ from benchmarks.workloads import Workload, reward
 from gspo_lightning.loop.metrics.sums import MetricSums
 from gspo_lightning.loop.old_policy.noise import check_ratio_noise
 from gspo_lightning.objectives import GSPO
-from gspo_lightning.policy.attention import flex, plans
+from gspo_lightning.policy.attention import flex, interface, plans
 from gspo_lightning.policy.model_checks.checks import why_no_kernel
 from gspo_lightning.policy.model_checks.row_isolation import probe
 from gspo_lightning.rollouts import GroupedSampler
@@ -76,6 +76,7 @@ def counted_kernels() -> Iterator[Kernels]:
             mock.patch.object(upstream, "_validate_device", _nothing),  # which refuses gradients on a CPU
             mock.patch.object(flex, "kernel", return_value=kernel),
             mock.patch.object(plans, "has_flex", return_value=True),
+            mock.patch.object(interface, "FLOAT32_ON", ()),
         ):
             yield found
     finally:

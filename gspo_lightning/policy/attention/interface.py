@@ -24,6 +24,9 @@ from gspo_lightning.policy.kernels.thread_state import without_autocast
 
 IMPLEMENTATIONS = ("sdpa", "flash_attention_2", "flash_attention_3")
 ARGUMENT = "gspo_plan"
+FLOAT32_ON: tuple[str, ...] = ("cpu",)
+"""Types of devices where attention is float32 under autocast: on a CPU PyTorch's flash kernel takes three times as long
+for its gradients in bfloat16, and products of few rows take 1.3 times as long."""
 _IGNORED = {"position_ids", "use_cache", "cache_position", "is_causal", "output_attentions", "output_router_logits"}
 _WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 """Kind of a layer (of a config's ``layer_types``) -> the config field with its window in tokens."""
@@ -92,8 +95,7 @@ def _planned_attention(
 def attention_dtype(*inputs: torch.dtype, device: torch.device) -> torch.dtype:
     """Return the dtype of attention by a plan: of its products, and of keys and values in a cache.
 
-    Under autocast it is autocast's, but float32 on a CPU, where bfloat16 is slower: PyTorch's flash kernel takes three
-    times as long for its gradients, and products of few rows take 1.3 times as long. Otherwise it is the promoted one:
+    Under autocast it is autocast's, but float32 on a device of :data:`FLOAT32_ON`. Otherwise it is the promoted one:
     normalised queries and keys may be float32, values bfloat16.
 
     Args:
@@ -101,7 +103,7 @@ def attention_dtype(*inputs: torch.dtype, device: torch.device) -> torch.dtype:
         device: of the computation.
     """
     if torch.is_autocast_enabled(device.type):
-        return torch.float32 if device.type == "cpu" else torch.get_autocast_dtype(device.type)
+        return torch.float32 if device.type in FLOAT32_ON else torch.get_autocast_dtype(device.type)
     return functools.reduce(torch.promote_types, inputs)
 
 

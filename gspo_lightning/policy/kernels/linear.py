@@ -83,7 +83,7 @@ class _Product(torch.autograd.Function):
 
 
 class _NarrowProduct(torch.autograd.Function):
-    """Product in bfloat16 with a weight in float32; values and gradients have the bits of autocast's."""
+    """Product in bfloat16 with a weight in float32: autocast's values to the bit, its gradients but for rounding."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
