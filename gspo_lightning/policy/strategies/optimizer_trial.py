@@ -30,6 +30,8 @@ USUAL = 0.02
 """Standard deviation of weights that transformers begin with."""
 SMALL = 16
 """Longest side of weights that are no matrices."""
+ADAPTER = ("lora_A.default.weight", "lora_B.default.weight")
+"""Ends of the names of an adapter's two matrices."""
 RATE = 1e-2
 TOLERANCE = 0.1
 """Largest difference between steps on shards and on whole matrices, relative to what the steps move.
@@ -37,6 +39,8 @@ TOLERANCE = 0.1
 Elementwise rules differ by rounding, 1e-6. Muon iterates in bfloat16, whose rounding is a few percent of its step.
 Also the largest move of weights whose gradient is 0, relative to the weights.
 """
+STUCK = 1e-3
+"""Move of an adapter's weights, relative to that of usual weights, below which they count as not trained."""
 
 
 def try_steps(build: Build, policy: nn.Module) -> None:
@@ -66,6 +70,8 @@ def try_steps(build: Build, policy: nn.Module) -> None:
         raise _refusal(build, start, f"cannot step here: {first_line(error)}", "") from error
     _check_skipped(build, start, gradients)
     _check_rest(build, start)
+    if any(name.endswith(ADAPTER) for name, p in policy.named_parameters() if p.requires_grad):
+        _check_adapters(build, start, gradients)
     if not flat:
         _try_other_weights(build, parameters)
     if not torch.equal(whole, again):
@@ -106,6 +112,28 @@ def _check_rest(build: Build, start: Tensor) -> None:
     if moved > TOLERANCE:
         problem = f"forgets what a model has learned: where the gradient is 0, a step moves its weights by {moved:.0%}"
         raise _refusal(build, start, problem, "")
+
+
+def _check_adapters(build: Build, start: Tensor, gradients: list[Tensor]) -> None:
+    """Refuse an optimizer that hardly moves one of an adapter's matrices, or moves it out of all proportion.
+
+    B begins at 0, so the first gradient of A is 0. Some rules scale all later steps by the first gradient (SGDSaI,
+    RACS), divide by its square (ADOPT), or step in proportion to the weights (HyperBallAdamW).
+    """
+    usual = start * (USUAL / start.std())
+    zeros = torch.zeros_like(start)
+    expected = float((_stepped(build, usual, gradients) - usual).norm())
+    if not expected > 0:
+        return
+    moves = {
+        "whose first gradient is 0, as of matrix A": _stepped(build, usual, [zeros, *gradients]) - usual,
+        "that begin at 0, as matrix B": _stepped(build, zeros, gradients),
+    }
+    for weights, move in moves.items():
+        distance = float(move.norm())
+        if not STUCK * expected < distance < expected / STUCK:
+            problem = f"moves weights {weights} of every adapter, {distance / expected:.1g} times as far as usual ones"
+            raise _refusal(build, start, problem, ", or train all weights")
 
 
 def _try_other_weights(build: Build, parameters: Sequence[nn.Parameter]) -> None:

@@ -123,3 +123,30 @@ class KeepsObjects(torch.optim.SGD):
             for p in group["params"]:
                 self.state[p]["rule"] = Rule()
         return super().step(closure)
+
+
+class ScaledByFirst(torch.optim.SGD):
+    """Scales the steps of each matrix by its first gradient for good, as SGDSaI does (arXiv 2412.11768)."""
+
+    def step(self, closure: Closure = None) -> Any:
+        """Take a step; none where the first gradient was 0."""
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    scale = self.state[p].setdefault("scale", p.grad.norm())
+                    p.data.sub_(scale * p.grad, alpha=group["lr"])
+        return loss
+
+
+class InProportion(torch.optim.SGD):
+    """Steps in proportion to the norm of the weights, and never leaves 0."""
+
+    def step(self, closure: Closure = None) -> Any:
+        """Take a step as large as a share of the weights."""
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None and p.grad.any():
+                    p.data.sub_(p.grad / p.grad.norm() * p.data.norm(), alpha=group["lr"])
+        return loss

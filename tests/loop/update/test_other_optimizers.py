@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +62,14 @@ class Orthogonalized(torch.optim.SGD):
 '''
 
 
-def refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], **options: Any) -> str:
+def refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, more: Sequence[str] = (), **options: Any
+) -> str:
     """The message of ``gspo fit`` with an optimizer; before any rollout."""
     optimizer = json.dumps({"class_path": name, "init_args": options})
     argv = [
         "fit", f"--config={runs.QUICKSTART}", *runs.SMALL, *runs.UNTAUGHT, f"--plugins+={PLUGIN}",
-        f"--model.optimizer={optimizer}", f"--trainer.default_root_dir={tmp_path}",
+        f"--model.optimizer={optimizer}", f"--trainer.default_root_dir={tmp_path}", *more,
     ]  # fmt: skip
     assert main(argv) == 2
     assert not list(tmp_path.rglob("*.ckpt"))
@@ -99,6 +102,24 @@ def test_an_optimizer_that_does_not_go_on_from_what_it_is_given_is_refused(
     assert problem in refused(name, tmp_path, capsys)
 
 
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        (
+            "ScaledByFirst",
+            "ScaledByFirst moves weights whose first gradient is 0, as of matrix A of every adapter, 0 times as far",
+        ),
+        ("InProportion", "InProportion moves weights that begin at 0, as matrix B of every adapter, 0 times as far"),
+    ],
+)
+def test_an_optimizer_that_leaves_half_of_an_adapter_untrained_is_refused(
+    name: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert problem in refused(name, tmp_path, capsys, more=["--model.lora.r=2"], lr=1e-2)
+    optimizer = json.dumps({"class_path": name, "init_args": {"lr": 1e-2}})
+    runs.fit(tmp_path / "whole", *runs.UNTAUGHT, f"--plugins+={PLUGIN}", f"--model.optimizer={optimizer}")
+
+
 def test_any_exception_of_a_packages_constructor_is_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,7 +134,8 @@ def test_optimizers_of_torch_step_and_resume_exactly(name: str) -> None:
     if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
         return
     torch.manual_seed(0)
-    try_steps(lambda weights: kind(weights, lr=1e-3), nn.Linear(9, 13, bias=False))
+    layer = nn.Linear(9, 13, bias=False)
+    try_steps(lambda weights: kind(weights, lr=1e-3), nn.ModuleDict({"lora_A": nn.ModuleDict({"default": layer})}))
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
