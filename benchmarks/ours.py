@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.clock import TOTAL, Phases
 from benchmarks.forced import ScheduledDraws, check_lengths
-from benchmarks.workloads import Workload, reward
+from benchmarks.workloads import Workload
 from gspo_lightning.core.randomness import Purpose, stream
 from gspo_lightning.core.types import MiniBatch, Rollout, SamplingParams
 from gspo_lightning.loop.advantages.assign import assign_advantages
@@ -26,6 +26,7 @@ from gspo_lightning.loop.old_policy.teacher import Teacher
 from gspo_lightning.loop.update.loss import LossTerms, micro_batch_loss, mini_batch_count
 from gspo_lightning.loop.update.optimizers import fuse
 from gspo_lightning.objectives import GSPO, Objective
+from gspo_lightning.objectives.trial import learns_without_advantage
 from gspo_lightning.policy.load.model_settings import Layout
 from gspo_lightning.policy.model_checks.checks import choose_layout
 from gspo_lightning.policy.numerics.autocast_weights import autocast_dtype
@@ -114,13 +115,15 @@ class Ours:
 
     def cut(self, groups: Groups, mini_batches: int | None = None) -> list[MiniBatch]:
         """Mini-batches from groups with advantages."""
-        return RolloutBatch.of(
+        batch = RolloutBatch.of(
             groups,
             mini_batches=mini_batches or self.workload.mini_batches,
             max_tokens=self.max_tokens,
             packed=self.policy.packed,
             deal=self.deal,
-        ).mini_batches
+        )
+        batch.take_advantages(mark=self.policy.routing is None and not learns_without_advantage(self.objective))
+        return batch.mini_batches
 
     def prepare(self, batches: Sequence[MiniBatch]) -> list[MiniBatch]:
         """Old log-probabilities, where the sampler's will not do."""
@@ -153,8 +156,10 @@ class Ours:
         with phases(TOTAL):
             with phases("generate"):
                 groups = self.generate()
-            for rollout in (r for g in groups for r in g):
-                rollout.reward = reward(rollout.token_ids.tolist())
+            rollouts = [rollout for group in groups for rollout in group]
+            rewards = self.workload.rewards([rollout.token_ids.tolist() for rollout in rollouts])
+            for rollout, value in zip(rollouts, rewards, strict=True):
+                rollout.reward = value
             self.train_on_policy(groups, phases)
         check_lengths(groups, self.workload.lengths)
         return phases

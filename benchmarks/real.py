@@ -30,7 +30,9 @@ def run(given: argparse.Namespace, side: Callable[[Sequence[str]], Result]) -> I
     """Measure the bounds, then all methods round by round; yield what is known after every step."""
     options = ["--model", str(given.model or model_file()), "--tokens", *map(str, given.tokens)]
     options += [
-        w for n in ("prompts", "group", "updates", "micro", "precision") for w in (f"--{n}", str(getattr(given, n)))
+        w
+        for n in ("prompts", "group", "dead", "updates", "micro", "precision")
+        for w in (f"--{n}", str(getattr(given, n)))
     ]
     bounds = side(["bounds", METHODS[0], *options])
     rounds: list[Result] = []

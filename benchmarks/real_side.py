@@ -66,7 +66,7 @@ def make_work(given: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> 
     median, longest = given.tokens
     return WordProblemWork(
         given.prompts, given.group, (min(widths), max(widths)), median, longest,
-        sigma=0.12, mini_batches=given.updates, problems=problems,
+        sigma=0.12, mini_batches=given.updates, dead_groups=given.dead, problems=problems,
     )  # fmt: skip
 
 
@@ -213,6 +213,7 @@ def add_work(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="GGUF file, folder or name; default: what make real-model has fetched")
     parser.add_argument("--prompts", type=int, default=2)
     parser.add_argument("--group", type=int, default=4, help="responses to a prompt")
+    parser.add_argument("--dead", type=int, default=0, help="groups whose rewards are equal")
     parser.add_argument("--updates", type=int, default=2, help="optimizer steps on a rollout batch")
     parser.add_argument("--tokens", type=int, nargs=2, default=(72, 96), metavar=("MEDIAN", "LONGEST"))
     parser.add_argument("--micro", type=int, default=4, help="rows of a forward of TRL in training")

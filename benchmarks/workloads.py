@@ -40,6 +40,8 @@ class Workload:
     """Of the logarithm of response lengths; 0 makes all lengths equal."""
     mini_batches: int = MINI_BATCHES
     """Optimizer steps."""
+    dead_groups: int = 0
+    """Groups whose rewards are equal, the first ones."""
 
     @property
     def rows(self) -> int:
@@ -72,6 +74,13 @@ class Workload:
             ids = tuple((UNKNOWN + 1 + (drawn * (vocabulary - UNKNOWN - 1)).long()).tolist())
             prompts.append(Prompt(i, " ".join(f"w{t}" for t in ids), ids, {}))
         return prompts
+
+    def rewards(self, responses: Sequence[Sequence[int]]) -> list[float]:
+        """Rewards of the token ids of all P * G responses, group by group."""
+        return [
+            1.0 if row < self.dead_groups * self.group_size else reward(token_ids)
+            for row, token_ids in enumerate(responses)
+        ]
 
     @property
     def response_tokens(self) -> int:

@@ -55,10 +55,6 @@ class ForcedLengths(LogitsProcessor):
         return scores
 
 
-def _reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    return [reward(ids) for ids in completion_ids]
-
-
 class TRL:
     """One side of a comparison.
 
@@ -106,9 +102,13 @@ class TRL:
         self.prompts = workload.make_prompts(model.config.vocab_size)
         self._folder = tempfile.TemporaryDirectory(prefix="benchmark-trl-")
         rows = workload.rows // workload.mini_batches
+
+        def rewards(completion_ids: list[list[int]], **_: Any) -> list[float]:
+            return workload.rewards(completion_ids)
+
         self.trainer: Any = GRPOTrainer(
             model=model,
-            reward_funcs=_reward,
+            reward_funcs=rewards,
             processing_class=tokenizer,
             train_dataset=Dataset.from_list([{"prompt": p.text} for p in self.prompts]),
             args=GRPOConfig(

@@ -280,6 +280,9 @@ class MicroBatch:
     """N numbers, on the host: rows with the same number answer the same prompt; None: unknown."""
     common_prefix: int = 0
     """Number of tokens that all prompts begin with, such as a system prompt; the shortest prompt has more."""
+    no_gradient: tuple[bool, ...] | None = None
+    """N flags, on the host: rows whose gradient is expected to be 0; the policy computes them without a graph. None: no
+    such row, or unknown."""
     host: tuple[Tensor, Tensor, Tensor | None] | None = None
     """Lengths and ``prompt_index`` from before the batch moved to a device: planning does not wait for the device."""
 
@@ -289,7 +292,7 @@ class MicroBatch:
             raise ValueError(f"input_ids has {self.input_ids.shape[0]} rows, response_mask {rows}")
         if self.host is not None and len(self.host[0]) != rows:
             raise ValueError(f"host has {len(self.host[0])} rows, response_mask {rows}: it belongs to other rows")
-        for name in ("media", "group_index"):
+        for name in ("media", "group_index", "no_gradient"):
             if (values := getattr(self, name)) is not None and len(values) != rows:
                 raise ValueError(f"{name} has {len(values)} rows, response_mask {rows}")
         for name in ("old_logprobs", "behaviour_logprobs", "ref_logprobs", "teacher_logprobs"):

@@ -23,6 +23,7 @@ from gspo_lightning.policy.disable_dropout import DisabledDropout, disable_dropo
 from gspo_lightning.policy.kernels import grouped_experts as grouped_experts
 from gspo_lightning.policy.kernels.lean import use_cpu_kernels
 from gspo_lightning.policy.logprobs import head_chunk, token_logprobs
+from gspo_lightning.policy.no_gradient import by_gradient
 from gspo_lightning.policy.older_readers import add_older_names
 from gspo_lightning.policy.parallel.context_parallel import ContextGroup
 from gspo_lightning.policy.routing import Routing, TokenPlaces, gather_routes, routed
@@ -172,14 +173,18 @@ class Policy(nn.Module):
             ``logprobs`` and ``entropies``, both [N, T], float32 or wider, nats; 0 beyond a row's response. With
             ``against`` also the KL(this policy || the other) over the vocabulary at each token, [N, T], nats.
         """
+        if batch.no_gradient is not None and against is None:
+            return by_gradient(lambda part: self.forward(part, temperature), batch)
         states = self.states(batch)
-        per_token: tuple[Tensor, ...] = self._token_logprobs(states.hidden, states.targets, temperature)
+        chunk = self._chunk(len(states.hidden))
+        per_token: tuple[Tensor, ...] = token_logprobs(
+            self._head(), states.hidden, states.targets, temperature=temperature, chunk=chunk
+        )
         if self.context is not None:
             per_token = states.collect(torch.stack(per_token, dim=1)).unbind(1)
         if against is not None:
             other_hidden = against.hidden[states.order().argsort()]  # from the order of rows and steps to this layout
             heads = self._head(), against.head
-            chunk = self._chunk(len(other_hidden))
             per_token += (vocabulary_kl(heads, (states.hidden, other_hidden), temperature, chunk),)
         return tuple(scattered(states, values, batch.response_mask.shape) for values in per_token)
 
@@ -292,14 +297,9 @@ class Policy(nn.Module):
             return None
         return gather_routes(batch.routes, places)
 
-    def _token_logprobs(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Compute in one chunk if the logits are small enough to keep for the backward pass, else in small chunks."""
-        return token_logprobs(self._head(), hidden, targets, temperature=temperature, chunk=self._chunk(len(hidden)))
-
     def _chunk(self, count: int) -> int:
-        """Return the number of hidden states, out of ``count``, whose logits exist at a time."""
-        vocabulary = int(self.model.config.get_text_config().vocab_size)
-        return head_chunk(count, vocabulary, cpu=self.device.type == "cpu")
+        """Return the number of hidden states, out of ``count``, whose logits exist at a time: all if they are small."""
+        return head_chunk(count, int(self.model.config.get_text_config().vocab_size), cpu=self.device.type == "cpu")
 
     def _head(self) -> Callable[[Tensor], Tensor]:
         """Return the output embedding itself if :meth:`head` does nothing else; FSDP has gathered its weight by now."""

@@ -39,6 +39,7 @@ from gspo_lightning.loop.update.router_loss import changed_routes
 from gspo_lightning.loop.update.schedules import lr_factor, step_plateaus
 from gspo_lightning.loop.update.update import Update
 from gspo_lightning.objectives import GSPO, Objective
+from gspo_lightning.objectives.trial import learns_without_advantage
 from gspo_lightning.policy.adapters.lora import frozen_norm
 from gspo_lightning.policy.averaging import holds_average, training_weights
 from gspo_lightning.policy.load.model_settings import ModelSettings
@@ -121,6 +122,7 @@ class GSPOModule(PolicyModule):
         settings = ModelSettings(name_or_path, mask_padding=True, **model)
         super().__init__(settings, cold_start)
         self.objective = objective if objective is not None else GSPO()
+        self.every_row_learns = learns_without_advantage(self.objective)
         self.old_policy = old_policy if old_policy is not None else CachedLogProbs()
         self.old_logprobs = OldLogProbs(old_logprobs, self.objective, exact=settings.batch_invariant)
         self.reference: ReferencePolicy | None = None
@@ -281,10 +283,7 @@ class GSPOModule(PolicyModule):
         super().on_load_checkpoint(checkpoint)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the model's settings (for ``gspo export``), and flush the loggers.
-
-        Loggers then hold at least what the checkpoint has seen: a resume neither loses nor doubles a step.
-        """
+        """Store the model's settings (for ``gspo export``); flush the loggers, so that a resume doubles no step."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["gspo_lightning"]["objective"] = repr(self.objective)
         self.run.put_into(checkpoint, str(self.trainer.precision))

@@ -45,6 +45,7 @@ from gspo_lightning.loop.update.micro_batches import all_but_last_backward
 from gspo_lightning.loop.update.optimizers import fuse
 from gspo_lightning.loop.update.schedules import lr_factor
 from gspo_lightning.objectives import Objective
+from gspo_lightning.objectives.trial import learns_without_advantage
 from gspo_lightning.policy.disable_dropout import modes_kept
 from gspo_lightning.policy.model_checks.checks import check_head, check_model, choose_layout
 from gspo_lightning.policy.policy import Policy
@@ -154,6 +155,7 @@ class GSPOTrainer:
         fuse(self.optimizer)
         self.objective = objective_of(objective, self.config)
         self.old_policy: OldPolicy = CachedLogProbs()
+        self.every_row_learns = learns_without_advantage(self.objective)
         self.old_logprobs = OldLogProbs("auto", self.objective)
         self.advantages: Advantages = GroupNormalised() if advantages is None else advantages
         check_critic(critic, self.advantages, Shaping(), self.objective, where="")

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gspo_lightning.core.types import MicroBatch
+from gspo_lightning.policy.packing import rollout_batch
+from gspo_lightning.policy.packing.batches import with_no_gradient
 from tests.runs import runs
 from tests.runs.ranks import fit_on_ranks
 
@@ -30,6 +33,37 @@ def test_update_does_not_depend_on_the_token_budget(tmp_path: Path, objective: s
     assert min(v for _, v in runs.scalars(cut)["data/micro_batches"]) >= 6
     assert runs.largest_difference(runs.weights(whole), runs.weights(cut)) < 2e-6
     assert runs.largest_difference(runs.weights(whole), runs.untrained()) > 1e-3  # something was learnt at all
+
+
+@pytest.mark.parametrize("old", ["auto", "recompute"])
+def test_update_does_not_depend_on_the_graph_of_dead_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str
+) -> None:
+    """Rows without an advantage are computed without a graph; another pass over the same rollouts is off-policy."""
+    right_or_wrong = [
+        *OPTIONS, '--data.rewards={"even": "Even"}', "--data.group_size=2", "--data.epochs_per_rollout=2",
+        "--model.optimizer.lr=0.05",
+    ]  # fmt: skip
+    marked: list[int] = []
+
+    def counted(part: MicroBatch) -> MicroBatch:
+        result = with_no_gradient(part)
+        marked.append(sum(result.no_gradient or ()))
+        return result
+
+    monkeypatch.setattr(rollout_batch, "with_no_gradient", counted)
+    spared = runs.fit(tmp_path / "spared", *right_or_wrong, f"--model.old_logprobs={old}")
+    dead = dict(runs.scalars(spared)["reward/dead_groups"])[1]
+    assert 0 < dead < 1
+    assert sum(marked) == dead * 8 * 2  # of 8 groups of 2
+    monkeypatch.setattr(rollout_batch, "with_no_gradient", lambda part: part)
+    every = runs.fit(tmp_path / "every", *right_or_wrong, f"--model.old_logprobs={old}")
+    assert runs.largest_difference(runs.weights(spared), runs.weights(every)) < 2e-6
+    one, other = runs.scalars(spared), runs.scalars(every)
+    assert one.keys() == other.keys()
+    for tag in one:
+        for (_, a), (_, b) in zip(one[tag], other[tag], strict=True):
+            assert a == pytest.approx(b, abs=2e-5), tag
 
 
 @pytest.mark.thorough

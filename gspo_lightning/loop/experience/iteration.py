@@ -14,7 +14,7 @@ from gspo_lightning.loop.experience.chosen import chosen_rows
 from gspo_lightning.loop.experience.collect import Experience, collect, measure_rewards
 from gspo_lightning.loop.experience.sampling import Sampling
 from gspo_lightning.loop.experience.settings import ExperienceSettings
-from gspo_lightning.loop.experience.training_state import TrainingState
+from gspo_lightning.loop.experience.training_state import TrainingState, marks_rows
 from gspo_lightning.loop.metrics.rollouts import measure_staleness
 from gspo_lightning.loop.metrics.sources import measure_sources
 from gspo_lightning.policy.packing.deal import deal_stream
@@ -68,6 +68,7 @@ class Iteration:
             InfrastructureError: the rollout source, or the rewards, failed for good.
         """
         state = self.state
+        settings = self.settings
         sampling = self.sampling
         state.old_policy.refresh(state.policy, number)
         begun = time.perf_counter()
@@ -84,13 +85,15 @@ class Iteration:
         metrics |= sampled.seconds | self._staleness(batch) | {"time/rollout_wait_share": waited}
         with state.forward_context():
             self._penalise(batch)
+            metrics |= self._advantages(batch)  # before log-probabilities: marked rows have a layout of their own
             self._old_logprobs(number, batch)
             self._frozen_logprobs(batch)
-            metrics |= self._advantages(batch)
+            if settings.estimator.per_token and state.critic is not None:
+                metrics |= state.critic.learn(batch, lr_factor=state.lr_factor, memory=self.memory)
         metrics |= sampling.measured()
         experience = collect(batch, metrics, device=state.device, distributions=self.distributions)
         if rank_and_world()[0] == 0:
-            experience.recorded = chosen_rows(batch, self.settings.record_tokens, number, state.version)
+            experience.recorded = chosen_rows(batch, settings.record_tokens, number, state.version)
         sampling.observe(number, sampled.every, self.accuracy_reward)  # last: an iteration that fails is not observed
         return experience
 
@@ -167,16 +170,13 @@ class Iteration:
                 batch.mini_batches = frozen.fill(batch.mini_batches, self.settings.temperature, self.state.device)
 
     def _advantages(self, batch: RolloutBatch) -> dict[str, float]:
-        """Assign the advantage of every rollout or token; a critic first estimates values, then learns."""
+        """Assign the advantage of every rollout or token, from values that a critic estimates if there is one."""
         state = self.state
         settings = self.settings
-        critic = state.critic if settings.estimator.per_token else None
-        if critic is not None:
-            critic.judge(batch)
+        if settings.estimator.per_token and state.critic is not None:
+            state.critic.judge(batch)
         dead, metrics = assign(batch.groups, settings.estimator, settings.shaping, state.device)
-        if critic is not None:
-            metrics |= critic.learn(batch, lr_factor=state.lr_factor, memory=self.memory)
-        batch.take_advantages()
+        batch.take_advantages(mark=marks_rows(state))
         sources = self.sampling.prompts.sources
         if sources:
             metrics |= measure_sources(batch.groups, sources, dead, state.device)

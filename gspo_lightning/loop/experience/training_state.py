@@ -13,12 +13,15 @@ from gspo_lightning.loop.old_policy.old_policy import OldPolicy
 from gspo_lightning.loop.old_policy.reference import ReferencePolicy
 from gspo_lightning.loop.old_policy.teacher import Teacher
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.strategies.sharding import is_sharded
 
 
 class TrainingState(Protocol):
     """A policy with its old policy, and the state of training."""
 
     policy: Policy
+    every_row_learns: bool
+    """True if rows without an advantage have a gradient, too."""
     old_policy: OldPolicy
     old_logprobs: OldLogProbs
     reference: ReferencePolicy | None
@@ -46,3 +49,14 @@ class TrainingState(Protocol):
 
     def forward_context(self) -> AbstractContextManager[Any]:
         """Return a context for forward passes outside a training step (autocast)."""
+
+
+def marks_rows(state: TrainingState) -> bool:
+    """True if rows without an advantage are computed without a graph.
+
+    Ranks would differ in such rows, and so in forward passes, for which shards and context parallelism wait. Routes are
+    recorded once a pass.
+    """
+    policy = state.policy
+    waits = is_sharded(policy) or policy.context is not None
+    return not waits and policy.routing is None and not state.every_row_learns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -56,7 +57,10 @@ def all_but_last_backward(
     for part in parts[:-1]:
         with without_sync():
             scale(loss(part)).backward()
-    return loss(parts[-1])
+    last = parts[-1]
+    if last.no_gradient is not None and all(last.no_gradient):  # every weight gets a gradient, be it 0
+        last = replace(last, no_gradient=None)
+    return loss(last)
 
 
 def in_number(

@@ -229,4 +229,52 @@ def filler(like: MicroBatch) -> MicroBatch:
     row: dict[str, Any] = {name: value[:1] for name, value in tensors.items()}
     row |= {name: torch.zeros_like(row[name]) for name in ("response_mask", "advantages")}
     row |= {name: value[:1] for name in ("media", "group_index") if (value := getattr(like, name)) is not None}
-    return dataclasses.replace(like, **row, weight=0.0, host=None)
+    return dataclasses.replace(like, **row, no_gradient=None, weight=0.0, host=None)
+
+
+def select_rows(part: MicroBatch, rows: Sequence[int]) -> MicroBatch:
+    """Return some rows of a micro-batch, without the columns that none of them fills.
+
+    Args:
+        part: N rows, on any device, for which the host does not wait.
+        rows: which of them, one or more, rising.
+    """
+    places = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else torch.tensor(rows)
+    prompts, responses, index = part.on_host()
+    host = (prompts[places], responses[places], None if index is None else index[places])
+    width = int((host[0] + host[1]).max())
+    steps = int(host[1].max())
+    on_device = places if isinstance(places, slice) else places.to(part.input_ids.device, non_blocking=True)
+    selected: dict[str, Any] = {}
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        if isinstance(value, Tensor):
+            columns = width if field.name == "input_ids" else steps
+            of_tokens = value.dim() == 2 and field.name != "sources"
+            selected[field.name] = value[on_device, :columns] if of_tokens else value[on_device]
+        elif field.name in ("media", "group_index", "no_gradient") and value is not None:
+            selected[field.name] = tuple(value[row] for row in rows)
+    return dataclasses.replace(part, **selected, host=host)
+
+
+def with_no_gradient(part: MicroBatch) -> MicroBatch:
+    """Return a micro-batch whose rows without an advantage, or without a trained token, are marked as such.
+
+    None is marked if the second forward pass would cost more than is saved: what both kinds of rows read (common
+    prefix, prompt) is then computed twice, and a backward pass costs two forward passes.
+
+    Args:
+        part: on the CPU, with its advantages.
+    """
+    per_token = part.advantages.reshape(len(part.advantages), -1)
+    flags = ~((per_token != 0) & part.response_mask).any(-1)
+    if not bool(flags.any()):
+        return part
+    prompt = torch.arange(len(flags)) if part.prompt_index is None else part.prompt_index
+    own_tokens = dict(zip(prompt.tolist(), (part.prompt_lengths - part.common_prefix).tolist(), strict=True))
+    without = {*prompt[flags].tolist()}
+    both = without & {*prompt[~flags].tolist()}
+    twice = part.common_prefix + sum(own_tokens[i] for i in both)
+    once = int(part.response_lengths[flags].sum()) + sum(own_tokens[i] for i in without - both)
+    pays = bool(flags.all()) or 2 * once > twice
+    return dataclasses.replace(part, no_gradient=tuple(flags.tolist())) if pays else part

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 from gspo_lightning.core.distributed import all_gather_objects, largest, rank_and_world
 from gspo_lightning.core.errors import InfrastructureError, first_line
 from gspo_lightning.core.parsing import load_json, whole_number
 from gspo_lightning.core.types import MicroBatch
+from gspo_lightning.policy.packing.batches import select_rows
 from gspo_lightning.resume import write_text
 
 log = logging.getLogger(__name__)
@@ -189,21 +188,5 @@ def cut_rows(part: MicroBatch, budget: int, packed: bool) -> list[MicroBatch]:
     if count == 1 or _cost(part, packed) <= budget:
         return [part]
     middle = count // 2
-    halves = (_rows(part, slice(0, middle)), _rows(part, slice(middle, count)))
+    halves = (select_rows(part, range(middle)), select_rows(part, range(middle, count)))
     return [piece for half in halves for piece in cut_rows(half, budget, packed)]
-
-
-def _rows(part: MicroBatch, rows: slice) -> MicroBatch:
-    """Select rows and drop the columns that none of them fills."""
-    width = int(part.lengths[rows].max())
-    steps = int(part.response_lengths[rows].max())
-    selected: dict[str, Any] = {}
-    for field in dataclasses.fields(part):
-        value = getattr(part, field.name)
-        if isinstance(value, Tensor):
-            columns = width if field.name == "input_ids" else steps
-            of_tokens = value.dim() == 2 and field.name != "sources"
-            selected[field.name] = value[rows, :columns] if of_tokens else value[rows]
-        elif field.name in ("media", "group_index") and value is not None:
-            selected[field.name] = value[rows]
-    return dataclasses.replace(part, **selected, host=None)

@@ -14,6 +14,7 @@ from gspo_lightning.policy.packing.batches import (
     filler,
     group_numbers,
     make_micro_batch,
+    with_no_gradient,
 )
 from gspo_lightning.policy.packing.deal import Deal, deal_rows
 from gspo_lightning.policy.packing.rows import Row, common_prefix, row_hash, rows_of
@@ -106,13 +107,20 @@ class RolloutBatch:
                 found[of_row] = [row_hash(row.context, row.token_ids), rollout.reward]
         return found
 
-    def take_advantages(self) -> None:
-        """Put the present advantages of the rollouts into the mini-batches."""
+    def take_advantages(self, *, mark: bool = False) -> None:
+        """Put the present advantages of the rollouts into the mini-batches.
+
+        Args:
+            mark: mark rows whose gradient is 0 (:mod:`gspo_lightning.policy.no_gradient`).
+        """
         self.mini_batches = [
-            replace(batch, micro_batches=[_with_advantages(part, rows) for part, rows in parts])
+            replace(batch, micro_batches=[_with_advantages(part, rows, mark) for part, rows in parts])
             for batch, parts in zip(self.mini_batches, self.parts(), strict=True)
         ]
 
 
-def _with_advantages(part: MicroBatch, rows: Sequence[Row]) -> MicroBatch:
-    return replace(part, advantages=advantages_of(rows, part.response_mask.shape[1])) if rows else part
+def _with_advantages(part: MicroBatch, rows: Sequence[Row], mark: bool) -> MicroBatch:
+    if not rows:
+        return part
+    unmarked = replace(part, advantages=advantages_of(rows, part.response_mask.shape[1]), no_gradient=None)
+    return with_no_gradient(unmarked) if mark else unmarked

@@ -42,6 +42,7 @@ class Student:
 
     def __init__(self, policy: Policy, old: OldPolicy | None = None, choice: Any = "recompute") -> None:
         self.policy = policy
+        self.every_row_learns = False
         self.old_policy: OldPolicy = old or CachedLogProbs()
         self.old_logprobs = OldLogProbs(choice, GSPO())
         self.reference: ReferencePolicy | None = None

@@ -146,13 +146,15 @@ class Grown(MicroBatch):
 def test_a_filler_has_one_row_of_every_tensor_also_of_one_that_is_added_later() -> None:
     made = make_micro_batch([rollout(1, 0, 2, 3), rollout(1, 1, 2, 2)])
     known = {f.name: getattr(made, f.name) for f in dataclasses.fields(made)}
-    absent = {name: torch.ones(2, 3) for name, value in known.items() if value is None and name != "host"}
-    source = Grown(**known | absent, later=torch.arange(2))
+    none = ("host", "no_gradient")
+    absent = {name: torch.ones(2, 3) for name, value in known.items() if value is None and name not in none}
+    source = Grown(**known | absent | {"no_gradient": (True, False)}, later=torch.arange(2))
     assert all(getattr(source, f.name) is not None for f in dataclasses.fields(source) if f.name != "host")
     source.host = source.on_host()
     blank = filler(source)
     assert blank.weight == 0.0
     assert blank.host is None  # of other rows
+    assert blank.no_gradient is None  # ranks wait for each other's gradients
     for f in dataclasses.fields(source):
         whole = getattr(source, f.name)
         if isinstance(whole, torch.Tensor):
