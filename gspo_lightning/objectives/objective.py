@@ -145,9 +145,9 @@ class Objective(Surface):
         """
         rows = Rows.of(inputs, per_token_advantages=self.per_token_advantages)
         self._check_needed(rows)
-        return self._output(rows)
+        return self.total(rows)
 
-    def _output(self, rows: Rows) -> ObjectiveOutput:
+    def total(self, rows: Rows) -> ObjectiveOutput:
         """Return the sum of the loss terms, each over its own denominator, with their measurements."""
         term = self.term(rows)
         check_term(self, term, rows)

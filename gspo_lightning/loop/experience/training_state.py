@@ -55,8 +55,9 @@ def marks_rows(state: TrainingState) -> bool:
     """True if rows without an advantage are computed without a graph.
 
     Ranks would differ in such rows, and so in forward passes, for which shards and context parallelism wait. Routes are
-    recorded once a pass.
+    recorded once a pass; whether they are does not change training, so no mixture of experts is among these models.
     """
     policy = state.policy
     waits = is_sharded(policy) or policy.context is not None
-    return not waits and policy.routing is None and not state.every_row_learns
+    experts = getattr(policy.model.config.get_text_config(), "num_experts_per_tok", None)
+    return not waits and not state.every_row_learns and experts is None and policy.routing is None
