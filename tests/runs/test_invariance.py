@@ -67,6 +67,19 @@ def test_update_does_not_depend_on_the_graph_of_dead_groups(
 
 
 @pytest.mark.thorough
+def test_two_ranks_do_the_update_of_one_with_dead_groups(tmp_path: Path) -> None:
+    """Micro-batches of dead groups alone, and ranks with different numbers of them."""
+    options = [
+        *OPTIONS, '--data.rewards={"even": "Even"}', "--data.group_size=2", "--data.epochs_per_rollout=2",
+        "--model.optimizer.lr=0.05", "--data.max_tokens_per_micro_batch=44", "--data.deal=groups",
+    ]  # fmt: skip
+    one = runs.fit(tmp_path / "one", *options)
+    two = fit_on_ranks(tmp_path / "two", *options, overlay="ddp")
+    assert 0 < dict(runs.scalars(one)["reward/dead_groups"])[1] < 1
+    assert runs.largest_difference(runs.weights(one), runs.weights(two)) < 2e-6
+
+
+@pytest.mark.thorough
 def test_old_policy_forms_train_bit_identically(tmp_path: Path) -> None:
     options = [*runs.UNTAUGHT, "--trainer.max_epochs=2", "--data.max_tokens_per_micro_batch=100"]
     cached = runs.fit(tmp_path / "cached", *options, "--model.old_policy=CachedLogProbs")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def test_a_malformed_line_is_named_by_file_and_line(tmp_path: Path) -> None:
     error = refused(str(file))
     assert error.field == "p.jsonl:3"
     assert "is not JSON" in error.problem
-    assert "at column 16" in error.problem
+    assert re.search("at column 1[56]$", error.problem)  # Python 3.13 names the comma, others what follows it
 
 
 @pytest.mark.parametrize(("line", "kind"), [("[1, 2]", "list"), ('"text"', "str"), ("17", "int"), ("null", "NoneType")])
