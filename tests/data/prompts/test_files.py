@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,8 @@ def test_a_malformed_line_is_named_by_file_and_line(tmp_path: Path) -> None:
     error = refused(str(file))
     assert error.field == "p.jsonl:3"
     assert "is not JSON" in error.problem
-    assert re.search("at column 1[56]$", error.problem)  # Python 3.13 names the comma, others what follows it
+    column = 15 if sys.version_info >= (3, 13) else 16  # of the comma itself, or of what follows it
+    assert f"at column {column}" in error.problem
 
 
 @pytest.mark.parametrize(("line", "kind"), [("[1, 2]", "list"), ('"text"', "str"), ("17", "int"), ("null", "NoneType")])
