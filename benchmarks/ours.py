@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from benchmarks.clock import TOTAL, Phases
 from benchmarks.forced import ScheduledDraws, check_lengths
 from benchmarks.workloads import Workload
+from gspo_lightning.core.host_memory import keep_freed_memory
 from gspo_lightning.core.randomness import Purpose, stream
 from gspo_lightning.core.types import MiniBatch, Rollout, SamplingParams
 from gspo_lightning.loop.advantages.assign import assign_advantages
@@ -83,6 +84,7 @@ class Ours:
         build = optimizer or (lambda weights: torch.optim.AdamW(weights, lr=1e-6, weight_decay=0.0))
         self.optimizer = build([p for p in model.parameters() if p.requires_grad])
         fuse(self.optimizer)
+        keep_freed_memory(self.policy.device)
         self.teacher: Teacher | None = None
         """Followed by an objective with ``distill_coef``."""
         self.iteration = 0

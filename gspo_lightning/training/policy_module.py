@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.host_memory import keep_freed_memory
 from gspo_lightning.core.types import Prompt
 from gspo_lightning.loop.experience.generate_and_score import Groups
 from gspo_lightning.loop.update.schedules import step_plateaus
@@ -101,7 +102,8 @@ class PolicyModule(LightningModule):
             return autocast_dtype(device)
 
     def on_train_start(self) -> None:
-        """Say what products under autocast will see of the first update."""
+        """Say what products under autocast will see of the first update; from here on freed memory is kept on a CPU."""
+        keep_freed_memory(self.device)
         say_rounded_updates(self.policy.parameters(), self.autocast_dtype(self.device), self.trainer.optimizers)
 
     @property

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from gspo_lightning.core.host_memory import keep_freed_memory
 from gspo_lightning.core.types import MicroBatch
 from gspo_lightning.data.prompts.taught import Taught
 from gspo_lightning.policy.packing.rows import common_prefix
@@ -72,6 +73,7 @@ def learn(
         saved: keeps the state now and then and at an interruption, and gives that of a killed process; None starts from
             the beginning.
     """
+    keep_freed_memory(policy.device)
     training = _Training(policy, settings)
     state = None if saved is None else saved.load()
     if state is not None:

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gspo_lightning.core.distributed import rank_and_world
 from gspo_lightning.core.errors import UserError
+from gspo_lightning.core.host_memory import keep_freed_memory
 from gspo_lightning.core.randomness import Purpose
 from gspo_lightning.core.types import MiniBatch, Prompt
 from gspo_lightning.loop.advantages.advantages import Advantages
@@ -153,6 +154,7 @@ class GSPOTrainer:
             parameters, lr=self.config.learning_rate, weight_decay=self.config.weight_decay
         )
         fuse(self.optimizer)
+        keep_freed_memory(self.policy.device)
         self.objective = objective_of(objective, self.config)
         self.old_policy: OldPolicy = CachedLogProbs()
         self.every_row_learns = learns_without_advantage(self.objective)

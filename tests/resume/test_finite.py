@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -35,6 +36,17 @@ class Quantised(Tensor):
     def __torch_dispatch__(cls, func: Any, *_: Any, **__: Any) -> Any:
         """Refuse any operation."""
         raise NotImplementedError(f"unimplemented operator: {func}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("infinite", [[math.inf, 0.0], [math.inf, -math.inf], [math.nan, 1.0]])
+def test_infinities_that_cancel_are_found_and_finite_sums_may_overflow(
+    dtype: torch.dtype, infinite: list[float]
+) -> None:
+    largest = torch.finfo(dtype).max
+    check_finite({"state_dict": {"w": torch.full((64,), largest, dtype=dtype), "none": torch.zeros(0, dtype=dtype)}})
+    with pytest.raises(NonFiniteError, match=r"state_dict\.w is not finite"):
+        check_finite({"state_dict": {"w": torch.tensor(infinite, dtype=dtype)}})
 
 
 @pytest.mark.parametrize(("scale", "finite"), [(0.5, True), (float("nan"), False)])

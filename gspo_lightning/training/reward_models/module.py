@@ -22,6 +22,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from gspo_lightning.core.distributed import all_gather_objects, all_sum
 from gspo_lightning.core.errors import NonFiniteError, UserError, check_number
+from gspo_lightning.core.host_memory import keep_freed_memory
 from gspo_lightning.core.signatures import WholeSignature
 from gspo_lightning.loop.update.optimizers import fuse, settings_of_optimizer, take_closure, undecayed
 from gspo_lightning.loop.update.schedules import schedule
@@ -187,6 +188,7 @@ class RewardModule(LightningModule):
         Raises:
             UserError: the rewards differ.
         """
+        keep_freed_memory(self.device)
         pairs = alone_and_padded(self.data.rows["train"], self.tokenizer)
         if pairs is not None:
             with self.trainer.precision_plugin.forward_context():
