@@ -68,7 +68,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: Python 3.11 or newer is needed; give one with: make PYTHON=python3.12 ..."; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[$(EXTRAS)]'
+	extras=$$($(PYTHON) tools/extras.py $(EXTRAS)) && \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e ".[$$extras]"
 	@touch $@
 
 bench-install: $(VENV)/.bench-installed
@@ -269,7 +270,7 @@ constraints: bench-install $(VENV)/.docs-installed
 lock:
 	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && $(PYTHON) -m venv "$$folder" && \
 	  "$$folder"/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) uv && \
-	  grep -v '^torch==' constraints.txt | "$$folder"/bin/uv --quiet pip compile - --universal --python-version 3.11.5 --no-deps \
+	  grep -v '^torch==' constraints.txt | "$$folder"/bin/uv --quiet pip compile - --universal --python-version 3.11 --no-deps \
 	    --generate-hashes --no-header --no-annotate --output-file "$$folder"/lock > /dev/null && \
 	  { echo "# The versions of constraints.txt with the hashes of their files: pip install --require-hashes --no-deps -r tools/requirements.lock"; \
 	    echo "# Without torch, which is installed before: its wheel for CPUs comes from an index of its own. Regenerate with: make lock"; \

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch  # commands that need no tensors import this file, too
 
 LARGEST_KEPT = 1 << 27
 """Bytes of the largest block that is kept: the gradient of a head [49152, 576] has 108 MiB."""
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Numbers of glibc's ``mallopt``."""
+_TRIM_THRESHOLD = -1
+"""Number of the setting for ``mallopt``, as the next one."""
+_MMAP_THRESHOLD = -3
 _ALL = (1 << 31) - 1
 _kept = False
 """True from :func:`keep_freed_memory` on."""

@@ -102,6 +102,7 @@ def test_math_config_runs_one_step_on_a_local_model(tmp_path: Path, real_model: 
 
 @pytest.mark.thorough
 def test_reasoning_gym_on_a_model_with_a_chat_template_runs_one_step(tmp_path: Path, real_model: Path) -> None:
+    pytest.importorskip("reasoning_gym")
     tokenizer = FAMILIES["qwen"].tokenizer()
     config = json.loads((real_model / "config.json").read_text())
     config |= {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
